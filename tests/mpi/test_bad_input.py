@@ -73,18 +73,6 @@ ROWS = (
         "layuot='shared'",
         quick=(quick("mpich"),),
     ),
-    Row(
-        "threads in words",
-        ("nthreads", "'two'", "expected an integer of 1 or more"),
-        ("--nthreads", "two"),
-        "nthreads='two'",
-    ),
-    Row(
-        "ucx with security",
-        ("ucx", "cannot encrypt", "--no-security"),
-        ("--protocol", "ucx", "--security"),
-        None,
-    ),
     # the environment and the configuration
     Row(
         "unknown key in the environment",
@@ -97,18 +85,7 @@ ROWS = (
         yaml="gpu-mpi:\n  layuot: shared\n",
         quick=(quick("mpich"),),
     ),
-    Row(
-        "malformed YAML",
-        ("Dask's configuration can't be read", "dask.yaml", "malformed"),
-        yaml="gpu-mpi:\n  layout: [shared\n",
-    ),
     # the workers' class and its options
-    Row(
-        "unknown class",
-        ("'distributed.Nany'", "did you mean 'distributed.Nanny'?"),
-        ("--worker-class", "distributed.Nany"),
-        "worker_class='distributed.Nany'",
-    ),
     Row(
         "unknown option of CUDAWorker",
         ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
@@ -116,12 +93,6 @@ ROWS = (
         "worker_class='dask_cuda.CUDAWorker', worker_options={'rmm_pool_siz': '1GB'}",
         gpus=2,
         quick=(quick("mpich", form="command"),),
-    ),
-    Row(
-        "wrong type of a worker's option",
-        ("nthreads", "'two'", "expected an integer"),
-        ("--worker-class", "distributed.Nanny", "--worker-options", '{"nthreads": "two"}'),
-        None,
     ),
     # what only one rank can know
     Row(
@@ -186,14 +157,6 @@ ROWS = (
         gpus=2,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}),
     ),
-    Row(
-        "GPUs hidden from GPU workers",
-        ("GPU workers are asked for", "CUDA_VISIBLE_DEVICES", "--worker-class"),
-        ("--worker-class", "dask_cuda.CUDAWorker"),
-        None,
-        gpus=2,
-        env={"CUDA_VISIBLE_DEVICES": ""},
-    ),
     # the world
     Row(
         "exclusive with two ranks",
@@ -201,12 +164,6 @@ ROWS = (
         ("--layout", "exclusive"),
         "layout='exclusive'",
         quick=(quick(form="command"),),
-    ),
-    Row(
-        "scheduler file that is not there",
-        ("no scheduler file '{tmp}/none.json'",),
-        None,
-        "scheduler=False, scheduler_file='{tmp}/none.json'",
     ),
 )
 
@@ -335,12 +292,11 @@ def test_initialize_twice(mpirun: Mpi) -> None:
     nothing_left(mpirun)
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "ranks", "says"),
     [
-        (["none.py"], ("'none.py'", "does not exist", "{tmp}")),
-        (["-m", "none_such.mod"], ("no module named 'none_such.mod'",)),
+        (["none.py"], None, ("'none.py'", "does not exist", "{tmp}")),
+        (["-m", "none_such.mod"], 2, ("no module named 'none_such.mod'",)),
     ],
     ids=["file", "module"],
 )
@@ -365,51 +321,34 @@ def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
-def test_plan_of_an_allocation_that_has_none(mpirun: Mpi, tmp_path: Path) -> None:
-    program = ["python", "-m", "dask_gpu_mpi", "plan", "--layout", "exclusive"]
-    error_line(
-        mpirun.run(program, 2, timeout=LIMIT, env=QUICK, cwd=tmp_path),
-        "exclusive",
-        "needs at least 3",
-        "found 2",
-    )
-    nothing_left(mpirun, tmp_path)
-
-
 # -- launchers and libraries -----------------------------------------------------------------------------------------------------
 
 OPEN_MPIS = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-SRUNS = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_LOCALID": "0",
-}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
 
 
-@pytest.mark.parametrize("form", ["command", "initialize"])
 @pytest.mark.parametrize(
-    ("env", "says"),
+    ("form", "env", "says"),
     [
         pytest.param(
+            "command",
             OPEN_MPIS,
             ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of"),
             id="mpirun",
+            marks=pytest.mark.quick,
         ),
         pytest.param(
-            SRUNS,
-            ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm"),
-            id="srun",
-            marks=pytest.mark.quick(form="command"),
+            "initialize",
+            BATCH,
+            ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun"),
+            id="batch script",
         ),
-        pytest.param(BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun"), id="batch script"),
     ],
 )
 def test_world_of_one_below_a_launcher(
-    mpirun: Mpi, tmp_path: Path, env: Mapping[str, str], says: tuple[str, ...], form: str
+    mpirun: Mpi, tmp_path: Path, form: str, env: Mapping[str, str], says: tuple[str, ...]
 ) -> None:
+    """Others: tests/pure/mpi/test_launcher_check.py."""
     script = tmp_path / "script.py"
     script.write_text(script_of("" if form == "initialize" else None))
     program = ["python", *(["-m", "dask_gpu_mpi"] if form == "command" else []), str(script)]
@@ -460,8 +399,7 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.quick("mpich", ranks=2, form="command")
-@pytest.mark.parametrize("form", ["command", "initialize", "plan"])
-@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize(("form", "ranks"), [("command", 2), ("initialize", None), ("plan", 2)])
 def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(script_of("" if form == "initialize" else None))
@@ -480,9 +418,7 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: st
     ("words", "says"),
     [
         (["--nthreads", "x", "script.py"], "--nthreads: invalid value 'x'"),
-        (["--noodles"], "No such option '--noodles'"),
         (["nowhere.py"], "nowhere.py"),
-        (["plan", "--nthreads", "x"], "--nthreads: invalid value 'x'"),
         (["plan", "--nodes", "2", "--protocol", "ucx"], "No such option '--protocol'"),
         (["check", "--nthreads", "x"], "--nthreads: invalid value 'x'"),
     ],

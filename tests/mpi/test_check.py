@@ -164,13 +164,6 @@ def test_port_that_is_taken(mpirun: Mpi) -> None:
     assert "--scheduler-port" in found["remedy"]
 
 
-def test_dashboard_at_an_address_of_another_node(mpirun: Mpi) -> None:
-    """The job itself refuses it, too (TEST-NET-3: nobody's)."""
-    found = red(mpirun.run([*CHECK, "--json", "--dashboard-address", "203.0.113.7:8787"], 2))
-    assert (found["what"], found["ranks"]) == ("ports", [0])
-    assert "'203.0.113.7:8787' is not on" in found["found"]
-
-
 def test_interface_that_is_not_there(mpirun: Mpi) -> None:
     found = red(mpirun.run([*COMMAND, "check", "--json", "--interface", "ib9"], 2))
     assert found["what"] == "network"
@@ -196,14 +189,12 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
     assert "finds no MPI library" in found["found"]
 
 
-@pytest.mark.quick("mpich", ranks=2)
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
-    for option in ("--no-such-option", "--memory-limit=lots"):
-        done = mpirun.run([*CHECK, option], ranks)
-        assert done.rc == 2, done.output
-        assert done.stderr.count("dask_gpu_mpi: error: command line: ") == 1
-        assert done.stdout == ""
+@pytest.mark.quick("mpich")
+def test_bad_input(mpirun: Mpi) -> None:
+    done = mpirun.run([*CHECK, "--memory-limit=lots"], 2)
+    assert done.rc == 2, done.output
+    assert done.stderr.count("dask_gpu_mpi: error: command line: ") == 1
+    assert done.stdout == ""
 
 
 @pytest.mark.slow

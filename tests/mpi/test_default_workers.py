@@ -22,21 +22,6 @@ pytestmark = [
 SCRIPT = script("mpi/scripts/default_workers.py")
 
 
-def test_a_task_for_cpu_workers_that_there_are_not(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from distributed import Client\nClient().submit(abs, -1, resources={'CPU': 1}).result(timeout=60)\n"
-    )
-    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
-    job = mpirun.start([*COMMAND, "--no-dashboard", str(script)], 2, env=env)
-    job.wait_for(
-        r"requires resources CPU=1 \(expected at most GPU=1 of a worker\). Fix: start CPU workers",
-        40,
-        stream="stderr",
-    )
-    job.kill()
-
-
 @pytest.mark.quick("mpich", where="gpu")
 @pytest.mark.parametrize("where", ["gpu", "all"])
 def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:

@@ -323,29 +323,6 @@ def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None
             assert scratch_of(job) == []
 
 
-def test_exclusive_workers_with_scheduler_and_client_on_one_rank(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
-from mpi4py import MPI
-from dask_gpu_mpi import execute
-from distributed import Client
-
-def ask():
-    with Client() as client:
-        tell(workers=looks(client), client=MPI.COMM_WORLD.rank)
-
-execute(ask, client_rank=2, scheduler_rank=2, exclusive_workers=True, worker_class="distributed.Worker")
-"""
-    )
-    done = mpirun.run(program, 3).check()
-    told = facts(done)
-    assert told["client"] == 2
-    assert sorted(workers_of(told)) == ["0", "1"]
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
-
-
 def test_world_too_small_is_dask_mpis_exception(mpirun: Mpi) -> None:
     program = (
         TELL

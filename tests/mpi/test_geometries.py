@@ -227,20 +227,8 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["--worker-options", '{"rmm_async": true}'],
-            ("rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]"),
-        ),
-        (["--worker-options", '{"enable_cudf_spill": true}'], ("enable_cudf_spill of worker 0-0", "'cudf'")),
-        (
-            ["--worker-options", '{"pre_import": ["json", "dgm_none"]}'],
-            ("pre_import of worker 0-0", "'dgm_none'"),
-        ),
-    ],
-)
-def test_what_can_not_be(mpirun: Mpi, libdir: Path, words: list[str], says: tuple[str, ...]) -> None:
+def test_what_can_not_be(mpirun: Mpi, libdir: Path) -> None:
+    """Other modules: tests/pure/workers/test_cuda_worker.py."""
+    words = ["--worker-options", '{"rmm_async": true}']
     done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(libdir, EIGHT)).check(2)
-    one_error(done.stderr, *says)
+    one_error(done.stderr, "rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]")

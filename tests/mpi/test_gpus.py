@@ -73,12 +73,6 @@ def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-def test_three_ranks_share_four_gpus(mpirun: Mpi, libdir: Path) -> None:
-    before = "from dask_gpu_mpi import initialize\ninitialize()\n"
-    told = facts(mpirun.run(before + SCRIPT, 3, env=gpu_environ(libdir, GPUS)).check())
-    check_workers(told, GPUS, {"0-0": GPUS[:1], "0-1": GPUS[1:2], "1-2": GPUS[2:3], "2-3": GPUS[3:]})
-
-
 @pytest.mark.quick("mpich")
 def test_each_rank_has_gpus_of_its_own(mpirun: Mpi, libdir: Path) -> None:
     # by index and by UUID, whole and abbreviated

@@ -28,20 +28,12 @@ BOTH_ASLEEP = r"asleep(.|\n)*asleep"  # MPICH may print two ranks' words on one 
 SLEEPS = "import time; print('asleep', flush=True); time.sleep(600)"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_form_one_world(mpirun: Mpi, ranks: int) -> None:
-    done = mpirun.run(WHO, ranks, env={"COLOUR": "red"}).check()
-    vendor = {"openmpi": "Open MPI", "mpich": "MPICH"}[mpirun.name]
-    assert done.stdout.split("[")[0].strip() == str(ranks)
-    assert done.stdout.strip().endswith(vendor)
-    assert done.stdout.count("'red'") == ranks
-
-
 @pytest.mark.quick
 def test_environment_for_each_rank(mpirun: Mpi) -> None:
     colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
     done = mpirun.run(WHO, 3, per_rank_env=colours).check()
-    assert "(0, 'red', None), (1, 'green', None), (2, 'blue', None)" in done.stdout
+    assert done.stdout.startswith("3 [(0, 'red', None), (1, 'green', None), (2, 'blue', None)] ")
+    assert done.stdout.strip().endswith({"openmpi": "Open MPI", "mpich": "MPICH"}[mpirun.name])
 
 
 def test_foreign_configuration_stays_out(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +47,6 @@ def test_exit_code_and_output(mpirun: Mpi) -> None:
     assert done.rc == 7
     assert "to out" in done.stdout
     assert "to err" in done.stderr
-
-
-def test_without_a_launcher(mpirun: Mpi) -> None:
-    done = mpirun.run(["python", "-c", "import sys; print(sys.argv[1:])"], None, args=["a b", "c"]).check()
-    assert done.stdout == "['a b', 'c']\n"
 
 
 @pytest.mark.quick("mpich")

@@ -97,44 +97,6 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(owner) == scratch_of(joined) == []
 
 
-#: The script, a process that it forks, and one without Dask's configuration, which does not know the cluster.
-CHILDREN = (
-    TELL
-    + """
-import subprocess
-from multiprocessing import get_context
-from dask_gpu_mpi import connect
-from distributed import Client
-
-def workers(how, answer):
-    with how() as client:
-        answer.put(len(client.scheduler_info(n_workers=-1)["workers"]))
-
-with connect() as client:  # first: what a child is forked beside
-    found, answer = [client.submit(len, "abc").result()], get_context("fork").Queue()
-    for how in (Client, connect):
-        child = get_context("fork").Process(target=workers, args=(how, answer))
-        child.start()
-        found.append(answer.get(timeout=30))
-        child.join(30)
-    line, environ = [sys.executable, "-c", "import dask_gpu_mpi; dask_gpu_mpi.connect()"], dict(os.environ, DASK_CONFIG="")
-    done = subprocess.run(line, capture_output=True, text=True, env=environ)
-    tell(found=found, error=done.stderr)
-"""
-)
-
-
-@pytest.mark.one_mpi
-def test_connect_without_a_file(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(CHILDREN)
-    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check()
-    told = facts(done)
-    assert told["found"] == [3, 2, 2]
-    assert "InputError: connect: this process has no cluster" in told["error"]
-    assert foreign_lines(done.stderr) == []
-
-
 def test_interrupt_ends_the_cluster(mpirun: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     owner = mpirun.start([*COMMAND, "--scheduler-file", str(file)], 2)

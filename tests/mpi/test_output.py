@@ -275,8 +275,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("client_rank", [0, 1])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("use", "client_rank"), [*((use, 0) for use in USES), ("its own compute", 1)])
 def test_a_script_that_does_not_use_its_cluster(
     mpirun: Mpi, tmp_path: Path, use: str, client_rank: int
 ) -> None:

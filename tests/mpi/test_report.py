@@ -264,35 +264,12 @@ time.sleep(1.0)
     assert {worker["name"]: worker["starts"] > 1 for worker in record["workers"]} == {"0": True, "1": False}
 
 
-HIDE_BOKEH = "import sys\nsys.modules['bokeh'] = None\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("no/report.html", "can't be written by rank 0"),
-        ("report.pdf", "expected FILE.html or FILE.json"),
-        ("report.html", "needs bokeh, which is not installed on rank 0"),
-    ],
-)
-def test_what_can_not_be_written_is_told_before_anything_starts(
-    path: str, told: str, mpirun: Mpi, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDE_BOKEH if "bokeh" in told else "")
-    pythonpath = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    job = run(mpirun, WORK, report=path, env={"PYTHONPATH": pythonpath})
+def test_what_can_not_be_written_is_told_before_anything_starts(mpirun: Mpi) -> None:
+    """Other kinds: tests/pure/view/test_report_page.py."""
+    job = run(mpirun, WORK, report="no/report.html")
     done = job.wait(60).check(2)
-    assert done.stderr.count(told) == 1
+    assert done.stderr.count("can't be written by rank 0") == 1
     assert "Traceback" not in done.stderr
-    assert not (job.directory / "report.html").exists()
-
-
-def test_without_bokeh_there_is_json(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDE_BOKEH)
-    pythonpath = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    job = run(mpirun, WORK, ranks=1, env={"PYTHONPATH": pythonpath})
-    job.wait(60).check(0)
-    assert figures(job)["record"]["tasks"]["seen"] == 29
 
 
 def test_a_report_that_can_not_be_written_at_the_end_is_a_warning(mpirun: Mpi) -> None:

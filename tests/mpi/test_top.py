@@ -193,17 +193,3 @@ sys.exit(done.returncode or done.stderr or 0)
     assert told["time_left"] == pytest.approx(4102444800 - told["time"])
     # what is the worker's own is there once
     assert [row["host_memory"] is None for row in told["rows"]] == [False, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "no scheduler file"), ("{}", "is no scheduler file"), ("no JSON", "is no scheduler file")],
-)
-def test_a_wrong_file(content: str | None, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "scheduler.json"
-    if content is not None:
-        path.write_text(content)
-    done = in_pipe("--scheduler-file", path, "--once", rc=2)
-    (line,) = done.stderr.splitlines()
-    assert words in line
-    assert done.stdout == ""

@@ -151,44 +151,32 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMpi4py
         del sys.modules[name]
 
 
-def test_this_process_finalizes_and_not_its_children(fake: FakeMpi4py) -> None:
-    mpi = load_mpi()
-    assert mpi.calls == ["import", False]
-    assert sys.modules["mpi4py"].rc.finalize is None  # as it was, for who looks
-    assert fake.at_exit == 1
-
-
-def test_mpi_is_initialized_where_the_script_wants_to_do_it_itself(fake: FakeMpi4py) -> None:
-    fake.rc(initialize=False)
-    mpi = load_mpi()
-    assert mpi.calls == ["import", None, "init"]
-    assert fake.at_exit == 1  # mpi4py ends only what it has begun
-
-
-@pytest.mark.parametrize(("finalize", "at_exit"), [(True, 0), (False, 1)])
-def test_choice_of_who_finalizes_is_kept(fake: FakeMpi4py, finalize: bool, at_exit: int) -> None:
-    fake.rc(finalize=finalize)
-    mpi = load_mpi()
-    assert mpi.calls == ["import", finalize]
-    assert sys.modules["mpi4py"].rc.finalize is finalize
+@pytest.mark.parametrize(
+    ("rc", "calls", "at_exit"),
+    [
+        ({}, ["import", False], 1),  # this process finalizes, and not its children
+        # mpi4py ends only what it has begun
+        ({"initialize": False}, ["import", None, "init"], 1),
+        ({"finalize": True}, ["import", True], 0),
+        ({"finalize": False}, ["import", False], 1),
+    ],
+)
+def test_who_finalizes(fake: FakeMpi4py, rc: dict[str, bool], calls: list[object], at_exit: int) -> None:
+    fake.rc(**rc)
+    assert load_mpi().calls == calls
+    assert sys.modules["mpi4py"].rc.finalize is rc.get("finalize")  # as it was, for who looks
     assert fake.at_exit == at_exit
 
 
-@pytest.mark.parametrize("name", ["MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"])
-def test_choice_by_environment_is_kept(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "1")
-    assert load_mpi().calls == ["import", None]
-    assert fake.at_exit == 0
-
-
-def test_below_mpi4py_run_its_own_finalize_stays(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.run", types.ModuleType("mpi4py.run"))
-    assert load_mpi().calls == ["import", None]
-    assert fake.at_exit == 0
-
-
-def test_who_has_initialized_mpi_finalizes_it(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_is_initialized", lambda module: str(module).endswith("MPI.py"))
+@pytest.mark.parametrize("how", ["MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE", "mpi4py.run", "initialized"])
+def test_choice_of_others_is_kept(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """By the environment, by `python -m mpi4py.run`, or by who has initialized MPI."""
+    if how == "mpi4py.run":
+        monkeypatch.setitem(sys.modules, "mpi4py.run", types.ModuleType("mpi4py.run"))
+    elif how == "initialized":
+        monkeypatch.setattr(library, "_is_initialized", lambda module: str(module).endswith("MPI.py"))
+    else:
+        monkeypatch.setenv(how, "1")
     assert load_mpi().calls == ["import", None]
     assert fake.at_exit == 0
 

@@ -23,47 +23,87 @@ def ib(host: int, name: str = "ib0") -> Interface:
     return Interface(name, f"10.1.0.{host}", "10.1.0.0/16")
 
 
-def test_one_host_stays_on_loopback() -> None:
-    assert choose_addresses(["a", "a"], {0: [LO, eth(1)], 1: [LO, eth(1)]}, [None, None]) == (
-        None,
-        {0: "127.0.0.1", 1: "127.0.0.1"},
-    )
+HSN = [Interface("hsn0", f"10.2.0.{n}", "10.2.0.0/16") for n in (1, 2)]
+DOCKER = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
+#: Of each host: its own address, another one on every host's own network first.
+TWO_NETWORKS = [[LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24"), eth(n)] for n in (1, 2)]
 
 
-def test_the_default_route_connects_hosts() -> None:
-    interfaces = {0: [LO, eth(1)], 1: [LO, eth(2)]}
-    assert choose_addresses(["a", "b"], interfaces, [None, None]) == ("eth0", {0: "10.0.0.1", 1: "10.0.0.2"})
+@pytest.mark.parametrize(
+    ("hosts", "interfaces", "name", "addresses"),
+    [
+        ("aa", [[LO, eth(1)], [LO, eth(1)]], None, ["127.0.0.1"] * 2),  # one host
+        ("ab", [[LO, eth(1)], [LO, eth(2)]], "eth0", ["10.0.0.1", "10.0.0.2"]),  # the default route
+        # a fast network goes before it, if all hosts have it
+        ("ab", [[LO, eth(1), ib(1), HSN[0]], [LO, eth(2), ib(2), HSN[1]]], "hsn0", ["10.2.0.1", "10.2.0.2"]),
+        ("ab", [[LO, eth(1), ib(1)], [LO, eth(2), ib(2)]], "ib0", ["10.1.0.1", "10.1.0.2"]),
+        ("ab", [[LO, eth(1), ib(1)], [LO, eth(2)]], "eth0", ["10.0.0.1", "10.0.0.2"]),
+        # a bridge has the same address everywhere
+        (
+            "ab",
+            [[LO, DOCKER, eth(n, default=False)] for n in (1, 2)],
+            "eth0",
+            ["10.0.0.1", "10.0.0.2"],
+        ),
+        # one network under two names
+        ("ab", [[LO, eth(1)], [LO, eth(2, name="ens3")]], None, ["10.0.0.1", "10.0.0.2"]),
+        # single addresses: those of the default routes
+        (
+            "ab",
+            [[LO, Interface("ens4", f"10.128.0.{n}", f"10.128.0.{n}/32", default=True)] for n in (0, 1)],
+            None,
+            ["10.128.0.0", "10.128.0.1"],
+        ),
+        # two addresses of one host do not stand for two hosts
+        (
+            "abc",
+            [[LO, eth(1)], [LO, eth(2), eth(3)], [LO, eth(4, name="ens3")]],
+            None,
+            ["10.0.0.1", "10.0.0.2", "10.0.0.4"],
+        ),
+        (
+            "abc",
+            [[LO, eth(1)], [LO, eth(2), eth(3)], [LO, eth(4)]],
+            "eth0",
+            ["10.0.0.1", "10.0.0.2", "10.0.0.4"],
+        ),
+        # the address is on the network that was chosen
+        ("ab", TWO_NETWORKS, "eth0", ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_what_connects_the_hosts(
+    hosts: str, interfaces: list[list[Interface]], name: str | None, addresses: list[str]
+) -> None:
+    found = choose_addresses(list(hosts), dict(enumerate(interfaces)), [None] * len(hosts))
+    assert found == (name, dict(enumerate(addresses)))
 
 
-def test_the_fast_network_goes_before_the_default_route() -> None:
-    hsn = [Interface("hsn0", f"10.2.0.{n}", "10.2.0.0/16") for n in (1, 2)]
-    interfaces = {0: [LO, eth(1), ib(1), hsn[0]], 1: [LO, eth(2), ib(2), hsn[1]]}
-    assert choose_addresses(["a", "b"], interfaces, [None, None])[0] == "hsn0"
-    without = {rank: [i for i in own if i.name != "hsn0"] for rank, own in interfaces.items()}
-    assert choose_addresses(["a", "b"], without, [None, None])[0] == "ib0"
+def test_the_interface_asked_for_is_used() -> None:
+    interfaces = {0: [LO, eth(1), ib(1)], 1: [LO, eth(2), ib(2)]}
+    found = choose_addresses(["a", "b"], interfaces, ["eth0", "eth0"])
+    assert found == ("eth0", {0: "10.0.0.1", 1: "10.0.0.2"})
 
 
-def test_a_fast_network_that_one_host_lacks_is_not_used() -> None:
-    assert choose_addresses(["a", "b"], {0: [LO, eth(1), ib(1)], 1: [LO, eth(2)]}, [None, None])[0] == "eth0"
-
-
-def test_a_bridge_with_the_same_address_everywhere_comes_last() -> None:
-    docker = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
-    interfaces = {rank: [LO, docker, eth(rank + 1, default=False)] for rank in (0, 1)}
-    assert choose_addresses(["a", "b"], interfaces, [None, None])[0] == "eth0"
-
-
-def test_a_network_under_two_names_is_found() -> None:
-    interfaces = {0: [LO, eth(1)], 1: [LO, eth(2, name="ens3")]}
-    assert choose_addresses(["a", "b"], interfaces, [None, None]) == (None, {0: "10.0.0.1", 1: "10.0.0.2"})
-
-
-def test_hosts_without_a_common_network_are_told_so() -> None:
-    other = Interface("eth0", "192.168.1.2", "192.168.1.0/24")
-    with pytest.raises(
-        InputError, match=r"rank 0 on a: eth0 10\.0\.0\.0/24; rank 1 on b: eth0 192\.168\.1\.0/24"
-    ):
-        choose_addresses(["a", "b"], {0: [LO, eth(1)], 1: [LO, other]}, [None, None])
+@pytest.mark.parametrize(
+    ("interfaces", "wanted", "says"),
+    [
+        (
+            [[LO, eth(1)], [LO, Interface("eth0", "192.168.1.2", "192.168.1.0/24")]],
+            None,
+            "rank 0 on a: eth0 10.0.0.0/24; rank 1 on b: eth0 192.168.1.0/24",
+        ),
+        ([[LO, DOCKER], [LO, DOCKER]], None, "share no network"),  # a bridge never connects hosts
+        (
+            [[LO, ib(1)], [LO, eth(2)]],
+            "ib0",
+            "rank 1 on b has no network interface 'ib0' with an IPv4 address (it has: eth0, lo). Fix: ",
+        ),
+        ([[LO], [LO]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
+    ],
+)
+def test_what_does_not(interfaces: list[list[Interface]], wanted: str | None, says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        choose_addresses(["a", "b"], dict(enumerate(interfaces)), [wanted] * 2)
 
 
 def test_of_many_nodes_without_a_common_network_eight_are_told() -> None:
@@ -73,65 +113,8 @@ def test_of_many_nodes_without_a_common_network_eight_are_told() -> None:
     assert str(caught.value).count(" on h") == 8
 
 
-def test_the_interface_asked_for_is_used() -> None:
-    interfaces = {0: [LO, eth(1), ib(1)], 1: [LO, eth(2), ib(2)]}
-    assert choose_addresses(["a", "b"], interfaces, ["eth0", "eth0"]) == (
-        "eth0",
-        {0: "10.0.0.1", 1: "10.0.0.2"},
-    )
-
-
-def test_an_interface_that_one_rank_lacks_names_the_rank() -> None:
-    message = re.escape(
-        "rank 1 on b has no network interface 'ib0' with an IPv4 address (it has: eth0, lo). Fix: "
-    )
-    with pytest.raises(InputError, match=message):
-        choose_addresses(["a", "b"], {0: [LO, ib(1)], 1: [LO, eth(2)]}, ["ib0", "ib0"])
-
-
-def test_loopback_does_not_connect_hosts() -> None:
-    with pytest.raises(InputError, match="'lo' is a loopback, but the job has 2 nodes. Fix: "):
-        choose_addresses(["a", "b"], {0: [LO], 1: [LO]}, ["lo", "lo"])
-
-
 def test_this_machine_has_a_loopback() -> None:
     assert any(i.address.startswith("127.") for i in list_interfaces())
-
-
-def test_hosts_with_single_addresses_use_their_default_routes() -> None:
-    interfaces = {
-        n: [LO, Interface("ens4", f"10.128.0.{n}", f"10.128.0.{n}/32", default=True)] for n in (0, 1)
-    }
-    assert choose_addresses(["a", "b"], interfaces, [None, None]) == (
-        None,
-        {0: "10.128.0.0", 1: "10.128.0.1"},
-    )
-
-
-def test_a_bridge_never_connects_hosts() -> None:
-    docker = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
-    with pytest.raises(InputError, match="share no network"):
-        choose_addresses(["a", "b"], {0: [LO, docker], 1: [LO, docker]}, [None, None])
-
-
-def test_two_addresses_on_one_host_do_not_stand_for_two_hosts() -> None:
-    interfaces = {0: [LO, eth(1)], 1: [LO, eth(2), eth(3)], 2: [LO, eth(4, name="ens3")]}
-    assert choose_addresses(["a", "b", "c"], interfaces, [None] * 3) == (
-        None,
-        {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.4"},
-    )
-    interfaces[2] = [LO, eth(4)]
-    assert choose_addresses(["a", "b", "c"], interfaces, [None] * 3)[0] == "eth0"
-
-
-def test_the_address_is_on_the_network_that_was_chosen() -> None:
-    interfaces = {
-        n: [LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24"), eth(n)] for n in (1, 2)
-    }
-    assert choose_addresses(["a", "b"], {0: interfaces[1], 1: interfaces[2]}, [None, None]) == (
-        "eth0",
-        {0: "10.0.0.1", 1: "10.0.0.2"},
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Listeners that prove who they are, and which nodes connect to which."""
+
 from __future__ import annotations
 
 import contextlib
@@ -6,12 +8,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.network import reachability
-from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens, connect_to, is_elsewhere, port_problem
+from dask_gpu_mpi.network.reachability import (
+    MOST_AT_START,
+    MOST_IN_CHECK,
+    MOST_PARTS,
+    Listener,
+    Lost,
+    Node,
+    Tokens,
+    connect_to,
+    connect_to_peers,
+    connection_report,
+    count_pairs,
+    is_elsewhere,
+    listen_for_peers,
+    peers_by_rank,
+    port_problem,
+    worker_ports,
+)
+from dask_gpu_mpi.options.model import Options
 
 TOKENS = Tokens()
 
@@ -59,7 +81,7 @@ def test_somebody_elses_listener(echo: bool) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        found = connect_to("127.0.0.1", server.getsockname()[1], TOKENS)
+        found = connect_to("127.0.0.1", server.getsockname()[1], TOKENS, timeout=1.0)
         thread.join()
     assert found.error == "something else answers there"
 
@@ -83,10 +105,6 @@ def test_nobody_listens() -> None:
 def test_port_in_use(listener: Listener) -> None:
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", listener.port, TOKENS)
-
-
-def test_a_clock_that_was_not_compared_is_not_behind() -> None:
-    assert (Reach().ahead, Reach().round_trip) == (0.0, 0.0)
 
 
 def test_silent_and_slow_strangers_are_hung_up_on(
@@ -177,3 +195,128 @@ def test_no_descriptors() -> None:
         [sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=30
     )
     assert (done.stdout.splitlines(), done.stderr) == (["True", "b''"], "")
+
+
+def nodes(number: int) -> list[Node]:
+    return [Node(f"h{i}", 2 * i, f"10.0.0.{i}", Tokens("q", "a"), port=1 + i) for i in range(number)]
+
+
+def pairs(number: int, most: int) -> Counter[tuple[int, int]]:
+    return Counter(
+        (rank, peer.rank) for rank, peers in peers_by_rank(nodes(number), most).items() for peer in peers
+    )
+
+
+@pytest.mark.parametrize("number", [2, 3, 16, MOST_AT_START + 1])
+def test_of_few_nodes_all_pairs_in_both_directions(number: int) -> None:
+    found = pairs(number, MOST_AT_START)
+    ranks = range(0, 2 * number, 2)
+    assert found == Counter((a, b) for a in ranks for b in ranks if a != b)
+    assert count_pairs(number, MOST_AT_START) == (len(found) // 2,) * 2
+
+
+@pytest.mark.parametrize("most", [MOST_AT_START, MOST_IN_CHECK])
+@pytest.mark.parametrize("more", [2, 3, 4, 1000])
+def test_of_many_nodes_a_ring_and_a_sample(most: int, more: int) -> None:
+    number = most + more
+    found = pairs(number, most)
+    assert set(found.values()) == {1}
+    assert all((b, a) in found for a, b in found), "both directions"
+    assert all(a != b for a, b in found)
+    assert all((2 * i, 2 * ((i + 1) % number)) in found for i in range(number)), "the ring"
+    # as many to each node as from it: what bounds its sockets
+    for side in (0, 1):
+        assert set(Counter(pair[side] for pair in found).values()) == {most}
+    assert count_pairs(number, most) == (number * most // 2, number * (number - 1) // 2)
+    assert found == pairs(number, most), "the same in every run"
+
+
+def test_a_thousand_nodes_make_64_connections_each() -> None:
+    assert sum(pairs(1000, MOST_IN_CHECK).values()) == 64_000
+
+
+def test_one_node_has_no_peers() -> None:
+    assert peers_by_rank(nodes(1), 16) == {0: ()}
+    assert connect_to_peers(()) == ()
+
+
+def test_a_node_that_can_not_listen_is_nobodys_peer() -> None:
+    first, second, third = nodes(3)
+    silent = Node(third.host, third.rank, third.address)
+    found = peers_by_rank([first, second, silent], 16)
+    assert [(rank, [peer.rank for peer in peers]) for rank, peers in found.items()] == [
+        (0, [2]),
+        (2, [0]),
+        (4, [0, 2]),
+    ]
+
+
+def test_connects_to_all_peers_at_once() -> None:
+    """Each node has a text of its own: what another answers in its place does not count."""
+    peers = [Node(f"h{i}", i, "127.0.0.1") for i in range(MOST_IN_CHECK)]
+    listeners = [listen_for_peers(peer.address, (0,), peer.tokens) for peer in peers]
+    try:
+        up = [
+            Node(p.host, p.rank, p.address, p.tokens, of.port) for p, of in zip(peers, listeners, strict=True)
+        ]
+        assert connect_to_peers(up) == ()
+        other = Node("h99", 99, "127.0.0.1", port=up[0].port)
+        assert connect_to_peers([up[1], other]) == (Lost("h99", "something else answers there"),)
+    finally:
+        for listener in listeners:
+            listener.close()
+    started = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        port = server.getsockname()[1]
+        silent = [Node(peer.host, peer.rank, peer.address, port=port) for peer in peers]
+        assert {one.error for one in connect_to_peers(silent, 0.3)} == {"no answer within 0.3 s"}
+    assert time.monotonic() - started < 5, "and waits for all of them at once"
+
+
+def test_the_report_names_pairs_and_is_bounded() -> None:
+    silent = "no answer within 5 s"
+    assert (
+        connection_report({"h2": [Lost("h3", silent)], "h3": [Lost("h2", silent)]})
+        == f"from h2 to h3 ({silent}), from h3 to h2 ({silent})"
+    )
+    several = connection_report({"a": [Lost("h1", silent), Lost("h2", silent), Lost("h3", "refused")]})
+    assert several == f"from a to h[1-2] ({silent}), from a to h3 (refused)"
+    many = connection_report({f"h{i}": [Lost(f"h{100 + i}", silent)] for i in range(40)})
+    assert many.count("from ") == MOST_PARTS
+    assert many.endswith(", and 34 more of this kind")
+
+
+@pytest.mark.parametrize(
+    ("options", "ports"),
+    [
+        ({}, [0]),
+        ({"worker_port": 4000}, [4000]),
+        ({"worker_port": "4000"}, [4000]),
+        ({"worker_port": "4000:4002"}, [4000, 4001, 4002]),
+        ({"worker_port": "4002:4000"}, [0]),
+        ({"worker_port": "x"}, [0]),
+        ({"worker_port": 70_000}, [0]),
+        ({"worker_port": "65535:65536"}, [0]),
+        ({"worker_port": -1}, [0]),
+        ({"worker_port": 10**5000}, [0]),
+        ({"worker_port": "65535"}, [65535]),
+        ({"port": 4000}, [0]),  # the nanny's
+    ],
+)
+def test_ports_that_the_user_allows_workers(options: dict[str, Any], ports: list[int]) -> None:
+    assert list(worker_ports(Options(worker_options=options))) == ports
+
+
+def test_ports_of_workers_without_nannies() -> None:
+    options = Options(worker_class="distributed.Worker", worker_options={"port": 4000})
+    assert list(worker_ports(options)) == [4000]
+
+
+def test_listens_on_the_first_port_that_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listener: Listener = listen_for_peers("127.0.0.1", (port, 0), Tokens())
+        assert listener.port not in (0, port)
+        listener.close()
+        with pytest.raises(OSError, match="in use"):
+            listen_for_peers("127.0.0.1", (port, port), Tokens())

@@ -14,7 +14,7 @@ import dask.config
 import pytest
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.convert import convert, nearest, show, suggest
 from dask_gpu_mpi.options.model import Option
 from dask_gpu_mpi.options.resolve import resolve
 from support.mocks.inputs import keywords, refused
@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
         ("memory_limit", float("nan")), ("dashboard", "yes"), ("dashboard", None), ("dashboard_address", "here"),
         ("dashboard_address", ":99999"), ("dashboard_address", "http://h:1"), ("protocol", "udp"), ("layout", "shard"),
         ("layout", None), ("worker_class", 3), ("worker_class", "a b"), ("worker_class", ""), ("worker_options", "{}"),
-        ("worker_options", [1]), ("worker_options", {1: 2}), ("scheduler", 1), ("scheduler_port", 65536), ("scheduler_rank", -1),
+        ("worker_options", [1]), ("worker_options", {1: 2}), ("scheduler", 1), ("scheduler_port", 65536),
+        ("scheduler_port", -1), ("scheduler_rank", -1),
         ("scheduler_rank", None), ("scheduler_file", 3), ("scheduler_file", "a\nb"), ("cpu_workers", -1),
         ("gpus_per_worker", 0), ("client_rank", -1), ("name", "a b"),
         ("name", "a/b"), ("name", "a\nb"), ("name", "../a"), ("startup_timeout", 0), ("startup_timeout", "soon"),
@@ -59,7 +60,7 @@ def test_a_choice_names_choices_and_the_nearest() -> None:
         ("dashboard_address", ":8787", ":8787"), ("dashboard_address", "9000", "127.0.0.1:9000"),
         ("dashboard_address", 9000, "127.0.0.1:9000"), ("dashboard_address", None, "127.0.0.1:8787"),
         ("dashboard_address", "[::1]:8787", "[::1]:8787"), ("worker_options", None, {}), ("log_level", "DEBUG", "debug"),
-        ("name", "a.b-c_1", "a.b-c_1"), ("scheduler_port", 0, 0), ("worker_class", dict, dict),
+        ("name", "a.b-c_1", "a.b-c_1"), ("scheduler_port", 0, 0), ("scheduler_port", 65535, 65535), ("worker_class", dict, dict),
     ],
 )  # fmt: skip
 def test_right_values(name: str, value: Any, meaning: Any) -> None:
@@ -94,8 +95,10 @@ def test_a_message_names_the_flag() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1', "line 1, column 8, near the end"), ("{a: 1}", "line 1, column 2"), ("", "column 1"),
-        ('{"a": 1,\n "b" 2}', "line 2, column 6"), ('{"a": 1, "a": 2}', "twice"), ("[1]", "an object"), ("3", "an object"),
+        ('{"a": 1', "line 1, column 8, near the end"), ("", "column 1"),
+        ('{"aaaaaaaaaaaaaaaa": bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}', "line 1, column 22, near 'aaaaaaa\": bbbbbbbbbbbbbbbbbbbb')"),
+        ("{a: 1}", "near '{a: 1}'"), ('{"a": 1, "b": 2, "a": 3}', "found the name 'a' twice"),
+        ('{"a": 1,\n "b" 2}', "line 2, column 6"), ("[1]", "an object"), ("3", "an object"),
     ],
 )  # fmt: skip
 def test_malformed_json_says_where(text: str, said: str) -> None:
@@ -197,24 +200,6 @@ def test_the_text_of_a_keyword_is_not_read() -> None:
         assert "invalid value" in refused(given)
 
 
-def test_where_json_is_malformed() -> None:
-    message = refused(
-        {"worker_options": '{"aaaaaaaaaaaaaaaa": bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}'}, "command line"
-    )
-    assert message.endswith(
-        "not JSON: Expecting value at line 1, column 22, near 'aaaaaaa\": bbbbbbbbbbbbbbbbbbbb')"
-    )
-    assert "near '{a: 1}'" in refused({"worker_options": "{a: 1}"}, "command line")
-    assert "found the name 'a' twice" in refused(
-        {"worker_options": '{"a": 1, "b": 2, "a": 3}'}, "command line"
-    )
-
-
-def test_ports_of_the_scheduler() -> None:
-    assert [keywords(scheduler_port=port).scheduler_port for port in (0, 65535)] == [0, 65535]
-    assert "expected an integer from 0 to 65535, or None" in refused({"scheduler_port": -1})
-
-
 class Strange:
     """A value of the user's whose conversions fail in ways of their own."""
 
@@ -246,3 +231,46 @@ def test_endless_values_are_refused_where_they_come_in() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert keywords(worker_options={"a": circle}).worker_options == {"a": circle}
+
+
+# -- values in messages, and the names that they propose
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a\n b", "'a\\n b'"), (3, "3"), ("x" * 78, "'" + "x" * 78 + "'"), ("x" * 79, "'" + "x" * 59 + " ... " + "x" * 14 + "'")],
+)  # fmt: skip
+def test_a_value_is_one_short_line(value: object, text: str) -> None:
+    assert show(value) == text
+
+
+def test_white_space_of_a_value_is_folded() -> None:
+    class Wide:
+        def __repr__(self) -> str:
+            return "a  \n b"
+
+    assert show(Wide()) == "a b"
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "near"),
+    [
+        ("layuot", ["layout", "name"], "layout"),
+        ("MEMORY-LIMIT", ["memory_limit"], "memory_limit"),
+        ("usr1", ["USR1", "USR2"], "USR1"),
+        ("x", ["layout"], None),
+        ("x", [], None),
+    ],
+)
+def test_the_nearest_name(name: str, valid: list[str], near: str | None) -> None:
+    assert nearest(name, valid) == near
+
+
+def test_all_names_are_proposed_where_they_are_few() -> None:
+    eight = [f"option{number}" for number in range(8)]
+    assert suggest("?", eight) == f"; valid: {', '.join(eight)}"
+    assert suggest("?", [*eight, "another"]) == ""
+    assert suggest("?", []) == ""
+    assert suggest("?", ["only"]) == "; valid: only"
+    assert suggest("optoin1", eight, str.upper) == "; did you mean 'OPTION1'?"
+    assert suggest("?", ["b", "a", "b"], str.upper) == "; valid: A, B"

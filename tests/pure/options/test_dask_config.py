@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,10 +22,10 @@ print(options.nthreads)
 """
 
 
-def run(code: str, **environ: str) -> str:
+def run(code: str, *arguments: str, **environ: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env=clean | {"PYTHONPATH": str(ROOT)} | environ,
         capture_output=True,
         text=True,
@@ -100,47 +101,50 @@ def test_said_in_a_file(empty: dict[str, str], tmp_path: Path, place: str, text:
     assert run(code, **environ) == "7"
 
 
-#: All values that are no defaults.
-ALL = RESOLVE.replace(
-    "options.nthreads", "sorted((name, getattr(options, name)) for name in options.explicit)"
-)
+#: For each set of variables the options that are no defaults, or the error: one process for all of them.
+EACH = """
+import json, os, sys
+import dask.config
+from dask_gpu_mpi.options.resolve import resolve
+for variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    dask.config.refresh()
+    try:
+        options = resolve({}, source="command line")
+        print(sorted((name, getattr(options, name)) for name in options.explicit))
+    except Exception as error:
+        print(error)
+    for name in variables:
+        del os.environ[name]
+"""
+
+#: What is in a variable of ours, and what comes of it.
+VARIABLES = [
+    ({"NTHREADS": "5"}, [("nthreads", 5)]),
+    ({"nthreads": "5"}, [("nthreads", 5)]),
+    ({"MEMORY_LIMIT": "None"}, [("memory_limit", None)]),
+    ({"MEMORY_LIMIT": "null"}, [("memory_limit", None)]),
+    ({"MEMORY_LIMIT": "0.5"}, [("memory_limit", 0.5)]),
+    ({"MEMORY_LIMIT": "'4 GiB'"}, [("memory_limit", "4 GiB")]),
+    ({"DASHBOARD": "false"}, [("dashboard", False)]),
+    ({"DASHBOARD": "no"}, [("dashboard", False)]),
+    ({"NAME": "12"}, [("name", "12")]),
+    ({"WALLTIME_SIGNAL": "USR1"}, [("walltime_signal", "USR1")]),
+    ({"LOCAL_DIRECTORY": "/scratch/[1]"}, [("local_directory", "/scratch/[1]")]),
+    ({"WORKER_OPTIONS": '{"rmm_async": true}'}, [("worker_options", {"rmm_async": True})]),
+    ({"NTHREADS": "5", "WALLTIME_SIGNAL": "USR1"}, [("nthreads", 5), ("walltime_signal", "USR1")]),
+    # a bad value is one line
+    ({"NTHREADS": "many"}, "environment DASK_GPU_MPI__NTHREADS: invalid value 'many' (expected "),
+    ({"NAME": "a b"}, "environment DASK_GPU_MPI__NAME: invalid value 'a b' (expected "),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("NTHREADS", "5", ("nthreads", 5)),
-        ("nthreads", "5", ("nthreads", 5)),
-        ("MEMORY_LIMIT", "None", ("memory_limit", None)),
-        ("MEMORY_LIMIT", "null", ("memory_limit", None)),
-        ("MEMORY_LIMIT", "0.5", ("memory_limit", 0.5)),
-        ("MEMORY_LIMIT", "'4 GiB'", ("memory_limit", "4 GiB")),
-        ("DASHBOARD", "false", ("dashboard", False)),
-        ("DASHBOARD", "no", ("dashboard", False)),
-        ("NAME", "12", ("name", "12")),
-        ("WALLTIME_SIGNAL", "USR1", ("walltime_signal", "USR1")),
-        ("LOCAL_DIRECTORY", "/scratch/[1]", ("local_directory", "/scratch/[1]")),
-        ("WORKER_OPTIONS", '{"rmm_async": true}', ("worker_options", {"rmm_async": True})),
-    ],
-)
-def test_an_option_in_a_variable(
-    empty: dict[str, str], name: str, text: str, value: tuple[str, object]
-) -> None:
-    assert run(ALL, **empty, **{f"DASK_GPU_MPI__{name}": text}) == str([value])
-
-
-@pytest.mark.parametrize(("name", "text"), [("NTHREADS", "many"), ("NAME", "a b")])
-def test_a_bad_value_in_a_variable_is_one_line(empty: dict[str, str], name: str, text: str) -> None:
-    body = ALL.replace("\n", "\n  ")
-    code = f"try:{body}\nexcept Exception as error: print(error)"
-    told = run(code, **empty, **{f"DASK_GPU_MPI__{name}": text})
-    assert told.startswith(f"environment DASK_GPU_MPI__{name}: invalid value {text!r} (expected ")
-    assert "\n" not in told
-
-
-def test_several_options_in_variables(empty: dict[str, str]) -> None:
-    said = {"DASK_GPU_MPI__NTHREADS": "5", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
-    assert run(ALL, **empty, **said) == "[('nthreads', 5), ('walltime_signal', 'USR1')]"
+def test_options_in_variables(empty: dict[str, str]) -> None:
+    sets = [{f"DASK_GPU_MPI__{name}": text for name, text in given.items()} for given, _ in VARIABLES]
+    told = run(EACH, json.dumps(sets), **empty).splitlines()
+    assert len(told) == len(VARIABLES)
+    for line, (given, meaning) in zip(told, VARIABLES, strict=True):
+        assert line.startswith(str(meaning)), given
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,24 @@
-"""What options are."""
+"""The table of options, what they are, and their protocols."""
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from dask_gpu_mpi.options.model import Option
+import dask_gpu_mpi
+from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
+from dask_gpu_mpi.job.api import initialize
+from dask_gpu_mpi.options.model import OPTIONS, Option, Options
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.resolve import resolve
 from support.mocks.inputs import keywords
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -42,8 +54,132 @@ def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) 
     assert keywords(shutdown_timeout=timeout).grace == seconds
 
 
+@pytest.mark.parametrize(
+    ("given", "recorded"), [({}, False), ({"summary": True}, True), ({"report": "/r.json"}, True)]
+)
+def test_a_job_with_a_summary_or_a_report_is_recorded(given: dict[str, Any], recorded: bool) -> None:
+    assert keywords(**given).recorded is recorded
+
+
 def test_worker_kind_of_dasks_own_classes() -> None:
     import distributed
 
     assert keywords(worker_class=distributed.Nanny).worker_kind == "cpu"
     assert keywords(worker_class=type("Mine", (distributed.Nanny,), {})).worker_kind == "auto"
+
+
+YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
+
+
+def test_yaml_and_table_agree() -> None:
+    configured = yaml.safe_load(YAML.read_text())["gpu-mpi"]
+    section = configured.pop("jobscript")
+    assert section == {name.replace("_", "-"): None for name in JOB_OPTIONS} | {
+        "modules": [],
+        "directives": [],
+    }
+    assert configured == {option.key: option.default for option in OPTIONS.values() if option.config}
+
+
+def test_the_default_interface_is_told_as_it_is_chosen() -> None:
+    """As `choose_addresses` does: tests/pure/network/test_interfaces.py."""
+    yaml_text = YAML.read_text()
+    text = " ".join(yaml_text[: yaml_text.index("  interface:")].replace("#", "").split())
+    order = "loopback if the job has one node, else a fast one that all nodes have, else that of the default route."
+    assert text.endswith(order)
+    assert OPTIONS["interface"].help.endswith(order)
+    assert order in " ".join((initialize.__doc__ or "").split())
+
+
+def test_defaults_of_table_and_class_agree() -> None:
+    assert resolve({}, source="keyword") == Options()
+
+
+def test_command_line_names_are_unique_and_complete() -> None:
+    flags = [flag for option in OPTIONS.values() for flag in "/".join(option.flags).split("/") if flag]
+    assert len(flags) == len(set(flags))
+    for option in OPTIONS.values():
+        assert bool(option.flags) == option.cli
+        assert option.help.endswith(".")
+
+
+def test_dask_mpis_names_are_there() -> None:
+    import inspect
+
+    import dask_mpi
+    from dask_mpi.cli import main
+
+    names = set(inspect.signature(dask_mpi.initialize).parameters)
+    names |= set(inspect.signature(dask_mpi.execute).parameters)
+    names -= {"client_function", "client_args", "client_kwargs", "worker_name"}
+    assert names <= set(OPTIONS)
+    ours = {flag for option in OPTIONS.values() for flag in "/".join(option.flags).split("/")}
+    theirs = {flag for parameter in main.params for flag in parameter.opts + parameter.secondary_opts}
+    assert theirs - ours == {"scheduler_address"}  # an argument
+
+
+def test_importing_the_module_loads_no_dask() -> None:
+    code = "import sys, dask_gpu_mpi.options.model; print({'dask', 'mpi4py', 'yaml'} & set(sys.modules))"
+    environ = dict(os.environ) | {"PYTHONPATH": str(YAML.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+# -- `Protocol`: what it knows, and that Dask, messages, JSON and pickles have its text
+
+
+@pytest.mark.parametrize(
+    ("name", "encrypts", "moves_device_memory", "allows_plain_probe"),
+    [("tls", True, False, False), ("tcp", False, False, True), ("ucx", False, True, False)],
+)
+def test_what_it_knows(
+    name: str, encrypts: bool, moves_device_memory: bool, allows_plain_probe: bool
+) -> None:
+    protocol = Protocol(name)
+    assert protocol.encrypts is encrypts
+    assert protocol.moves_device_memory is moves_device_memory
+    assert protocol.allows_plain_probe is allows_plain_probe
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        resolve({}, source="keyword"),
+        resolve({"protocol": "ucx", "security": False}, source="keyword"),
+        resolve({"protocol": "TCP"}, source="command line"),
+        resolve({"security": False}, source="keyword"),
+        resolve({"scheduler": False, "scheduler_address": "tcp://h:1"}, source="keyword"),
+    ],
+)
+def test_options_hold_one(options: Options) -> None:
+    assert isinstance(options.protocol, Protocol)
+    assert options.security is options.protocol.encrypts
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+def test_it_is_written_as_its_text(protocol: Protocol) -> None:
+    text = protocol.value
+    assert (str(protocol), f"{protocol}", f"{protocol!r}") == (text, text, f"'{text}'")
+    assert type(str(protocol)) is str
+    assert json.dumps({"protocol": protocol}) == json.dumps({"protocol": text})
+    assert pickle.loads(pickle.dumps(protocol)) is protocol
+    assert {protocol: 1} == {text: 1}
+
+
+@pytest.mark.parametrize(
+    ("address", "protocol"),
+    [
+        ("tls://h:1", Protocol.TLS),
+        ("ucx://[::1]:1", Protocol.UCX),
+        ("ws://h:1", None),
+        ("TLS://h:1", None),  # distributed would not know it either
+        ("h:1", None),
+        ("tcp", None),
+        ("", None),
+    ],
+)
+def test_the_protocol_of_an_address(address: str, protocol: Protocol | None) -> None:
+    assert Protocol.of(address) is protocol

@@ -49,13 +49,6 @@ def test_sizes_are_read_as_dask_cuda_reads_them(value: Any, monkeypatch: pytest.
     assert device_bytes(value, 10 * GIB, 256) == utils.parse_device_bytes(value, alignment_size=256)
 
 
-@given(st.floats(0.01, 1.0), st.integers(GIB, 200 * GIB))
-def test_a_pool_is_aligned(fraction: float, memory: int) -> None:
-    size = device_bytes(fraction, memory, 256)
-    assert size % 256 == 0
-    assert memory * fraction - 256 <= size <= memory
-
-
 def job(*free: int) -> list[Inventory]:
     """One rank and one GPU of 80 GiB on each host, with so much free."""
     return [

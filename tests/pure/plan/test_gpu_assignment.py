@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.gpu_assignment import divide_gpus
+from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, intersection, near_cores, share_cores
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -26,13 +26,22 @@ CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tup
 ABC = (gpu(0), gpu(1), gpu(2))
 
 
-def test_an_uneven_number_is_divided_in_blocks() -> None:
-    five = tuple(map(gpu, range(5)))
-    assert names(plan(one_host(five, five))) == ["0-0", "0-1", "0-2", "1-3", "1-4"]
+FIVE = tuple(map(gpu, range(5)))
 
 
-def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
-    assert names(plan(one_host(ABC, ABC[::-1], ABC))) == ["0-0", "1-1", "2-2"]
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ((FIVE, FIVE), ["0-0", "0-1", "0-2", "1-3", "1-4"]),  # an uneven number: in blocks
+        ((ABC, ABC[::-1], ABC), ["0-0", "1-1", "2-2"]),  # the order of visibility does not matter
+        (
+            (FIVE[:2], FIVE[2:4], FIVE[:2], FIVE[2:4]),
+            ["0-0", "1-2", "2-1", "3-3"],
+        ),  # groups with different sets
+    ],
+)
+def test_gpus_are_divided(seen: tuple[tuple[Gpu, ...], ...], expected: list[str]) -> None:
+    assert names(plan(one_host(*seen))) == expected
 
 
 def test_more_ranks_than_gpus() -> None:
@@ -42,11 +51,6 @@ def test_more_ranks_than_gpus() -> None:
         "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w
         for w in map(str, found.warnings)
     )
-
-
-def test_groups_that_see_different_sets() -> None:
-    left, right = (gpu(0), gpu(1)), (gpu(2), gpu(3))
-    assert names(plan(one_host(left, right, left, right))) == ["0-0", "1-2", "2-1", "3-3"]
 
 
 def test_partial_overlap_says_who_saw_what() -> None:
@@ -107,7 +111,7 @@ def test_even_wins_over_near() -> None:
     assert found.workers[2].cpus == tuple(HIGH)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 3).flatmap(
         lambda ranks: st.tuples(st.lists(CORES, min_size=ranks, max_size=ranks), st.integers(1, 2))
@@ -175,3 +179,42 @@ def test_a_scheduler_without_a_gpu_in_a_job_on_gpus_is_a_warning() -> None:
     only = plan(one_host((gpu(0, exclusive=True),)))
     assert only.scheduler_device == ""
     assert "compute mode" in str(only.warnings[-1])
+
+
+# -- the cores of a host, shared between its workers
+
+
+ALL = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("masks", "quota", "threads"),
+    [
+        ([], None, []),
+        ([], 4.0, []),
+        ([ALL], None, [8]),
+        ([ALL, ALL, ALL], None, [2, 2, 2]),
+        ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
+        ([(0, 1)] * 4, None, [1] * 4),
+        ([()], 4.0, [1]),  # nobody knows its cores
+        # a quota of a container: together no more threads, but one each
+        ([ALL], 2.5, [2]),
+        ([ALL], 0.5, [1]),
+        ([ALL], 8.0, [8]),
+        ([ALL], 64.0, [8]),
+        ([ALL, ALL], 6.0, [3, 3]),
+        ([ALL, ALL], 3.0, [1, 1]),
+        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]),
+        ([ALL] * 16, 4.0, [1] * 16),
+    ],
+)
+def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
+    assert share_cores(masks, quota) == threads
+
+
+def test_cores_near_gpus() -> None:
+    assert near_cores([]) == frozenset()
+    near = near_cores([gpu(0, cpus=(0, 1)), gpu(1, cpus=(1, 2)), gpu(2)])
+    assert near == {0, 1, 2}
+    assert intersection(near, (3, 2, 0)) == (0, 2)
+    assert intersection(near, (4,)) == ()

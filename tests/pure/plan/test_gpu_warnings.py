@@ -89,10 +89,3 @@ def test_eight_places_are_named_and_the_others_counted(places: int, words: str) 
     ranks = [replace(rank, contexts=("GPU 0",)) for rank in hypothetical_job(places, 1, 0)]
     (warning,) = map(str, plan(ranks).warnings)
     assert words in warning
-
-
-def test_one_gpu_without_a_worker() -> None:
-    (warning,) = map(str, plan(one_host((gpu(0),), (gpu(1),), (gpu(1),)), layout="exclusive").warnings)
-    assert warning.startswith(
-        "1 GPU gets no worker, because only ranks that take no workers see them: 1 on h1."
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes, roles, summary
+from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
@@ -29,28 +29,6 @@ def with_gpus(inventory: Inventory, **change: Any) -> Inventory:
     return replace(inventory, gpus=tuple(replace(gpu, **change) for gpu in inventory.gpus))
 
 
-def test_of_few_nodes_each_has_its_box() -> None:
-    boxes = boxes_of(plan(hypothetical_job(2, 2, 4), cpu_workers=1))
-    assert [(box.title, box.roles, box.is_red) for box in boxes] == [
-        ("h1", ("scheduler", "client"), False),
-        ("h2", (), False),
-    ]
-    assert boxes[1].subtitle == "ranks 2-3 · 512 GiB, 4 GPUs"
-    assert [(domain.cores, len(domain.gpus)) for domain in boxes[1].content.domains] == [
-        ("0-31", 2),
-        ("32-63", 2),
-    ]
-    assert [(gpu.label, gpu.memory, gpu.worker and gpu.worker.label) for gpu in gpus(boxes[1])] == [
-        ("GPU 0", "80 GiB", "worker 2-0"),
-        ("GPU 1", "80 GiB", "worker 2-1"),
-        ("GPU 2", "80 GiB", "worker 3-2"),
-        ("GPU 3", "80 GiB", "worker 3-3"),
-    ]
-    (worker,) = boxes[1].content.cpu_workers
-    assert (worker.label, worker.threads, worker.memory) == ("worker 2-cpu-0", "64 threads", "102 GiB")
-    assert len(boxes_of(plan(hypothetical_job(16, 1, 1)))) == 16
-
-
 def test_nodes_that_would_look_alike_share_a_box() -> None:
     job = list(hypothetical_job(40, 2, 4))
     # what real nodes of one kind differ in
@@ -68,11 +46,6 @@ def test_nodes_that_would_look_alike_share_a_box() -> None:
         "x-<rank+1>-3",
     ]
     assert [worker.name for worker in others.content.cpu_workers] == ["x-<rank>-cpu-0"]
-
-
-def test_workers_of_alike_nodes_without_gpus() -> None:
-    _, others = boxes_of(plan(hypothetical_job(20, 2, 0)))
-    assert [worker.name for worker in others.content.cpu_workers] == ["<rank>", "<rank+1>"]
 
 
 def test_what_is_special_is_apart() -> None:
@@ -123,13 +96,6 @@ def test_a_warning_marks_all_of_its_nodes() -> None:
     assert [box.title for box in boxes_of(found) if box.alarms] == ["h1", "h2"]
 
 
-def test_idle_gpus_and_reserved_ranks() -> None:
-    first, second = boxes_of(plan(hypothetical_job(2, 2, 2, "per-rank"), layout="exclusive"))
-    assert [gpu.worker for gpu in gpus(first)] == [None, None]
-    assert (first.is_red, first.content.reserved, first.alarms) == (True, True, ("see warning 1",))
-    assert not second.is_red
-
-
 def test_a_worker_of_several_gpus_is_in_each() -> None:
     (box,) = boxes_of(plan(hypothetical_job(1, 1, 4), gpus_per_worker=2))
     assert [gpu.worker and gpu.worker.label for gpu in gpus(box)] == [
@@ -160,9 +126,3 @@ def test_mig_instances_and_what_is_unknown() -> None:
     assert [domain.cores for domain in box.content.domains] == [""]
     assert found.worker is not None
     assert found.worker.memory == "unlimited"
-
-
-def test_in_one_line() -> None:
-    found = plan(hypothetical_job(2, 2, 1), layout="exclusive")
-    assert summary(found) == "2 nodes, 2 GPUs, 1 worker, 4 ranks, layout exclusive"
-    assert roles(found) == "scheduler: rank 0 on h1; client: rank 1 on h1"

@@ -10,7 +10,17 @@ from xml.etree import ElementTree
 import pytest
 
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
+from dask_gpu_mpi.plan.picture import (
+    MOST_LINES,
+    MOST_WARNINGS,
+    Part,
+    flow,
+    paragraph,
+    rectangle,
+    svg,
+    text,
+    titled,
+)
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT
@@ -27,53 +37,6 @@ class Picture:
         self.texts = ["".join(text.itertext()) for text in self.root.iter(f"{SVG}text")]
         kinds = Counter(rectangle.get("class", "") for rectangle in self.root.iter(f"{SVG}rect"))
         self.kinds = kinds
-
-
-def test_boxes_gpus_workers_and_marks() -> None:
-    picture = Picture(plan(hypothetical_job(2, 1, 4), cpu_workers=2))
-    assert picture.kinds == {
-        "page": 1,
-        "node": 2,
-        "domain": 4,
-        "gpu": 8,
-        "worker": 8,
-        "worker cpu": 4,
-        "chip": 1,
-        "chip client": 1,
-    }
-    assert {"h1", "h2", "scheduler", "client", "worker 1-3", "worker 1-cpu-1"} <= set(picture.texts)
-    assert picture.texts.count("NUMA domain: cores 32-63") == 2
-    assert picture.root.get("role") == "img"
-    title = picture.root.find(f"{SVG}title")
-    assert title is not None
-    assert title.text == picture.root.get("aria-label")
-    assert "2 nodes, 8 GPUs, 12 workers" in str(title.text)
-
-
-def test_idle_gpus_and_warnings_are_red() -> None:
-    found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
-    picture = Picture(found)
-    assert (picture.kinds["gpu idle"], picture.kinds["gpu"]) == (4, 8)
-    assert (picture.kinds["node red"], picture.kinds["node"]) == (1, 2)
-    bad = [text.text for text in picture.root.iter(f"{SVG}text") if text.get("class") == "bad"]
-    assert Counter(bad) == {
-        "4 GPUs without a worker, 1 warning": 1,
-        "no worker": 4,
-        "see warning 1": 1,
-        "Warnings": 1,
-    }
-    said = " ".join(
-        text.text or "" for text in picture.root.iter(f"{SVG}text") if text.get("class") == "warning"
-    )
-    assert said == f"1. {found.warnings[0]}"
-    assert "Warnings" not in svg(found, warnings=False)
-    assert found._repr_svg_() == svg(found)
-
-
-def test_without_warnings_nothing_is_red() -> None:
-    picture = Picture(plan(hypothetical_job(2, 1, 4)))
-    assert not [kind for kind in picture.kinds if "red" in kind or "idle" in kind]
-    assert not [text for text in picture.root.iter(f"{SVG}text") if text.get("class") in ("bad", "warning")]
 
 
 def test_many_warnings_are_counted() -> None:
@@ -169,3 +132,36 @@ def test_the_example_of_the_docs_is_current() -> None:
     good = plan(hypothetical_job(2, 1, 4))
     assert (ROOT / "docs" / "images" / "plan-good.svg").read_text(encoding="utf-8") == svg(good)
     assert "images/plan.svg" in page
+
+
+# -- parts of a picture
+
+BOX = Part("<b/>", 40, 10)
+
+
+@pytest.mark.parametrize(("limit", "size"), [(85, (85, 10)), (84, (40, 25)), (10, (40, 25))])
+def test_the_width_of_a_row(limit: int, size: tuple[int, int]) -> None:
+    found = flow([BOX, BOX], limit, 5)
+    assert (found.width, found.height) == size
+
+
+def test_text_is_escaped_and_shortened() -> None:
+    assert text(1, 2, "a<b>\x1b&", "head") == '<text class="head" x="1" y="2">a&lt;b&gt;\ufffd&amp;</text>'
+    assert text(1, 2, "") == ""
+    # 12 * 0.61 pixels for each letter
+    assert (
+        text(0, 0, "abcdefgh", limit=37, anchor="end") == '<text x="0" y="0" text-anchor="end">abcd…</text>'
+    )
+    assert ">abcde</text>" in text(0, 0, "abcde", limit=37)
+    assert titled("<t>", BOX).markup == "<g><title>&lt;t&gt;</title><b/></g>"
+    assert rectangle("node", 5, 6) == '<rect class="node" width="5" height="6" rx="6"/>'
+
+
+def test_paragraphs() -> None:
+    found = paragraph(["one two three", "word " * 100], 60, "warning")
+    lines = found.markup.split("</text>")[:-1]
+    assert lines[0] == '<text class="warning" x="0" y="16">one two'
+    assert lines[1] == '<text class="warning" x="12" y="32">three'
+    assert len(lines) == 2 + MOST_LINES
+    assert lines[-1].endswith("…")
+    assert (found.width, found.height) == (60, 16 * len(lines) + 4)

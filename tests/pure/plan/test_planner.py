@@ -163,7 +163,7 @@ def overlapping(inventories: list[Inventory], working: set[int]) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(jobs(), all_options())
 def test_every_visible_gpu_has_one_worker_or_the_error_says_who_saw_what(
     inventories: list[Inventory], options: Options
@@ -206,7 +206,7 @@ def test_every_visible_gpu_has_one_worker_or_the_error_says_who_saw_what(
         assert sum(w.kind == "cpu" and "cpu" not in str(w.name) for w in found.workers) == len(working)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(jobs(tidy=True), all_options(), st.randoms(use_true_random=False))
 def test_names_memory_and_order(
     inventories: list[Inventory], options: Options, shuffler: random.Random
@@ -234,7 +234,7 @@ def test_names_memory_and_order(
     assert json.dumps(found.as_json())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(CPUS, min_size=1, max_size=6), st.lists(CPUS, min_size=1, max_size=8))
 def test_shares_differ_by_one_at_most_however_ranks_are_bound(
     masks: list[tuple[int, ...]], near: list[tuple[int, ...]]

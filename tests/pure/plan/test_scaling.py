@@ -11,28 +11,10 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import plan
 
 
-def test_small_clusters_keep_dasks_defaults() -> None:
-    assert scaling.connection_settings(500, 1.0) == {}
-    assert scaling.start_delay(255, 256) == 0.0
-
-
 def test_defaults_are_distributeds() -> None:
     with dask.config.set({}):
         assert dask.config.get(scaling.CONNECT) == f"{scaling.DEFAULT_CONNECT:g}s"
         assert dask.config.get(scaling.BACKLOG) == scaling.DEFAULT_BACKLOG
-
-
-def test_the_workers_of_distributed_3691() -> None:
-    assert scaling.connection_settings(1300, 1.0) == {scaling.CONNECT: "65s", scaling.BACKLOG: 5200}
-
-
-@pytest.mark.parametrize("workers", [513, 4096, 65536, 10**6])
-def test_settings_grow_and_are_bounded(workers: int) -> None:
-    settings = scaling.connection_settings(workers, 1.0)
-    more = scaling.connection_settings(2 * workers, 1.0)
-    assert scaling.DEFAULT_BACKLOG < settings[scaling.BACKLOG] <= more[scaling.BACKLOG] <= 65535
-    seconds = [float(each.get(scaling.CONNECT, "30s").rstrip("s")) for each in (settings, more)]
-    assert 30 <= seconds[0] <= seconds[1] <= scaling.LONGEST_CONNECT
 
 
 def test_what_the_user_configured_is_left_alone() -> None:
@@ -42,13 +24,6 @@ def test_what_the_user_configured_is_left_alone() -> None:
         assert scaling.configured_keys() == frozenset()
     with dask.config.set({scaling.CONNECT: "7s"}):
         assert scaling.configured_keys() == {scaling.CONNECT}
-
-
-def test_ranks_start_one_after_the_other_within_the_limit() -> None:
-    delays = [scaling.start_delay(before, 4000) for before in range(0, 4000, 4)]
-    assert delays == sorted(delays)
-    assert len(set(delays)) == len(delays)
-    assert delays[-1] < scaling.start_limit(4000, 1.0)
 
 
 def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
@@ -99,6 +74,7 @@ def test_hosts_whose_cores_are_unknown_or_that_have_no_worker() -> None:
         (513, 0.0, None, 2052),
         (600, 0.0, None, 2400),
         (601, 0.0, "30.05s", 2404),
+        (1300, 1.0, "65s", 5200),  # distributed#3691
         (1, 7.75, "31s", None),
         (12000, 0.0, "600s", 48000),
         (12001, 0.0, "600s", 48004),

@@ -84,10 +84,6 @@ def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
     assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in map(str, found.warnings)) == warned
 
 
-def test_unknown_memory_is_no_limit() -> None:
-    assert plan([rank(0, 1, memory=0)]).workers[0].memory_limit == 0
-
-
 @pytest.mark.parametrize("limit", ["much", "", -1, "-4GB", float("nan"), "4 XB", [1]])
 def test_memory_limits_that_mean_nothing(limit: Any) -> None:
     with pytest.raises(OptionError, match="memory_limit"):

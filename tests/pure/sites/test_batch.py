@@ -83,10 +83,6 @@ def test_command_of_the_batch_system(
     assert batch.output_of(["flux", "job", "timeleft"]) == printed
 
 
-def test_time_to_answer_is_short_against_a_start() -> None:
-    assert 1 < batch.COMMAND_TIMEOUT < 20
-
-
 def test_only_the_module_of_the_system_is_loaded() -> None:
     """Each file that a rank opens counts on a parallel file system."""
     code = """

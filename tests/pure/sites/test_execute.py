@@ -14,20 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
 
 LAUNCH = """
 import os, sys
+from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
-from dask_gpu_mpi.sites.execute import run_launch
+execute.LINGER = float(os.environ.get("LINGER", execute.LINGER))
 python = (sys.executable, "-c")
 check, run = ((*python, text) if text else () for text in sys.argv[1:3])
 def requeue():
     print("requeued", flush=True)
-sys.exit(run_launch(Launch({"ADDED": "yes", "GONE": None}, check, run, **eval(sys.argv[3])), os.environ, requeue))
+sys.exit(execute.run_launch(Launch({"ADDED": "yes", "GONE": None}, check, run, **eval(sys.argv[3])), os.environ, requeue))
 """
 #: A launcher that says what it hears.
 HEARS = """
@@ -58,14 +59,14 @@ def _leave_no_process() -> Iterator[None]:
         job.wait(30)
 
 
-def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) -> subprocess.Popen[str]:
+def start(run: str, *, check: str = "", more: str = "{}", **env: str) -> subprocess.Popen[str]:
     job = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, check, textwrap.dedent(run), more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "GONE": "1"},
-        start_new_session=group,
+        env={**os.environ, "GONE": "1", **env},
+        start_new_session=True,
         # what a shell's background jobs and nohup ignore, this one would as well
         preexec_fn=_hear_signals,
     )
@@ -85,8 +86,8 @@ def communicate(job: subprocess.Popen[str]) -> tuple[str, str]:
     return output.replace(said, "") if said else output, said
 
 
-def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:
-    job = start(run, check=check, more=more)
+def ran(run: str, *, check: str = "", more: str = "{}", **env: str) -> tuple[int, str]:
+    job = start(run, check=check, more=more, **env)
     output, _ = communicate(job)
     return job.returncode, output
 
@@ -108,7 +109,7 @@ def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:
     ],
 )
 def test_exit_code(run: str, check: str, rc: int, output: str) -> None:
-    assert ran(run, check=check) == (rc, output)
+    assert ran(run, check=check, LINGER="0.1") == (rc, output)
 
 
 def up(job: subprocess.Popen[str]) -> int:
@@ -204,7 +205,7 @@ def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch() -> Non
     for number in (signal.SIGUSR1, signal.SIGTERM):
         done = subprocess.run(
             [sys.executable, "-c", launch, "", "raise SystemExit(75)", "{}"],
-            capture_output=True, text=True, timeout=30, env={**os.environ, "SENT": str(int(number))},
+            capture_output=True, text=True, timeout=30, env={**os.environ, "SENT": str(int(number)), "LINGER": "0.1"},
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
 
@@ -221,7 +222,7 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
     mark = tmp_path / "ended"
     mark.touch()  # of the run before
     more = repr({"mark": str(mark)})
-    rc, output = ran("pass", more=more)
+    rc, output = ran("pass", more=more, LINGER="0.1")
     assert rc == 75  # it can't go on without the node: it is requeued
     assert "exited with code 0, but the job has not completed" in output
     assert output.endswith("requeued\n")
@@ -243,9 +244,8 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
 def test_code_of_a_job_that_has_lost_ranks(tmp_path: Path, text: str, code: int, requeued: bool) -> None:
     """Whatever the launcher makes of the ranks that were killed."""
     mark = tmp_path / "ended"
-    found = ran(
-        f"import sys; open({str(mark)!r}, 'w').write({text!r}); sys.exit(9)", more=repr({"mark": str(mark)})
-    )
+    run = f"import sys; open({str(mark)!r}, 'w').write({text!r}); sys.exit(9)"
+    found = ran(run, more=repr({"mark": str(mark)}), LINGER="0.1")
     assert found == (code, "requeued\n" * requeued)
 
 
@@ -270,10 +270,6 @@ def test_mark_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 
 def test_command_that_can_not_be_started() -> None:
-    from dask_gpu_mpi.errors import LauncherError
-    from dask_gpu_mpi.sites.command import Launch
-    from dask_gpu_mpi.sites.execute import run_launch
-
     with pytest.raises(LauncherError, match="launch: could not start /gone/mpirun: No such file"):
         run_launch(Launch({}, (), ("/gone/mpirun",)), dict(os.environ))
 
@@ -329,11 +325,14 @@ def test_hangup_of_the_terminal_ends_the_job() -> None:
     if pid == 0:
         try:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run below nohup
-            os.execv(sys.executable, [sys.executable, "-c", LAUNCH, "import time; time.sleep(60)", "", "{}"])
+            sleeps = "import time; print('up', flush=True); time.sleep(60)"
+            os.execv(sys.executable, [sys.executable, "-c", LAUNCH, sleeps, "", "{}"])
         finally:
             os._exit(1)
     try:
-        time.sleep(2)
+        output = b""
+        while b"up" not in output:
+            output += os.read(terminal, 100)
         os.close(terminal)
         limit = time.monotonic() + 20
         while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < limit:

@@ -127,15 +127,6 @@ def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not requeued: scontrol requeue exited with code 127" in capsys.readouterr().err
 
 
-def test_job_script(tmp_path: Path) -> None:
-    script = tmp_path / "42.SC"
-    code = "import os; from dask_gpu_mpi.sites.pbs import job_script; print(job_script(os.getppid()))"
-    script.write_text(f'{sys.executable} -c "{code}"\ntrue\n')
-    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
-    assert done.stdout.strip() == str(script)
-    assert job_script(0) == ""
-
-
 def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
     ask = "import os; from dask_gpu_mpi.sites.pbs import job_script; print(job_script(os.getppid()))"
     script = tmp_path / "job.sh"
@@ -158,6 +149,7 @@ def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
         assert job_script(driver.pid) != str(tmp_path / "driver.py")
         driver.kill()
     assert job_script(1) == ""
+    assert job_script(0) == ""
 
 
 def test_count_of_lsf_follows_no_strangers_link(

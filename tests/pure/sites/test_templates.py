@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.sites.batch import batch_system
-from dask_gpu_mpi.sites.command import START
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, template
 from support import ROOT
 from support.mocks.batch import ENVIRON, FakeBatch, Ran
 
 TEMPLATES = sorted((ROOT / "jobscripts").iterdir())
+each_template = pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 
 
 def system_of(path: Path) -> str:
@@ -25,10 +25,7 @@ def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
     return batch.run(path, args, {**ENVIRON[system_of(path)], **env})
 
 
-# --- the templates as they are
-
-
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@each_template
 def test_template_is_a_short_script(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0] == "#!/bin/bash"
@@ -48,27 +45,27 @@ def test_every_template_has_its_launcher_and_is_in_the_package() -> None:
         assert template(path.name) == path.read_text()
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@each_template
 def test_template_runs_check_and_then_the_script(batch: FakeBatch, path: Path) -> None:
-    words = ("my.py", "a b", "--lr=3")
+    words = ["my.py", "a b", "--lr=3"]
     ran = batch.run(path, words, ENVIRON[system_of(path)])
     assert ran.rc == 0, ran.output
-    assert ran.program() == list(words)
-    ours = ran.started()
-    assert [line[0] for line in ours] == ["check", "run"]
     # the preflight is told what the job is: options before the script are the job's
-    assert ours[0] == ["check", *words]
-    # the first one is refused: nothing is run
-    batch.answers["start"] = ("", 1)
-    ran = batch.run(path, words, ENVIRON[system_of(path)])
-    assert (ran.rc, ran.program()) == (1, None)
-    # without the first one, the script's own exit code is the job's
+    check, run = ran.started()
+    assert check == ["check", *words]
+    assert run[0] == "run"
+    assert ran.program() == words
+
+
+def test_refused_preflight_and_none(batch: FakeBatch) -> None:
     batch.answers["start"] = ("", 7)
-    ran = batch.run(path, words, {**ENVIRON[system_of(path)], "DGM_CHECK": "no"})
-    assert (ran.rc, ran.program()) == (7, list(words))
+    ran = run_template(batch, "lsf.bsub", "my.py")
+    assert (ran.rc, ran.program()) == (7, None)
+    ran = run_template(batch, "lsf.bsub", "my.py", DGM_CHECK="no")
+    assert (ran.rc, ran.program()) == (7, ["my.py"])
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@each_template
 def test_template_without_a_script_says_how_to_use_it(batch: FakeBatch, path: Path) -> None:
     ran = batch.run(path, (), ENVIRON[system_of(path)])
     assert ran.rc == 2
@@ -79,59 +76,52 @@ def test_template_without_a_script_says_how_to_use_it(batch: FakeBatch, path: Pa
 
 @pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs", "lsf.bsub"])
 def test_script_and_arguments_from_the_environment(batch: FakeBatch, name: str) -> None:
+    batch.mock_launch()
     ran = run_template(batch, name, DGM_PROGRAM="my.py *  $(touch gone) --lr=3")
-    assert ran.program() == ["my.py", "*", "$(touch", "gone)", "--lr=3"]
+    (words,) = ran.of("dask-gpu-mpi")
+    assert words[-5:] == ["my.py", "*", "$(touch", "gone)", "--lr=3"]
     assert not (batch.directory / "gone").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
-    (batch.directory / "my setup").write_text("export SEEN=$# MINE=yes\n")
-    env = {"DGM_SETUP": "./my setup", "DGM_CONTAINER": "im age.sif", **ENVIRON[system_of(path)]}
-    ran = batch.run(path, ("my.py",), env)
-    assert ran.rc == 0, ran.output
-    last = [row for row in ran.rows if row["name"] == "python"][-1]
-    # conda's activate would take the script's arguments for its own
-    assert (last["env"]["SEEN"], last["env"]["MINE"]) == ("0", "yes")
-    here = f"--bind={batch.directory}"
-    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", here, f"{here}/logs", "im age.sif", "python"]
-    env["DGM_SETUP"] = "gone"
-    ran = batch.run(path, ("my.py",), env)
-    assert (ran.rc, ran.program()) == (2, None)
+@each_template
+def test_setup_file(batch: FakeBatch, path: Path) -> None:
+    batch.mock_launch()
+    batch.answers["dask-gpu-mpi"] = ("", 75)
+    (batch.bin / "env.sh").write_text("exit 9\n")  # without a slash, source would find this one
+    env = {"DGM_SETUP": "env.sh", **ENVIRON[system_of(path)]}
+    # it may set any option of the shell, and its last command may well fail, as in `[[ -d X ]] && module use X`
+    for text in ("set -euo pipefail\nexport SEEN=$# MINE=yes\n", "export SEEN=$# MINE=yes\nfalse\n"):
+        (batch.directory / "env.sh").write_text(text)
+        ran = batch.run(path, ("my.py", "1"), env)
+        assert ran.rc == 75, ran.output
+        (launch,) = ran.rows
+        assert launch["argv"][-2:] == ["my.py", "1"]
+        assert ("--requeue" in launch["argv"]) is (path.name != "flux.sh")
+        # conda's activate would take the script's arguments for its own
+        assert (launch["env"]["SEEN"], launch["env"]["MINE"]) == ("0", "yes")
+    ran = batch.run(path, ("my.py",), env | {"DGM_SETUP": "gone"})
+    assert (ran.rc, ran.rows) == (2, [])
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path) -> None:
-    (batch.bin / "env.sh").write_text("exit 9\n")  # without a slash, source would find this one
-    (batch.directory / "env.sh").write_text("set -euo pipefail\nexport MINE=yes\n")
-    env = {"DGM_SETUP": "env.sh", "DGM_CHECK": "no", **ENVIRON[system_of(path)]}
-    batch.answers |= {"start": ("", 75), "squeue": ("N/A", 0)}
-    ran = batch.run(path, ("my.py",), env)
-    assert ran.rc == 75, ran.output
-    assert next(row for row in ran.rows if row["argv"][1:3] == [START, "run"])["env"]["MINE"] == "yes"
-    after = {"slurm": "scontrol", "pbs": "qsub"}.get(system_of(path))
-    assert after is None or len(ran.of(after)) == 1
-    # the last command of a file may well fail, as in `[[ -d X ]] && module use X`
-    (batch.directory / "env.sh").write_text("export MINE=yes\nfalse\n")
-    assert batch.run(path, ("my.py",), env).program() == ["my.py"]
+def test_container(batch: FakeBatch) -> None:
+    (batch.directory / "my setup").write_text("export MINE=yes\n")
+    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_SETUP="./my setup", DGM_CONTAINER="im age.sif")
+    assert ran.rc == 0, ran.output
+    assert [row for row in ran.rows if row["name"] == "python"][-1]["env"]["MINE"] == "yes"
+    here = f"--bind={batch.directory}"
+    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", here, f"{here}/logs", "im age.sif", "python"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
-def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
+def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch) -> None:
     batch.answers["start"] = ("", 75)
-    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (75, [["requeue", "42"]])
     # 2030-01-02T03:04:05
     (job,) = [row for row in ran.rows if row["name"] == "python" and "run" in row["argv"]]
     assert job["env"]["SLURM_JOB_END_TIME"] == "1893553445"
-    ran = run_template(batch, name, "my.py", DGM_CHECK="no", SLURM_RESTART_COUNT="10")
-    assert (ran.rc, ran.of("scontrol")) == (75, [])
     batch.answers |= {"start": ("", 3), "squeue": ("N/A", 0)}
-    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (3, [])
     assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
 
@@ -144,54 +134,33 @@ SIGNALS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIGNALS)
-def test_walltime_signal_is_an_example_that_works(batch: FakeBatch, name: str) -> None:
-    text = (ROOT / "jobscripts" / name).read_text()
-    assert text.splitlines().count(SIGNALS[name]) == 1
-    (batch.directory / name).write_text(text.replace(SIGNALS[name], SIGNALS[name][1:].lstrip()))
-    ran = batch.run(batch.directory / name, ("my.py",), ENVIRON[system_of(ROOT / "jobscripts" / name)])
+def test_walltime_signal_is_an_example_that_works(batch: FakeBatch) -> None:
+    for name, line in SIGNALS.items():
+        assert (ROOT / "jobscripts" / name).read_text().splitlines().count(line) == 1
+    # that of Flux is a setting
+    script = batch.directory / "flux.sh"
+    line = SIGNALS["flux.sh"]
+    script.write_text((ROOT / "jobscripts" / "flux.sh").read_text().replace(line, line.lstrip("# ")))
+    ran = batch.run(script, ("my.py",), ENVIRON["flux"])
     assert ran.rc == 0, ran.output
-    assert name != "flux.sh" or "--signal=USR1@120" in ran.launched("flux")
-    said = run_template(batch, name, "my.py", DASK_GPU_MPI__WALLTIME_SIGNAL="USR2")
+    assert "--signal=USR1@120" in ran.launched("flux")
     # what session.on_walltime listens to
-    for done, signal in ((ran, "USR1"), (said, "USR2")):
-        last = [row["env"] for row in done.rows if row["name"] == "python"][-1]
-        assert last["DASK_GPU_MPI__WALLTIME_SIGNAL"] == signal
+    last = [row["env"] for row in ran.rows if row["name"] == "python"][-1]
+    assert last["DASK_GPU_MPI__WALLTIME_SIGNAL"] == "USR1"
 
 
-QSTAT = """Job Id: 42.server
-    Job_Name = dask-gpu-mpi
-    Account_Name = abc
-    Resource_List.ncpus = 128
-    Resource_List.ngpus = 8
-    Resource_List.place = scatter:excl
-    Resource_List.select = 2:ncpus=64:mpiprocs=1:ngpus=4
-    Resource_List.walltime = 02:00:00
-    Submit_arguments = -v DGM_PROGRAM=my.py pbs.pbs
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs"])
-def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
-    batch.answers |= {"start": ("", 75), "qstat": (QSTAT, 0)}
+def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch) -> None:
+    """Its shape: test_requeue."""
+    qstat = "Job Id: 42.server\n    Resource_List.select = 2:ncpus=64:mpiprocs=1:ngpus=4\n"
+    batch.answers |= {"start": ("", 75), "qstat": (qstat, 0)}
     env = {"DGM_CHECK": "no", "DGM_PROGRAM": "my.py a,b", "DASK_GPU_MPI__LAYOUT": "shared"}
-    ran = run_template(batch, name, **env)
+    ran = run_template(batch, "pbs.pbs", **env)
     assert ran.rc == 75
     (argv,) = ran.of("qsub")
-    assert argv[:2] == ["-q", "batch"]
-    assert sorted(argv[2:6]) == [
-        *("-Aabc", "-lplace=scatter:excl", "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4"),
-        "-lwalltime=02:00:00",
-    ]
-    assert argv[6] == "-v"
+    assert argv[:4] == ["-q", "batch", "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4", "-v"]
     # names alone: qsub takes their values, which may hold commas, from its environment
     names = ["DASK_GPU_MPI__LAYOUT", "DGM_CHECK", "DGM_PROGRAM", "DGM_RESTART"]
-    assert sorted(argv[7].split(",")) == names
-    assert argv[8] == str(ROOT / "jobscripts" / name)
+    assert sorted(argv[4].split(",")) == names
+    assert argv[5] == str(ROOT / "jobscripts" / "pbs.pbs")
     environ = next(row["env"] for row in ran.rows if row["name"] == "qsub")
     assert (environ["DGM_RESTART"], environ["DGM_PROGRAM"]) == ("1", "my.py a,b")
-    # PBS has no variable that counts restarts: this is ours
-    ran = run_template(batch, name, **env, DGM_RESTART="10")
-    assert (ran.rc, ran.of("qsub")) == (75, [])

@@ -5,19 +5,24 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup, inspection, start_context
-from dask_gpu_mpi.startup.bringup import plan_of_allocation
-from dask_gpu_mpi.startup.coordinator import shared_options
+from dask_gpu_mpi.startup.bringup import Preparation, make_job, plan_of_allocation, prepare_job
+from dask_gpu_mpi.startup.coordinator import Job, shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
 from support.mocks.preflights import MockMailbox, gpu, observed
 
@@ -200,7 +205,8 @@ def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
-    monkeypatch.setattr(start_context.StartContext, "patience", start_context.Patience(others=0.2))
+    hasty = partial(bringup.StartContext, patience=start_context.Patience(others=0.2))
+    monkeypatch.setattr(bringup, "StartContext", hasty)
     begun = time.monotonic()
     with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.1))
@@ -213,3 +219,56 @@ def test_ranks_with_different_options(monkeypatch: pytest.MonkeyPatch) -> None:
     process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
     with pytest.raises(InputError, match="option nthreads is 3 on rank 0 .* and None on rank 1"):
         plan_of_allocation(replace(CPUS, nthreads=3))
+
+
+# -- from options to what the coordinator needs
+
+
+def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:
+    preparation = Preparation(frozenset({"a.key"}), prepared)
+    return make_job(Options(**options), preparation, Timeline("rank"))
+
+
+@pytest.mark.parametrize(
+    ("options", "has"),
+    [
+        ({"protocol": Protocol.TLS}, True),
+        ({"protocol": Protocol.TCP}, False),
+        ({"protocol": Protocol.TLS, "scheduler": False}, False),
+    ],
+)
+def test_only_a_scheduler_with_tls_needs_credentials(options: dict[str, Any], has: bool) -> None:
+    prepared = prepare_job(Options(**options), {})
+    assert (prepared.credentials is not None) is has
+    assert "distributed.comm.tls" not in repr(prepared)
+
+
+def test_a_cluster_of_our_own() -> None:
+    made = job({"key": "secret"}, protocol=Protocol.TLS, cpu_workers=1, name="n")
+    assert made.credentials() == {"key": "secret"}
+    assert (made.protocol, made.target, made.configured) == ("tls", None, {"a.key"})
+    plan = made.plan(hypothetical_job(1, 2, 0), True, {})
+    assert all(str(worker.name).startswith("n-") for worker in plan.workers)
+
+
+def test_ucx_needs_no_credentials() -> None:
+    assert "key" not in job(protocol=Protocol.UCX).credentials()
+    assert job(protocol=Protocol.TCP).credentials() == {}
+
+
+def test_only_a_deadline_that_nobody_set_may_grow() -> None:
+    assert job().patient
+    assert not job(startup_timeout=60.0, explicit=frozenset({"startup_timeout"})).patient
+
+
+def test_workers_that_attach_have_names_of_their_own() -> None:
+    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
+    assert made.target is not None
+    assert made.target.address == "tcp://10.0.0.9:5"
+    plan = made.plan(hypothetical_job(1, 1, 0), True, {})
+    assert all(str(worker.name).startswith("join-") for worker in plan.workers)
+
+
+def test_what_can_not_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        job(scheduler=False, scheduler_file=str(tmp_path / "none.json"))

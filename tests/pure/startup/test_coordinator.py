@@ -85,6 +85,12 @@ class Driver:
     def tell(self, rank: int, kind: str, payload: Any = None, now: float = 1.0) -> None:
         assert self.coordinator.handle(Event(rank, kind, payload), now)
 
+    def register(self, *, apart: bool = False, **changes: Any) -> None:
+        """All ranks of the job, of one host or each of its own (``h0``, ``h1``, ...)."""
+        for rank in range(self.size):
+            host = f"h{rank}" if apart else "a"
+            self.tell(rank, Kind.REGISTRATION, registration(rank, self.size, host, **changes))
+
     @property
     def facts(self) -> JobFacts:
         """What the scheduler is to be told of the plan."""
@@ -133,8 +139,9 @@ def test_the_device_of_the_scheduler(gpus: tuple[int, ...], device: str) -> None
     assert (rank, kind, sent) == (0, Kind.SCHEDULER, device)
 
 
-def test_a_bare_event_of_the_agent_is_not_for_it() -> None:
-    assert not Driver(1).coordinator.handle(Event(None, "ready", []), 1.0)
+@pytest.mark.parametrize("event", [Event(None, "ready", []), Event(0, Kind.START, None)])
+def test_words_of_the_agent_and_of_the_coordinator_are_not_for_it(event: Event) -> None:
+    assert not Driver(1).coordinator.handle(event, 1.0)
 
 
 def test_one_rank_fails_and_is_named() -> None:
@@ -155,20 +162,14 @@ def test_one_rank_fails_and_is_named() -> None:
 
 def test_what_all_say_is_said_once() -> None:
     driver = Driver(2)
-    for rank in (0, 1):
-        driver.tell(
-            rank,
-            Kind.REGISTRATION,
-            registration(rank, 2, inventory=None, failure=Failure(Problem("unknown option"), 2)),
-        )
+    driver.register(inventory=None, failure=Failure(Problem("unknown option"), 2))
     driver.coordinator.tick(1.0)
     assert str(driver.coordinator.outcome) == "unknown option"
 
 
 def test_a_late_failure_is_a_start_up_error() -> None:
     driver = Driver(2)
-    for rank in (0, 1):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.register()
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     driver.tell(0, Kind.READY)
     driver.tell(1, Kind.FAILED, Failure(Problem("worker 1 did not start"), 1))
@@ -283,8 +284,7 @@ def test_the_deadline_says_at_which_step_a_silent_rank_is() -> None:
 
 def test_the_last_step_of_a_rank_that_waits_in_the_reachability_test() -> None:
     driver = Driver(2)
-    for rank in range(2):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, f"h{rank}"))
+    driver.register(apart=True)
     driver.tell(0, Kind.LISTENING, Listening(5, 6))
     text = "rank 1 of 2 on h1: not ready before the start-up timeout (startup_timeout); last step: listening for the other"
     assert last_step(driver).startswith(text)
@@ -297,8 +297,7 @@ def test_the_last_step_of_a_rank_that_waits_in_the_reachability_test() -> None:
 
 def test_while_the_scheduler_starts_no_other_rank_is_named() -> None:
     driver = Driver(2)
-    for rank in range(2):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.register()
     text = "rank 0 of 2 on a: not ready before the start-up timeout (startup_timeout); last step: starting the scheduler. Fix: "
     assert last_step(driver).startswith(text)
 
@@ -317,8 +316,7 @@ def test_a_world_too_small_is_what_dask_mpi_users_catch() -> None:
     import dask_mpi
 
     driver = Driver(2, layout="exclusive")
-    for rank in (0, 1):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.register()
     assert isinstance(driver.coordinator.outcome, WorldTooSmallException)
     assert isinstance(driver.coordinator.outcome, dask_mpi.WorldTooSmallException)
 
@@ -340,10 +338,19 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
 
 def test_joining_starts_no_scheduler() -> None:
     driver = Driver(1, target=Target("tls://10.0.0.9:5", {"key": "theirs"}))
-    driver.tell(0, Kind.REGISTRATION, registration(0, 1))
+    driver.register()
     assert driver.kinds() == [(0, Kind.START)]
     assert driver.sent[0][2].config == {"key": "theirs"}
     assert driver.sent[0][2].listen is None
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(protocol: str) -> None:
+    driver = Driver(1, target=Target(f"{protocol}://10.0.0.9:5"))
+    driver.register()
+    (sent,) = driver.sent
+    assert sent[1] == (Kind.CONNECT if protocol == "tcp" else Kind.START)
+    assert protocol != "tcp" or sent[2].scheduler == "10.0.0.9:5"
 
 
 def test_a_report_is_bounded() -> None:
@@ -363,8 +370,7 @@ def test_a_report_is_bounded() -> None:
 def crowded(size: int, **changes: Any) -> Driver:
     """A coordinator whose ranks have all been told to start."""
     driver = Driver(size, **changes)
-    for rank in range(size):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
+    driver.register(apart=True)
     for rank in range(size):
         driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
     for rank in range(size):
@@ -376,8 +382,7 @@ def crowded(size: int, **changes: Any) -> Driver:
 def proving(size: int) -> Driver:
     """A coordinator whose ranks, each on a host of its own, are about to connect to the scheduler's host."""
     driver = Driver(size)
-    for rank in range(size):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
+    driver.register(apart=True)
     listens = [payload for _, _, payload in driver.sent]
     assert driver.kinds() == [(rank, Kind.LISTEN) for rank in range(size)]
     assert [listen.address for listen in listens] == [f"10.0.0.{rank}" for rank in range(size)]
@@ -438,8 +443,7 @@ def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
 
 def test_a_node_that_can_not_listen_is_for_its_workers_to_report() -> None:
     driver = Driver(3)
-    for rank in range(3):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 3, f"h{rank}"))
+    driver.register(apart=True)
     for rank in range(3):
         driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
     connects = [payload for _, kind, payload in driver.sent if kind == Kind.CONNECT]
@@ -499,7 +503,7 @@ def test_a_failure_stops_the_start() -> None:
         driver.tell(rank, Kind.REACHED, REACHED)
     assert len(driver.sent) == sent
     driver = Driver(1)
-    driver.tell(0, Kind.REGISTRATION, registration(0, 1))
+    driver.register()
     driver.tell(0, Kind.FAILED, Failure(Problem("no disk"), 2))
     driver.tell(0, Kind.READY)
     assert driver.coordinator.outcome is None
@@ -508,8 +512,7 @@ def test_a_failure_stops_the_start() -> None:
 def test_progress_counts_workers_of_ranks_that_are_ready() -> None:
     driver = Driver(2)
     assert driver.coordinator.progress() == (0, None, ["", ""])
-    for rank in (0, 1):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.register()
     assert driver.coordinator.progress() == (0, 2, ["a"])  # the scheduler's
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     assert driver.coordinator.progress() == (0, 2, ["a", "a"])
@@ -517,14 +520,9 @@ def test_progress_counts_workers_of_ranks_that_are_ready() -> None:
     assert driver.coordinator.progress() == (1, 2, ["a"])
 
 
-def test_what_is_not_for_it() -> None:
-    assert not Driver(1).coordinator.handle(Event(0, Kind.START, None), 1.0)
-
-
 def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
     driver = Driver(2)
-    for rank in range(2):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, f"h{rank}"))
+    driver.register(apart=True)
     for rank in range(2):
         driver.tell(rank, Kind.LISTENING, Listening(0, 6))
     assert driver.kinds()[-1] == (0, Kind.SCHEDULER)
@@ -532,8 +530,7 @@ def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
 
 def test_nobody_connects_on_one_host() -> None:
     driver = Driver(2)
-    for rank in range(2):
-        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.register()
     assert driver.kinds() == [(0, Kind.SCHEDULER)]
 
 

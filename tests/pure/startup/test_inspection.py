@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, StartupError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import inspection
 from dask_gpu_mpi.startup.inspection import await_agent, inspect
 from dask_gpu_mpi.startup.start_context import StartContext
-
-
-class Signals:
-    def __init__(self, got: tuple[int, float] | None = None) -> None:
-        self.got = got
+from support.mocks.starts import start_context as context
 
 
 class Agent:
@@ -52,12 +46,6 @@ class Channels:
 CHANNELS: Any = Channels()
 
 
-def context(seconds: float = 30.0, signal: int | None = None) -> StartContext:
-    now = time.monotonic()
-    signals: Any = Signals(None if signal is None else (signal, now))
-    return StartContext({}, None, True, now, now + seconds, signals, Timeline("rank"), "h")
-
-
 def wait(agent: Any, around: StartContext) -> None:
     await_agent(agent, around)
 
@@ -89,7 +77,7 @@ def test_an_agent_that_ends_and_one_that_hangs() -> None:
     with pytest.raises(StartupError, match=r"ended before it was ready \(exit code 9\)"):
         wait(agent, context())
     with pytest.raises(StartupError, match="did not finish its imports"):
-        wait(Agent(), context(0.05))
+        wait(Agent(), context(seconds=0.05))
 
 
 def test_a_signal_ends_the_wait() -> None:
@@ -123,7 +111,7 @@ def test_what_nvml_says_is_told_with_the_rank() -> None:
 
 def test_nvml_that_hangs_is_reported_before_the_deadline() -> None:
     with pytest.raises(StartupError, match="^rank 1 of 2 on h: NVML"):
-        take(Agent(gpus=None), context(1.0), startup_timeout=20.0)
+        take(Agent(gpus=None), context(seconds=1.0), startup_timeout=20.0)
     with pytest.raises(StartupError, match="SIGTERM"):
         take(Agent(gpus=None), context(signal=15))
 

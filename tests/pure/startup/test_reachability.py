@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.reachability import MOST_AT_START, Listener, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
+from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
+from dask_gpu_mpi.plan.model import HostPlan, Role
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening, Reached
-from dask_gpu_mpi.startup.reachability import Connecting, ReachabilityTest, _dashboard, nodes_of
+from dask_gpu_mpi.startup import reachability
+from dask_gpu_mpi.startup.messages import Connect, Listen, Listening, Reached
+from dask_gpu_mpi.startup.reachability import (
+    Connecting,
+    ReachabilityTest,
+    _dashboard,
+    choose_transport,
+    nodes_of,
+    probing_workers,
+    ucx_ability,
+)
+from support.mocks.inputs import gpu, one_host, plan, rank, worker_plan
 
 
 def listen(test: ReachabilityTest, plan: Plan, addresses: dict[int, str | None]) -> None:
@@ -30,47 +42,11 @@ def connecting(options: Options) -> Connecting:
 def test_on_one_node_nobody_listens_for_workers() -> None:
     sent: list[tuple[int, str, Any]] = []
     test = ReachabilityTest(2, lambda *message: sent.append(message))
-    worker = WorkerPlan("1", 1, "a", "cpu", None, None, 1, 0, (0,), {})
+    worker = worker_plan("1", rank=1, host="a")
     plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
     listen(test, plan, {0: "127.0.0.1", 1: "127.0.0.1"})
     assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [(0, False, True)]
     assert test.on_listening(0, Listening(scheduler=5))
-
-
-def test_of_two_ranks_of_a_node_one_listens_and_connects() -> None:
-    sent: list[tuple[int, str, Any]] = []
-    test = ReachabilityTest(4, lambda *message: sent.append(message))
-    hosts = tuple(HostPlan(host, ranks, (), 0) for host, ranks in (("a", (0, 1)), ("b", (2, 3))))
-    first = WorkerPlan("1", 1, "a", "cpu", None, None, 1, 0, (0,), {})
-    workers = (first, replace(first, rank=2), replace(first, rank=3))
-    plan = Plan("exclusive", 4, Role(0, "a"), Role(0, "a"), hosts, workers)
-    listen(test, plan, {rank: f"10.0.0.{rank}" for rank in range(4)})
-    assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [
-        (0, False, True),
-        (1, True, False),
-        (2, True, False),
-    ]
-    assert not test.on_listening(0, Listening(scheduler=5))
-    assert not test.on_listening(1, Listening(workers=6))
-    assert test.on_listening(2, Listening(workers=7))
-    sent.clear()
-    test.connect(MOST_AT_START)
-    assert [(rank, kind, [(peer.host, peer.port) for peer in to.peers]) for rank, kind, to in sent] == [
-        (0, Kind.CONNECT, []),
-        (1, Kind.CONNECT, [("b", 7)]),
-        (2, Kind.CONNECT, [("a", 6)]),
-        (3, Kind.CONNECT, []),
-    ]
-    assert test.failure() is None
-    assert [test.on_reached(rank, Reached(Reach())) for rank in (0, 3)] == [False, False]
-    assert not test.on_reached(2, Reached(Reach(), (Lost("a", "Connection refused"),)))
-    assert test.on_reached(1, Reached(Reach()))
-    failure = test.failure()
-    assert failure is not None
-    assert failure.exit_code == 2
-    assert str(failure.problem).startswith(
-        "no connection between nodes: from b to a (Connection refused) (expected: "
-    )
 
 
 def result(rank: Connecting) -> Reached:
@@ -186,3 +162,165 @@ def test_a_clock_that_is_behind_is_named(ahead: float, encrypts: bool, fails: bo
     if failure is not None:
         assert "the clock of this node is 3610 s behind that of the scheduler's (" in str(failure.problem)
         assert failure.exit_code == 2
+
+
+# -- what workers send each other over UCX: chosen from the plan and from what the ranks can, and the line that says so
+
+
+OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
+NO_GPUS = plan(one_host((), ()))
+GPUS = plan(one_host((gpu(0),), (gpu(1),)))
+ONE_GPU = plan(one_host((gpu(0),)))
+MISSING = Problem("distributed-ucxx is not installed", fix="pip install it")
+
+
+def able(obstacles: dict[int, Problem | None]) -> dict[int, UcxAbility]:
+    return {rank: UcxAbility(problem) for rank, problem in obstacles.items()}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of", "obstacles", "chosen", "words"),
+    [
+        (AUTO, GPUS, {}, AUTO, ["TLS, and UCX for GPU memory", "not encrypted"]),
+        (AUTO, GPUS, {0: None, 1: None}, AUTO, ["UCX for GPU memory"]),
+        (AUTO, GPUS, {1: MISSING}, OFF, ["No UCX: rank 1: distributed-ucxx"]),
+        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, ["No UCX: distributed-ucxx"]),
+        (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, []),
+        (AUTO, ONE_GPU, {}, OFF, []),
+        (AUTO, ONE_GPU, {0: MISSING}, OFF, []),
+        (OFF, GPUS, {}, OFF, []),
+        (ALL, NO_GPUS, {}, ALL, ["UCX for large data", "not encrypted"]),
+        (ALL, GPUS, {}, ALL, ["UCX for large data"]),
+    ],
+)
+def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  # type: ignore[no-untyped-def]
+    found, line, warning, _ = choose_transport(wanted, of, able(obstacles))
+    assert (found, warning) == (chosen, None)
+    assert bool(str(line)) == bool(words)
+    for word in words:
+        assert word in str(line)
+
+
+def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
+    mixed = plan(
+        [
+            *one_host((gpu(0),)),
+        ],
+        cpu_workers=1,
+    )
+    assert choose_transport(AUTO, mixed, {}).ucx is AUTO  # its rank has one
+    from dataclasses import replace
+
+    alone = replace(mixed, workers=tuple(replace(w, rank=1) if w.kind == "cpu" else w for w in mixed.workers))
+    chosen, line, *_ = choose_transport(AUTO, alone, {})
+    assert chosen is OFF
+    assert "rank 1 without a GPU" in str(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "asked"),
+    [
+        (Options(worker_ucx=OFF), True, None),
+        (Options(worker_ucx=AUTO), True, True),
+        (Options(worker_ucx=AUTO), False, None),
+        (Options(worker_ucx=AUTO, worker_class="dask_cuda.CUDAWorker"), True, True),
+        (Options(worker_ucx=ALL, worker_class="distributed.Nanny"), False, False),
+        (Options(worker_ucx=ALL), True, True),  # its GPUs' memory needs RMM
+    ],
+)
+def test_what_is_missing_is_asked_where_it_matters(
+    options: Options, gpus: bool, asked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+
+    def missing(*, device_memory: bool) -> Problem:
+        calls.append(device_memory)
+        return MISSING
+
+    monkeypatch.setattr(reachability, "missing_ucx", missing)
+    assert ucx_ability(options, gpus=gpus).obstacle == (None if asked is None else MISSING)
+    assert calls == ([] if asked is None else [asked])
+
+
+def test_a_class_of_the_users_own_has_no_ucx_by_itself() -> None:
+    assert (
+        "worker_class"
+        in ucx_ability(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True).obstacle.text
+    )
+
+
+def test_workers_in_the_agent_have_none() -> None:
+    options = Options(worker_ucx=ALL, worker_class="distributed.Worker")
+    assert "run in the agent" in ucx_ability(options, gpus=False).obstacle.text
+
+
+def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
+    with pytest.raises(
+        InputError, match="protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
+    ):
+        choose_transport(ALL, GPUS, able({1: MISSING}))
+
+
+def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() -> None:
+    for wanted in (AUTO, ALL):
+        assert choose_transport(wanted, ONE_GPU, {}) == Transport()
+        assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
+
+
+def test_one_worker_of_each_node_tries_ucx_to_the_next() -> None:
+    assert probing_workers(GPUS) == {}
+    ranks = [
+        rank(number, 3, (gpu(number),), host=f"h{number // 2}", boot_id=f"b{number // 2}")
+        for number in range(3)
+    ]
+    assert probing_workers(plan(ranks)) == {0: "0-0", 2: "2-0"}
+
+
+NO_RDMA = UcxAbility(between_nodes="no RDMA device")
+
+
+def nodes(*gpus: int) -> Plan:
+    """A rank on each node, with so many GPUs."""
+    return plan(
+        [
+            rank(number, len(gpus), tuple(map(gpu, range(each))), host=f"h{number}", boot_id=f"b{number}")
+            for number, each in enumerate(gpus)
+        ]
+    )
+
+
+def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
+    with_rdma = choose_transport(AUTO, nodes(2, 2), {})
+    assert (with_rdma.ucx, with_rdma.between_nodes) == (AUTO, True)
+    without = choose_transport(AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA})
+    assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, None)
+    assert "of a node" in str(without.line)
+    assert str(without.line).endswith("Between nodes TLS alone: no RDMA device")
+    one = choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA})
+    assert str(one.line).endswith("Between nodes TLS alone: rank 1: no RDMA device")
+    # within one node nobody misses it
+    assert choose_transport(AUTO, nodes(2), {0: NO_RDMA}).line == with_rdma.line
+
+
+@pytest.mark.parametrize("wanted", [AUTO, ALL])
+def test_nodes_with_one_worker_each_have_no_use_for_ucx_without_rdma(wanted: WorkerUcx) -> None:
+    found = choose_transport(wanted, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA})
+    assert found.ucx is OFF
+    assert "UCX leads to no other node: no RDMA device" in str(found.line)
+
+
+def test_a_port_that_the_user_opens_is_warned_of() -> None:
+    found = choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")})
+    assert found.ucx is AUTO
+    assert str(found.warning).startswith("UCX_TLS has UCX open a TCP port")
+    assert "anyone who reaches the port can run code as you. Fix: " in str(found.warning)
+
+
+def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "missing_ucx", lambda **_: None)
+    monkeypatch.setattr(reachability, "obstacle_between_nodes", lambda _: "no RDMA device")
+    options = Options(worker_ucx=AUTO)
+    assert ucx_ability(options, gpus=True, environ={}) == NO_RDMA
+    assert ucx_ability(options, gpus=True, environ={"UCX_TLS": "tcp"}) == UcxAbility(opened_by="UCX_TLS")
+    switched = Options(worker_ucx=AUTO, worker_options={"enable_nvlink": True})
+    assert ucx_ability(switched, gpus=True, environ={}).opened_by == "worker_options['enable_nvlink']"

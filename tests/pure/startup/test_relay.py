@@ -14,18 +14,16 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Reached, Start
+from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
+from support.mocks.inputs import worker_plan
 
-WORKER = WorkerPlan(
-    name="a", rank=1, host="h", kind="cpu", gpu_index=None, device=None,
-    nthreads=1, memory_limit=0, cpus=(0,), resources={},
-)  # fmt: skip
+WORKER = worker_plan("a", rank=1, cpus=(0,))
 
 
 class Recorder:
@@ -191,14 +189,6 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "", JobFacts())))
     again = Listener("127.0.0.1", ports.scheduler, tokens)
     again.close()
-
-
-def test_a_rank_that_does_not_reach_it_reports_that() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, Connect(f"127.0.0.1:{port}", Tokens())))
-    assert until_reported(rank, channels) == (0, Kind.REACHED, Reached(Reach("Connection refused")))
 
 
 def test_a_port_that_is_taken_is_the_schedulers_to_report() -> None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.messages import PAYLOADS
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
-
-
-class Signals:
-    def __init__(self, got: tuple[int, float] | None = None) -> None:
-        self.got = got
+from support.mocks.starts import start_context as context
 
 
 class Agent:
@@ -37,22 +31,16 @@ class Agent:
         self.closed = timeout
 
 
-def context(signal: int | None = None) -> StartContext:
-    now = time.monotonic()
-    signals: Any = Signals(None if signal is None else (signal, now))
-    return StartContext({"SECRET": "x"}, None, True, now, now + 30, signals, Timeline("rank"))
-
-
 def test_a_signal_is_a_failure_with_its_exit_code() -> None:
     context().raise_signal()
     assert context().signal_failure() is None
     with pytest.raises(StartupError, match="^SIGINT came while the cluster started$") as caught:
-        context(2).raise_signal()
+        context(signal=2).raise_signal()
     assert caught.value.exit_code == 130
 
 
 def test_the_environment_is_not_shown() -> None:
-    assert "SECRET" not in repr(context())
+    assert "SECRET" not in repr(context(SECRET="x"))
 
 
 def test_an_error_that_is_fatal_aborts_the_job(

@@ -85,7 +85,9 @@ def test_a_scheduler_that_is_gone() -> None:
     linked(body)
 
 
-def test_a_scheduler_that_is_not_there() -> None:
+def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_gpu_mpi.view.snapshot.TIMEOUT", 1.0)
+
     async def ask() -> None:
         link = Link(Target("tcp://127.0.0.1:1"))
         try:
@@ -157,24 +159,6 @@ def test_clocks_that_differ_are_the_users_to_set() -> None:
     link = Link(Target("tcp://127.0.0.1:1"))
     assert isinstance(link._lost(OSError("certificate is not yet valid")), InputError)
     assert isinstance(link._lost(OSError("other")), ClusterLostError)
-
-
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    """A scheduler that is not what it seems can't run code here."""
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return Path.touch, (tmp_path / "ran",)
-
-    async def body(scheduler: Any, link: Link) -> None:
-        from distributed.protocol import to_serialize
-
-        scheduler.handlers["identity"] = lambda n_workers: {"workers": to_serialize(Evil())}
-        with pytest.raises(ClusterLostError):
-            await link.sample()
-
-    linked(body)
-    assert not (tmp_path / "ran").exists()
 
 
 class Bomb:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +13,26 @@ import pytest
 
 from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.view import recorder as module
-from dask_gpu_mpi.view.recorder import Recorder, recorder_of
+from dask_gpu_mpi.view.heartbeat import ACTIONS
+from dask_gpu_mpi.view.recorder import (
+    MOST_LANES,
+    MOST_OF_TASK,
+    MOST_TASK_NAMES,
+    Recorder,
+    Series,
+    TaskStream,
+    Transfers,
+    recorder_of,
+)
 from support.mocks.snapshots import made_up
 
 
 @pytest.mark.slow
 def test_the_record_is_plain_data_of_bounded_size() -> None:
-    job = made_up(16, 4, 3_000, 50)
+    job = made_up(16, 4, 1_200, 50)
     record = job.recorder.record()
     packed = pack(record)
-    assert unpack(packed)["tasks"]["seen"] == 150_000
+    assert unpack(packed)["tasks"]["seen"] == 60_000
     # more than this Dask would read in a thread, which there is none of at the end of an interpreter
     assert len(packed) < 8 << 20
     assert record["tasks"]["shown"] <= 21_000
@@ -43,12 +55,7 @@ def test_peaks_are_of_every_sample() -> None:
 
 
 def test_deaths_and_restarts() -> None:
-    job = made_up(
-        2,
-        2,
-        10,
-        1,
-    )
+    job = made_up(2, 2, 10, 1)
     job.kill("1-0")
     record = job.recorder.record()
     told = [(what, worker, why) for _, what, worker, why in record["events"] if worker == "1-0"][-2:]
@@ -142,3 +149,139 @@ def test_prefixes_are_bounded() -> None:
         max_exec_time=-1,
     )
     assert len(module._prefixes({str(number): prefix for number in range(2_000)}, {})) == module.MOST_SHOWN
+
+
+# -- measurements stay within their bounds, and cover the whole job
+
+
+def test_a_long_job_has_fewer_points_and_all_of_its_time() -> None:
+    series = Series(1.0, most_times=100)
+    for second in range(10_000):
+        if series.due(second):
+            series.add(second, {"0": {"cpu": second}})
+    assert 50 <= len(series.times) < 100
+    assert series.interval == 128.0
+    assert series.times[0] == 0.0
+    assert series.times[-1] > 9_800
+    assert list(series.columns["0"]["cpu"]) == list(series.times)
+
+
+def test_what_comes_late_goes_or_comes_again_has_gaps() -> None:
+    series = Series(1.0)
+    for second, names in enumerate(("a", "ab", "b", "ab")):
+        series.add(second, {name: {"cpu": 1.0} for name in names})
+    series.add(4, {"a": {"cpu": 1.0, "gpu": 2.0}})
+    gaps = {name: [math.isnan(value) for value in columns["cpu"]] for name, columns in series.columns.items()}
+    assert gaps == {"a": [False, False, True, False, False], "b": [True, False, False, False, True]}
+    assert [math.isnan(value) for value in series.columns["a"]["gpu"]] == [True] * 4 + [False]
+
+
+def test_workers_beyond_the_bound_are_counted() -> None:
+    series = Series(1.0, most_names=2)
+    for second in range(3):
+        series.add(second, {str(number): {"cpu": 1.0} for number in range(5)})
+    packed = series.packed()
+    assert list(packed["values"]) == ["0", "1"]
+    assert packed["left_out"] == 3
+    assert list(array("f", packed["values"]["0"]["cpu"])) == [1.0] * 3
+    assert list(array("d", packed["times"])) == [0.0, 1.0, 2.0]
+
+
+# -- data between workers: its sums are right also when they are by node
+
+
+def test_too_many_pairs_become_those_of_nodes_and_nothing_is_lost() -> None:
+    transfers = Transfers(most=50)
+    for number in range(1_000):
+        sender, receiver = number % 32, number * 7 % 31
+        transfers.add((f"{sender}", f"h{sender // 8}"), (f"{receiver}", f"h{receiver // 8}"), 10, 0.5)
+    rows = transfers.as_rows()
+    assert transfers.by == "node"
+    assert {row[0] for row in rows} == {"h0", "h1", "h2", "h3"}
+    assert [sum(row[place] for row in rows) for place in (2, 3, 4)] == [1_000, 10_000, 500.0]
+
+
+def test_too_many_nodes_are_one() -> None:
+    transfers = Transfers(most=3)
+    for number in range(100):
+        transfers.add((f"{number}", f"h{number}"), ("0", "h0"), 1, 0.0)
+    rows = transfers.as_rows()
+    assert len(rows) <= 5
+    assert sum(row[2] for row in rows) == 100
+    assert "other" in {row[0] for row in rows}
+
+
+# -- the sample of tasks: bounded, spread over the job, with the longest
+
+
+def compute(start: float, length: float = 1.0) -> list[dict[str, Any]]:
+    return [{"action": "compute", "start": start, "stop": start + length}]
+
+
+def test_all_of_few_tasks() -> None:
+    stream = TaskStream()
+    stream.add(
+        "0", 11, "f", [{"action": "transfer", "start": 9.0, "stop": 10.0}, *compute(10.0)], failed=False
+    )
+    stream.add("0", 12, "g", compute(11.0, 0.5), failed=True)
+    packed = stream.packed(9.0)
+    assert (packed["seen"], packed["shown"], packed["stride"]) == (2, 2, 1)
+    assert packed["names"] == ["f", "g"]
+    assert packed["lanes"] == [["0", 0], ["0", 1]]
+    assert list(array("d", packed["start"])) == [0.0, 1.0, 2.0]
+    assert list(array("f", packed["length"])) == [1.0, 1.0, 0.5]
+    assert [ACTIONS[action] for action in array("b", packed["action"])] == ["transfer", "compute", "failed"]
+    assert list(array("i", packed["lane"])) == [0, 0, 1]
+
+
+def test_many_tasks_are_sampled_over_all_of_the_job_and_whatever_recurs() -> None:
+    stream = TaskStream(most=1_000, longest=10)
+    for number in range(100_000):
+        stream.add("0", 1, f"task{number % 4}", compute(number), failed=False)
+    packed = stream.packed(0.0)
+    starts = array("d", packed["start"])
+    assert packed["seen"] == 100_000
+    assert 250 < packed["shown"] <= 1_010
+    assert packed["stride"] > 64
+    thirds = Counter(int(start // 33_334) for start in starts)
+    assert len(thirds) == 3
+    assert min(thirds.values()) > 0.6 * max(thirds.values())
+    kinds = Counter(array("i", packed["name"]))
+    assert len(kinds) == 4
+    assert min(kinds.values()) > 0.5 * max(kinds.values())
+
+
+def test_the_longest_are_kept() -> None:
+    stream = TaskStream(most=100, longest=5)
+    for number in range(10_000):
+        stream.add("0", 1, "f", compute(number, 50.0 if number % 2_000 == 7 else 0.1), failed=False)
+    packed = stream.packed(0.0)
+    long = [
+        start
+        for start, length in zip(array("d", packed["start"]), array("f", packed["length"]), strict=True)
+        if length > 1
+    ]
+    assert long == [7.0, 2_007.0, 4_007.0, 6_007.0, 8_007.0]
+
+
+def test_a_restarted_worker_keeps_its_lanes() -> None:
+    stream = TaskStream()
+    stream.add("0", 11, "f", compute(0.0), failed=False)
+    stream.restarted("0")
+    stream.add("0", 99, "f", compute(5.0), failed=False)
+    assert stream.packed(0.0)["lanes"] == [["0", 0]]
+
+
+def test_names_lanes_and_rectangles_of_a_task_are_bounded() -> None:
+    stream = TaskStream(most=100_000)
+    for number in range(MOST_TASK_NAMES + 50):
+        stream.add("0", number, f"name{number}", compute(number), failed=False)
+    stream.add("1", 1, "f", compute(0.0) * 1_000, failed=False)
+    stream.add("1", 1, "f", [], failed=False)
+    stream.add("1", 1, "f", [{"action": "new", "start": 0.0, "stop": 1.0}], failed=False)
+    packed = stream.packed(0.0)
+    assert len(packed["names"]) == MOST_TASK_NAMES + 1
+    assert packed["names"][-1] == "other"
+    assert len(packed["lanes"]) == MOST_LANES + 1
+    assert len(array("d", packed["start"])) == MOST_TASK_NAMES + 50 + MOST_OF_TASK + 1
+    assert ACTIONS.index("other") in array("b", packed["action"])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.view import report_page
 from dask_gpu_mpi.view.report_data import SCHEMA
 from dask_gpu_mpi.view.report_figures import on_grid
-from dask_gpu_mpi.view.report_page import main, page
-from support import ROOT
+from dask_gpu_mpi.view.report_page import check_report, main, page, write_report
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
@@ -49,7 +47,7 @@ def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Pat
 
 @pytest.mark.slow
 def test_it_needs_no_network_and_fits_in_20_mb() -> None:
-    text = page(made_up(16, 4, 3_600, 10).report())
+    text = page(made_up(16, 4, 1_200, 10).report())
     assert len(text) < 20_000_000
     assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
 
@@ -106,9 +104,7 @@ def test_a_later_schema_is_refused() -> None:
 def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
     data = made_up(1, 1, 3, 1).report()
     (tmp_path / "r.json").write_text(json.dumps(data))
-    command = [sys.executable, "-m", "dask_gpu_mpi.view.report_page", "r.json", "r.html"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=60)
+    assert not main([str(tmp_path / "r.json"), str(tmp_path / "r.html")])
     assert data["job"]["how"] in (tmp_path / "r.html").read_text()
 
 
@@ -173,3 +169,43 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
 def test_a_heat_map_is_bounded() -> None:
     grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
     assert grid.shape[1] <= 2_001
+
+
+# -- where a report can be written, and that it is written whole
+
+
+@pytest.mark.parametrize("name", ["r.html", "r.HTM", "r.json"])
+def test_good_names(name: str, tmp_path: Path) -> None:
+    check_report(str(tmp_path / name), "rank 0 on h")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["r", "r.pdf", "r.json.gz", ".html"])
+def test_other_kinds(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected FILE.html or FILE.json.*Fix: "):
+        check_report(str(tmp_path / name), "rank 0 on h")
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"can't be written by rank 0 on h \(No such file or directory\)\. Fix: "
+    ):
+        check_report(str(tmp_path / "no" / "r.json"), "rank 0 on h")
+
+
+def test_a_page_needs_bokeh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_page.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(
+        InputError, match="needs bokeh, which is not installed on rank 0 on h. Fix: pip install"
+    ):
+        check_report(str(tmp_path / "r.html"), "rank 0 on h")
+    check_report(str(tmp_path / "r.json"), "rank 0 on h")
+
+
+def test_the_file_before_is_replaced(tmp_path: Path) -> None:
+    data = made_up(1, 1, 5, 1).report()
+    path = tmp_path / "r.json"
+    path.write_text("before")
+    write_report(str(path), data)
+    assert json.loads(path.read_text()) == data
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.view import snapshot as module
+from dask_gpu_mpi.view import heartbeat
+from dask_gpu_mpi.view.heartbeat import measured
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
 from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import plugins
@@ -128,14 +128,6 @@ def test_a_worker_that_was_restarted_has_no_rate() -> None:
     assert with_rates(sample(2, 5, 3.0), sample(1, 1000, 1.0)).rows[0].received_rate is None
 
 
-def test_64_nodes_of_8_gpus() -> None:
-    snapshot = snapshot_of(*cluster(64, 8), 7.0)
-    assert len(snapshot.rows) == 512
-    assert len({row.node for row in snapshot.rows}) == 64
-    assert snapshot.rows[-1].worker == "63-7"
-    assert json.loads(json.dumps(as_json(snapshot)))["rows"][511]["device"] == "GPU-63-7"
-
-
 _ANY = (
     st.none()
     | st.booleans()
@@ -157,14 +149,49 @@ def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
     with_rates(snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0), None)
 
 
-@pytest.mark.parametrize("name", ["METRIC"])
-def test_names_that_two_rooms_have(name: str) -> None:
-    assert getattr(module, name) == getattr(plugins, name)
-
-
 def test_the_page_has_every_key_of_the_json() -> None:
     page = (ROOT / "docs" / "json.md").read_text()
     _, _, tables = page.partition("## `top --json`")
     named = set(re.findall(r"`(\w+)`", tables))
     told = as_json(snapshot_of(*cluster(1, 1), 7.0))
     assert (told.keys() | told["rows"][0].keys()) - named == set()
+
+
+# -- what is read of a heartbeat, from all kinds of workers
+
+
+def test_a_worker_that_spills_device_memory_and_has_two_gpus() -> None:
+    told = {
+        "memory": 7,
+        "spilled_bytes": {"memory": 0, "disk": 0},  # of a store that distributed does not know
+        "gpu_utilization": 1,
+        "gpu_memory_used": 2,
+        plugins.METRIC: {"spilled": 5_000, "gpus": [[10, 11, 80], [20, 21, 80]]},
+    }
+    assert measured(told) == {
+        "memory": 7,
+        "gpu_spilled": 5_000,
+        "gpu": 10,
+        "gpu_memory": 11,
+        "gpu_1": 20,
+        "gpu_memory_1": 21,
+    }
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"cpu": "much", "memory": True, "spilled_bytes": 7, "rmm": [], "cudf": None, "gpu": 3},
+        {"cpu": float("nan"), "memory": float("inf"), "managed_bytes": 10**400},
+        {heartbeat.METRIC: {"gpus": [[], ["x", None, 3, 4]], "spilled": "all"}},
+        {heartbeat.METRIC: {"gpus": [7]}},
+        {heartbeat.METRIC: 7},
+    ],
+)
+def test_what_is_no_figure_is_left_out(told: dict[str, Any]) -> None:
+    assert measured(told) == {}
+
+
+def test_many_gpus_are_bounded() -> None:
+    told = {heartbeat.METRIC: {"gpus": [[1, 2, 3]] * 1_000}}
+    assert len(measured(told)) == 2 * heartbeat.MOST_GPUS

@@ -1,19 +1,37 @@
-"""The keys of `top`: order, node, fold, scroll position."""
+"""The keys of `top`, and what it draws."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from dask_gpu_mpi.view.snapshot import Row, snapshot_of
-from dask_gpu_mpi.view.top_view import SORTS, View, folded, keys_of, page_of, press, share
+from dask_gpu_mpi.view.job_facts import RunWarning
+from dask_gpu_mpi.view.snapshot import Row, Snapshot, snapshot_of
+from dask_gpu_mpi.view.top_view import (
+    SORTS,
+    View,
+    fit,
+    folded,
+    keys_of,
+    page_of,
+    pair,
+    plain,
+    press,
+    rows_of_screen,
+    screen,
+    share,
+    short,
+)
 from support.mocks.snapshots import GIB, cluster
 
 ROWS = snapshot_of(*cluster(3, 2), 7.0).rows
-LARGE = snapshot_of(*cluster(64, 8), 7.0).rows
+MANY = snapshot_of(*cluster(64, 8), 7.0).rows
 
 
 def after(keys: str, rows: tuple[Row, ...] = ROWS, height: int = 20) -> View:
@@ -61,13 +79,13 @@ def test_n_goes_through_the_nodes_and_back_to_all() -> None:
 
 
 def test_rows_fold_where_they_are_more_than_the_screen_has() -> None:
-    assert not page_of(View(), LARGE, 512).folded
-    page = page_of(View(), LARGE, 100)
+    assert not page_of(View(), MANY, 512).folded
+    page = page_of(View(), MANY, 100)
     assert (page.folded, len(page.rows), page.total) == (True, 64, 64)
     # of one node all are shown
-    assert not page_of(View(node="node0001"), LARGE, 4).folded
-    assert after("f", LARGE, 100).fold is False
-    assert after("f", LARGE, 600).fold is True
+    assert not page_of(View(node="node0001"), MANY, 4).folded
+    assert after("f", MANY, 100).fold is False
+    assert after("f", MANY, 600).fold is True
 
 
 def test_a_node_has_sums_and_the_mean_of_the_use() -> None:
@@ -136,3 +154,115 @@ def test_any_keys_show_rows_that_are_there(keys: list[str], height: int, empty: 
 
 def test_a_share() -> None:
     assert (share(None, 1), share(1, 0), share(1, 2)) == (None, None, 0.5)
+
+
+# -- what `top` draws
+
+
+SMALL = snapshot_of(*cluster(2, 2), 7.0)
+LARGE = snapshot_of(*cluster(64, 8), 7.0)
+
+
+def drawn(renderable: Any, width: int = 80) -> list[str]:
+    file = StringIO()
+    Console(file=file, width=width, highlight=False).print(renderable)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_small_cluster_in_80_columns() -> None:
+    lines = drawn(screen(SMALL, View(), 80, 24))
+    assert lines[0] == "nodes 2, GPUs 4, workers 4  tls://10.0.0.1:8786"
+    assert lines[1] == "USE 2%  GPU MEM 40/320G  HOST MEM 8/256G  RUN 8  WAIT 28  SPILL 44".replace(
+        "8/256", "8.0/256"
+    )
+    assert lines[2] == "NODE     WORKER   GPU USE%  GPU MEM      RMM HOST MEM RUN WAIT  IN/s OUT/s SPILL"
+    assert lines[3] == "node0000 0-0        0    0   10/80G  1.0/40G  2.0/64G   2    7     -     -    11"
+    assert lines[6] == "node0001 1-1        1    3   10/80G  1.0/40G  2.0/64G   2    7     -     -    11"
+    assert lines[-2] == "sort: node  node: all  rows 1-4 of 4"
+    assert lines[-1].startswith("q quit")
+
+
+def test_512_gpus_are_folded_to_their_nodes() -> None:
+    lines = drawn(screen(LARGE, View(), 80, 24))
+    assert len(lines) == 24
+    assert lines[0].startswith("nodes 64, GPUs 512, workers 512")
+    assert lines[3] == "node0000 8           4  80/640G 8.0/320G  16/512G  16   56     -     -    88"
+    assert "rows 1-19 of 64" in lines[-2]
+    assert "one row per node" in lines[-2]
+
+
+def test_one_lost_worker_of_a_folded_node_is_not_all_of_them() -> None:
+    rows = (Row(node="node0000", worker="0-0"), *LARGE.rows[1:])
+    lines = drawn(screen(replace(LARGE, rows=rows), View(), 80, 24))
+    assert lines[3].startswith("node0000 8 (1 lost) ")
+
+
+@given(st.integers(10, 200), st.integers(8, 60), st.booleans())
+@settings(deadline=None)
+def test_it_fits_every_screen(width: int, height: int, large: bool) -> None:
+    lines = drawn(screen(LARGE if large else SMALL, View(), width, height), width)
+    assert max(map(len, lines)) <= max(width, 20)
+    assert len(lines) <= height
+
+
+def test_a_narrow_screen_drops_columns_and_a_wide_one_shows_whole_names() -> None:
+    rows = tuple(replace(row, node=f"a-long-name-of-a-{row.node}") for row in SMALL.rows)
+    long = replace(SMALL, rows=rows)
+    narrow, wide = drawn(screen(long, View(), 50, 24), 50), drawn(screen(long, View(), 120, 24), 120)
+    assert "USE%" in narrow[2]
+    assert "OUT/s" not in narrow[2]
+    assert narrow[3].startswith("..ode0000 0-0 ")
+    assert wide[3].startswith("a-long-name-of-a-node0000 0-0 ")
+
+
+def test_a_worker_that_does_not_run_says_so() -> None:
+    rows = (replace(SMALL.rows[0], status="paused"), Row(node="n", worker="0-1"), *SMALL.rows[2:])
+    lines = drawn(screen(replace(SMALL, rows=rows), View(), 100, 24), 100)
+    assert "0-0 paused" in lines[3]
+    assert "0-1 lost" in lines[4]
+    assert lines[4].split()[3:] == ["-"] * 10
+    assert "workers 4 (1 paused, 1 lost)" in lines[0]
+
+
+def test_the_time_left_and_the_last_warnings() -> None:
+    events = tuple(RunWarning(0.0, f"event {number}") for number in range(5))
+    told = replace(SMALL, end=7.0 + 3725, notes=("slow network",), events=events[:2])
+    lines = drawn(screen(told, View(), 80, 24))
+    assert lines[0].startswith("1:02:05 left, nodes 2")
+    assert lines[7] == "at start: slow network"
+    assert lines[8].endswith(" event 0")
+    told = replace(told, events=events)
+    assert [line.split()[-1] for line in drawn(screen(told, View(), 80, 24))[7:10]] == ["2", "3", "4"]
+    assert rows_of_screen(told, 24) == 16
+    # not on a screen, all of them
+    assert len([line for line in drawn(plain(told, None), 1000) if "event" in line]) == 5
+
+
+def test_a_cluster_without_workers() -> None:
+    empty = Snapshot(time=1.0, scheduler="tcp://h:1", rows=())
+    assert drawn(screen(empty, View(), 80, 24))[1] == "no worker yet"
+    assert drawn(plain(empty, None))[1] == "no worker yet"
+
+
+def test_in_a_file_nothing_is_cut() -> None:
+    rows = tuple(replace(row, node=row.node * 10, worker="w" * 60) for row in SMALL.rows)
+    lines = drawn(plain(replace(SMALL, rows=rows), None), 1000)
+    assert lines[3].split()[:2] == ["node0000" * 10, "w" * 60]
+
+
+@given(st.integers(0, 2**59))
+def test_bytes_have_their_width(number: int) -> None:
+    assert len(short(number)) <= 5
+    assert len(pair(number, max(number, 1))) <= 8
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "text"),
+    [(None, 5, "-"), (5, None, "5"), (0, 80 * GIB, "0/80G"), (GIB, 2048 * GIB, "0.0/2.0T"), (0, 0, "0")],
+)
+def test_a_pair(used: int | None, total: int | None, text: str) -> None:
+    assert pair(used, total) == text
+
+
+def test_cuts() -> None:
+    assert [fit("abcdef", width) for width in (6, 5, 3, 1, 0)] == ["abcdef", "..def", "..f", ".", ""]

@@ -13,19 +13,16 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import cuda_worker
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.worker_class import is_cuda_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
+from support.mocks.inputs import worker_plan
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
 
-PLAN = WorkerPlan(
-    name="0-1", rank=0, host="h", kind="gpu", gpu_index=1, device="GPU-x,GPU-y", nthreads=1, memory_limit=0, cpus=(2, 3),
-    resources={"GPU": 1},
-)  # fmt: skip
+PLAN = worker_plan("0-1", "GPU-x,GPU-y", gpu_index=1, cpus=(2, 3), resources={"GPU": 1})
 GB = 10**9
 
 
@@ -59,10 +56,6 @@ def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
     return make_worker(plan, start, given, "/scratch")
-
-
-def test_it_passes_for_a_cudaworker() -> None:
-    assert is_cuda_worker(CUDAWorker)
 
 
 def test_a_worker_as_planned() -> None:
@@ -148,16 +141,19 @@ def test_the_users_options_win() -> None:
     )
 
 
-def test_a_device_of_unknown_size_has_dask_cudas_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("planned", "limit", "pool"),
+    [
+        ({}, "default", 0.5),  # a device of unknown size
+        ({"device_memory_limit": 64 * GB, "rmm_pool_size": 40 * GB}, 64 * GB, 40 * GB),
+    ],
+)
+def test_sizes_are_the_plans_bytes(
+    planned: dict[str, int], limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_worker, "find_spec", lambda name: True)
-    given = made({}, rmm_pool_size=0.5).given
-    assert (given["device_memory_limit"], given["rmm_pool_size"]) == ("default", 0.5)
-
-
-def test_sizes_are_the_plans_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: True)
-    given = made({"device_memory_limit": 64 * GB, "rmm_pool_size": 40 * GB}, rmm_pool_size=0.5).given
-    assert (given["device_memory_limit"], given["rmm_pool_size"]) == (64 * GB, 40 * GB)
+    given = made(planned, rmm_pool_size=0.5).given
+    assert (given["device_memory_limit"], given["rmm_pool_size"]) == (limit, pool)
 
 
 @pytest.fixture

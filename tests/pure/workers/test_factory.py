@@ -18,10 +18,9 @@ from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.worker_options import read_worker_options
+from support.mocks.inputs import worker_plan
 
-CPU = WorkerPlan(
-    name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}
-)  # fmt: skip
+CPU = worker_plan("a", nthreads=2, memory_limit=10**9, cpus=(0,))
 GPU = replace(CPU, kind="gpu", gpu_index=0, device="GPU-x")
 START = Start("tcp://127.0.0.1:1", "tcp", "127.0.0.1", (), {})
 
@@ -84,6 +83,14 @@ def test_who_offers_ucx(
     offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
     assert all(each.ways["loopback"] for each in offers)
+    assert [each.probes for each in offers] == [False] * len(offers)
+
+
+@pytest.mark.parametrize("probe", ["a", "b"])
+def test_one_worker_of_a_node_tries_ucx_to_the_next(probe: str, tmp_path: Path) -> None:
+    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=replace(START, ucx_probe=probe))
+    [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    assert offer.probes is (probe == "a")
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,9 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import lifecycle, logs
 from dask_gpu_mpi.workers.lifecycle import Workers
+from support.mocks.inputs import worker_plan
 
 START = Start("tcp://h:1", "tcp", "127.0.0.1", (), {})
-
-
-def plan(name: str, device: str | None = None) -> WorkerPlan:
-    return WorkerPlan(
-        name=name, rank=0, host="h", kind="gpu" if device else "cpu", gpu_index=None, device=device, nthreads=1,
-        memory_limit=0, cpus=(), resources={},
-    )  # fmt: skip
 
 
 class Nanny:
@@ -103,7 +97,7 @@ class Bench:
 
     async def start(self, **served: Any) -> None:
         self.served |= served
-        self.begun = replace(START, workers=tuple(plan(name) for name in served))
+        self.begun = replace(START, workers=tuple(worker_plan(name) for name in served))
         await self.workers.start(self.begun)
 
 
@@ -116,7 +110,7 @@ def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | 
     async def start() -> None:
         bench.served["a"] = served = Served(*nannies)
         served.error, served.starting = error, 0.1
-        await bench.workers.start(replace(START, workers=(plan("a", device),)))
+        await bench.workers.start(replace(START, workers=(worker_plan("a", device),)))
 
     with pytest.raises(DaskGpuMpiError) as caught:
         asyncio.run(start())

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from distributed.protocol import pickle
 
-from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import plugins
 from dask_gpu_mpi.workers.plugins import (
     KeylessDump,
@@ -22,13 +21,7 @@ from dask_gpu_mpi.workers.plugins import (
     UcxBetweenWorkers,
     plugins_of,
 )
-
-
-def plan(device: str | None) -> WorkerPlan:
-    return WorkerPlan(
-        name="0-1", rank=0, host="h", kind="gpu" if device else "cpu", gpu_index=None, device=device, nthreads=1,
-        memory_limit=0, cpus=(), resources={},
-    )  # fmt: skip
+from support.mocks.inputs import worker_plan
 
 
 def failed(error: Any, start: str = "executing", finish: str = "error", gpu_fix: str = "") -> Any:
@@ -74,11 +67,11 @@ def test_an_exception_that_can_not_be_read_is_left_as_it_is() -> None:
 
 
 def test_the_label_names_the_worker_and_its_gpu() -> None:
-    *_, label = plugins_of(plan("GPU-0123456789abcdef"), None)
+    *_, label = plugins_of(worker_plan("0-1", "GPU-0123456789abcdef"), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h, GPU GPU-0123456789abcdef]"
     assert label.gpu_fix == ""
-    *_, label = plugins_of(plan(None), None)
+    *_, label = plugins_of(worker_plan("0-1", None), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h]"
     assert "--default-workers gpu" in label.gpu_fix
@@ -90,7 +83,7 @@ def test_the_label_names_the_worker_and_its_gpu() -> None:
 def test_the_log_file_is_named_for_worker_host_and_gpu(
     device: str | None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    *_, file = plugins_of(plan(device), str(tmp_path))
+    *_, file = plugins_of(worker_plan("0-1", device), str(tmp_path))
     assert isinstance(file, LogFile)
     assert (file.directory, file.file) == (str(tmp_path), name)
     calls: list[tuple[str, str]] = []
@@ -230,6 +223,7 @@ class TestTransferSizes:
         plugin = TransferSizes()
         plugin.setup(worker)
         plugin.transition("x", "fetch", "flight")
+        plugin.transition("x", "executing", "released")
         plugin.transition("gone", "executing", "memory")
         assert "nbytes" not in worker.state.tasks["x"].startstops[0]
         del worker.transfer_incoming_log
@@ -246,5 +240,8 @@ class TestTransferSizes:
         assert len(plugin._sizes) == 10
 
     def test_it_is_there_where_the_job_has_a_report(self) -> None:
-        assert any(isinstance(each, TransferSizes) for each in plugins_of(plan(None), None, records=True))
-        assert not any(isinstance(each, TransferSizes) for each in plugins_of(plan(None), None))
+        assert any(
+            isinstance(each, TransferSizes)
+            for each in plugins_of(worker_plan("0-1", None), None, records=True)
+        )
+        assert not any(isinstance(each, TransferSizes) for each in plugins_of(worker_plan("0-1", None), None))

@@ -11,7 +11,7 @@ import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
-from dask_gpu_mpi.workers.worker_class import TAKEN, accepted_options, sets_itself
+from dask_gpu_mpi.workers.worker_class import TAKEN, accepted_options
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker
@@ -56,24 +56,6 @@ def test_a_class_that_takes_everything() -> None:
     assert accepted_options(dict) is None  # written in C: its signature can't be read
 
 
-def test_a_class_that_takes_no_keywords_ends_the_chain() -> None:
-    class Narrow(Nanny):
-        def __init__(self, address: str, /, mine: int = 1, *rest: int, also: int = 2) -> None: ...
-
-    assert accepted_options(Narrow) == {"mine", "also"}
-
-
-def test_a_class_below_a_nanny_is_asked_instead_of_worker() -> None:
-    class Below(Worker):
-        def __init__(self, *args: Any, below: int = 1, **kwargs: Any) -> None: ...
-
-    for cls in (CUDAWorker, Nanny):
-        with_it, without = accepted_options(cls, Below), accepted_options(cls)
-        assert with_it is not None
-        assert without is not None
-        assert with_it - without == {"below"}
-
-
 def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
     """A class made from CUDAWorker may take ``env`` and do with it what it wants."""
 
@@ -84,20 +66,3 @@ def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
     assert accepted is not None
     assert "env" in accepted
     assert "data" not in accepted
-
-
-def test_what_a_class_passes_on_itself() -> None:
-    assert [sets_itself(cls, "data") for cls in CLASSES] == [True, False, False]
-    assert [sets_itself(cls, "nanny") for cls in CLASSES] == [True, True, False]
-    assert [sets_itself(cls, "handlers") for cls in CLASSES] == [True, True, True]
-    assert not sets_itself(CUDAWorker, "nthreads")
-
-
-def test_first_option_of_a_class_is_one() -> None:
-    class Mine(Worker):  # type: ignore[misc]
-        def __init__(self, first: int = 1, **kwargs: Any) -> None: ...
-
-    accepted = accepted_options(Mine)
-    assert accepted is not None
-    assert "first" in accepted
-    assert "self" not in accepted

@@ -123,6 +123,10 @@ def test_wrong_types(options: dict[str, Any]) -> None:
         {"device_memory_limit": "auto"}, {"preload": "a.py"}, {"preload": ["a.py"]}, {"preload": None}, {"resources": "A=1 B=2"},
         {"resources": "A=1,B=2"}, {"resources": {"A": 1}}, {"resources": None}, {"pre_import": "cudf,cupy"},
         {"lifetime": "1 hour"}, {"death_timeout": 60}, {"nthreads": 1}, {"resources": {"A": 0}}, {"resources": ""},
+        # those that go together
+        {"rmm_pool_size": "1GB", "rmm_managed_memory": True, "rmm_log_directory": "/x"},
+        {"rmm_async": True, "rmm_release_threshold": 0.5, "rmm_maximum_pool_size": 0.9, "rmm_managed_memory": False},
+        {"rmm_pool_size": None, "rmm_maximum_pool_size": None, "cudf_spill_stats": 0},
         {"preload": ("a.py",)}, {"preload_argv": [["--a"], []]}, {"preload_nanny": None}, {"cudf_spill_stats": None},
     ],
 )  # fmt: skip
@@ -173,23 +177,6 @@ def test_a_closed_signature_has_types_as_well() -> None:
 def test_options_that_do_not_go_together(options: dict[str, Any], words: str) -> None:
     for cls in (CUDAWorker, MyCUDAWorker):
         assert words in refused(cls, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rmm_pool_size": "1GB", "rmm_managed_memory": True, "rmm_log_directory": "/x"},
-        {
-            "rmm_async": True,
-            "rmm_release_threshold": 0.5,
-            "rmm_maximum_pool_size": 0.9,
-            "rmm_managed_memory": False,
-        },
-        {"rmm_pool_size": None, "rmm_maximum_pool_size": None, "cudf_spill_stats": 0},
-    ],
-)
-def test_options_that_do(options: dict[str, Any]) -> None:
-    read_worker_options(CUDAWorker, options, where="worker_options")
 
 
 def test_dask_cuda_refuses_the_same_pairs() -> None:

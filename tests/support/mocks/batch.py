@@ -145,6 +145,11 @@ class FakeBatch:
             "squeue": ("2030-01-02T03:04:05", 0),
         }
 
+    def mock_launch(self) -> None:
+        """Make a stand-in of `dask-gpu-mpi` as well, which is quick: for tests of what a script does before it."""
+        (self.bin / "dask-gpu-mpi").unlink()
+        (self.bin / "dask-gpu-mpi").symlink_to("fake")
+
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a batch script: nothing of whoever runs the tests."""
         return {

@@ -11,10 +11,11 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
+from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 
-__all__ = ["GIB", "gpu", "keywords", "names", "one_host", "plan", "rank", "refused"]
+__all__ = ["GIB", "gpu", "keywords", "names", "one_host", "plan", "rank", "refused", "worker_plan"]
 
 
 GIB = 1024**3
@@ -46,6 +47,21 @@ def names(plan: Plan) -> list[str | int]:
 
 def plan(inventories: Any, *, has_client: bool = True, **options: Any) -> Plan:
     return make_plan(inventories, Options(**options), has_client=has_client)
+
+
+def worker_plan(name: str | int = "0-0", device: str | None = None, **more: Any) -> WorkerPlan:
+    """A worker of rank 0 on host ``h``, of GPUs where `device` is given."""
+    fixed = {
+        "rank": 0,
+        "host": "h",
+        "kind": "cpu" if device is None else "gpu",
+        "gpu_index": None,
+        "nthreads": 1,
+        "memory_limit": 0,
+        "cpus": (),
+        "resources": {},
+    }
+    return WorkerPlan(**{"name": name, "device": device, **fixed, **more})
 
 
 def keywords(**given: Any) -> Options:

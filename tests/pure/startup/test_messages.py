@@ -1,3 +1,5 @@
+"""The messages of the start, and those of the agent."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.startup import messages as channels_module
-from dask_gpu_mpi.startup.messages import POLL_BUSY, POLL_IDLE, Channels, Event
+from dask_gpu_mpi.startup.messages import Channels, Event
 
 
 class Box:
@@ -64,10 +66,6 @@ def test_mail_and_the_agent_are_one_stream() -> None:
     assert channels.events(9.0) == []
     assert agent.waits == [0.0, 9.0]
     assert (channels.rank, channels.size) == (1, 3)
-
-
-def test_a_waiting_rank_polls_ten_times_a_second() -> None:
-    assert (POLL_BUSY, POLL_IDLE) == (0.01, 0.1)
 
 
 def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
