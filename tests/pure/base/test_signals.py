@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +181,16 @@ def dumps(tmp_path: Path) -> Any:
 
 def test_faulthandler_goes_on(dumps: Any) -> None:
     signals = Signals()
+    thread = threading.Thread(target=signals.take)  # only the main thread can
+    thread.start()
+    thread.join(10)
+    assert not is_ours(signal.SIGTERM)
     signals.take()
+    assert is_ours(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 1  # a rank that hangs while it joins can be asked why
     signals.give_back()
+    assert not is_ours(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 2
     # and where we do handle that signal
