@@ -387,12 +387,3 @@ def test_the_worst_that_a_rank_saw_counts() -> None:
     gpu = make_plan([one, other], Options()).hosts[0].gpus[0]
     assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
     assert make_plan([one, other], Options()).hosts[0].gpus[1].free == -1
-
-
-def test_contexts_that_ranks_have_made() -> None:
-    ranks = [replace(rank, contexts=("device 0, UUID 12", "device 3")) for rank in job(Shape(ranks=12))]
-    ranks[0] = replace(ranks[0], contexts=())
-    (warning,) = (w for w in map(str, make_plan(ranks, Options()).warnings) if "CUDA context" in w)
-    assert "rank 1 on n0 (device 0, UUID 12, device 3), rank 2 on n0" in warning
-    assert "rank 0" not in warning
-    assert "and 3 more" in warning

@@ -227,6 +227,7 @@ def test_the_dashboard_waits_for_the_scripts_client(
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert connected == [3]
     # but not for ever: a script may have none
+    assert scheduler.CLIENT_GRACE == 5.0
     monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert connected == [3, 1]
@@ -234,32 +235,6 @@ def test_the_dashboard_waits_for_the_scripts_client(
     monkeypatch.setattr(scheduler.importlib, "import_module", missing)
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert "no dashboard: ImportError: no bokeh" in caplog.text
-
-
-def test_it_waits_for_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    class Loop:
-        @staticmethod
-        def time() -> float:
-            return 100.0 + sum(slept)
-
-        @staticmethod
-        async def run_in_executor(_: None, function: Any, name: str) -> Any:
-            assert name == "distributed.dashboard.scheduler"
-            raise ImportError
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    pages = Pages()
-    pages.polls = -1000
-    monkeypatch.setattr(scheduler.asyncio, "get_running_loop", Loop)
-    monkeypatch.setattr(scheduler.asyncio, "sleep", sleep)
-    coroutine = scheduler._attach_dashboard(pages)
-    with pytest.raises(StopIteration):
-        coroutine.send(None)
-    assert slept == [0.25] * 20
 
 
 def test_the_exit_code_of_the_process() -> None:

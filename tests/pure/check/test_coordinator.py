@@ -167,8 +167,7 @@ def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str
 
 
 def test_port_and_rank_of_the_scheduler() -> None:
-    job = Job(Options(scheduler_port=8786, scheduler_rank=7))
-    job.whole()
+    job = Job(Options(scheduler_port=8786, scheduler_rank=7)).whole()
     assert (job.evidence.port, job.evidence.scheduler_rank) == (8786, 1)
 
 
@@ -255,8 +254,7 @@ def test_scheduler_of_a_rank_that_does_not_listen() -> None:
 
 
 def test_plan_that_can_not_be_made() -> None:
-    job = Job(Options(layout="exclusive"))
-    job.whole()
+    job = Job(Options(layout="exclusive")).whole()
     assert "3 MPI ranks" in str(job.evidence.plan_problem)
     # what is wrong with a rank that has no inventory is reported as its own
     blind = Job(Options(layout="exclusive"))
@@ -278,8 +276,7 @@ def test_ranks_with_different_options() -> None:
 
 
 def test_layout_exclusive_without_a_script() -> None:
-    job = Job(Options(layout="exclusive"), has_client=False)
-    job.whole()
+    job = Job(Options(layout="exclusive"), has_client=False).whole()
     assert job.errors() == []
     assert job.evidence.plan is not None
     assert [worker.rank for worker in job.evidence.plan.workers] == [1]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import client_end
+from dask_gpu_mpi.job import api, client_end
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.client_end import ClientEnd
 from dask_gpu_mpi.job.ending import Cause, Ending
 from dask_gpu_mpi.job.session import Session
+from dask_gpu_mpi.options.model import Options
 
 
 class Member:
@@ -291,3 +294,39 @@ def test_the_client_of_gangs(
     monkeypatch.setattr(found, "status", "closed")
     if not taken:
         assert session._own_client() is not found
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_execute_ends_the_cluster_with_its_function(
+    raises: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(number: int) -> float:
+        return 6 / number
+
+    session = make(member)
+    monkeypatch.setattr(api, "prepare_process", lambda: None)
+    monkeypatch.setattr(api, "start", lambda *_, **__: (member, session))
+    with pytest.raises(ZeroDivisionError) if raises else contextlib.nullcontext():
+        assert api.execute(function, (0 if raises else 3,)) == 2
+    assert member.done == [True]
+
+
+def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address and its link; and a shuffle by tasks where all workers have GPUs."""
+    for name in ("shut_down_once", "prefer_cluster", "before_finalize", "ChildrenOfCluster"):
+        monkeypatch.setattr(client_end, name, lambda *_: SimpleNamespace(release=lambda: None))
+    monkeypatch.setattr(client_end.Monitor, "start", lambda monitor: None)
+    member.joined.options = Options()  # type: ignore[assignment]
+    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
+    member.joined.cluster.plan.workers = (SimpleNamespace(kind="gpu", devices=()),)
+    keys = ("scheduler-address", "distributed.dashboard.link", "dataframe.shuffle.method")
+    before = [dask.config.get(key, None) for key in keys]
+    end = make_end(member)
+    end.open()
+    assert [dask.config.get(key) for key in keys] == [
+        "tls://nowhere",
+        member.joined.cluster.dashboard,
+        "tasks",
+    ]
+    end.close()
+    assert [dask.config.get(key, None) for key in keys] == before

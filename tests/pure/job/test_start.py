@@ -27,6 +27,7 @@ from dask_gpu_mpi.job import client_end, outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
 from dask_gpu_mpi.job.client_end import Use
+from dask_gpu_mpi.job.program import run_script
 
 
 def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +153,8 @@ def test_between_two_ends_nothing_is_raised() -> None:
     with pytest.raises(SystemExit):
         sys.excepthook(Failing, Failing("no"), None)
     assert module._script_has_ended(frames[0])
+    reporting: Any = SimpleNamespace(f_code=run_script.__code__, f_back=None)
+    assert module._script_has_ended(reporting)
     assert not module._script_has_ended(sys._getframe())
     assert not module._script_has_ended(None)
 
