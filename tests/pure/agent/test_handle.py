@@ -110,7 +110,7 @@ def test_what_dask_configures_for_processes_is_there_from_the_agents_first_momen
         assert b"\0DGM_TEST=7\0" in environ
         assert agent._process.returncode in (0, -signal.SIGKILL)  # it has a second to end
     finally:
-        another.close(5.0)
+        another.close(30.0)
     assert another._process.returncode == 0
 
 

@@ -20,8 +20,9 @@ from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
+from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 
 PLAN = WorkerPlan(
@@ -248,12 +249,13 @@ def test_an_order_that_can_not_be_read(bench: Bench) -> None:
     assert told[2] == 1
 
 
-def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
+@pytest.mark.parametrize("ucx", [WorkerUcx.OFF, WorkerUcx.ALL])
+def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> None:
     async def end(agent: Any) -> None:
         agent._workers.on_end("a", "why")
         agent._workers.ended.set()
 
-    order = (Order.START_WORKERS, replace(START, config={"probe": 5}))
+    order = (Order.START_WORKERS, replace(START, config={"probe": 5}, transport=Transport(ucx)))
     answers = bench.run(order, then=end, log_directory="/logs")
     assert answers == [
         (Answer.READY, 1), (Answer.WORKER_ENDED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
@@ -262,6 +264,7 @@ def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
     assert bench.logs == [("/logs", "rank-3-h")]
     assert dask.config.get("scheduler-address") == "tcp://h:1"
     assert dask.config.get("probe") == 5
+    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
 
 
 @pytest.mark.parametrize(("plans", "log_directory"), [((), "/logs"), ((PLAN,), None)])
