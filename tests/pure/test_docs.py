@@ -41,34 +41,30 @@ def test_page_of_options_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_resolve(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    """And lead where they say: ``[gpus.md](transports.md)`` would be a mistake."""
+    text = without_code(page.read_text(encoding="utf-8"))
     broken = []
-    for target in LINK.findall(without_code(text)):
+    for target in LINK.findall(text):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if not file.exists() or (
-            anchor and file.suffix == ".md" and anchor not in anchors(file.read_text(encoding="utf-8"))
-        ):
-            broken.append(target)
-    assert not broken
+        known = file.exists() and (
+            not anchor or file.suffix != ".md" or anchor in anchors(file.read_text(encoding="utf-8"))
+        )
+        broken += [] if known else [target]
+    links = re.findall(r"\[((?:docs/)?[\w-]+\.md)\]\(([^)#\s]+)", text)
+    assert broken + [link for link in links if Path(link[0]).name != Path(link[1]).name] == []
 
 
 def test_the_site_has_every_page() -> None:
     """In the contents of docs/index.md, or below a page there; what is not there is found by nobody."""
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent == ROOT / "docs")
-    listed = {
-        line.strip()
-        for tree in re.findall(r"```{toctree}\n(.*?)```", text, re.S)
-        for line in tree.splitlines()
-    }
-    pages = [
-        page.relative_to(ROOT / "docs").with_suffix("").as_posix()
-        for page in PAGES
-        if ROOT / "docs" in page.parents
-    ]
-    assert [page for page in pages if page not in listed and page != "index"] == []
+    docs = ROOT / "docs"
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent == docs)
+    trees = "\n".join(re.findall(r"```{toctree}\n(.*?)```", text, re.S))
+    listed = {"index", *map(str.strip, trees.splitlines())}
+    pages = {page.relative_to(docs).with_suffix("").as_posix() for page in PAGES if docs in page.parents}
+    assert pages - listed == set()
 
 
 def test_ci_commands_of_the_readme_exist() -> None:
@@ -101,24 +97,10 @@ def test_the_check_of_the_english_finds_what_is_wrong() -> None:
     ]
 
 
-def test_the_design_names_modules_that_exist() -> None:
+def test_the_design_has_every_package_and_modules_that_exist() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
     packages = {path.parent.name for path in (ROOT / "dask_gpu_mpi").glob("*/__init__.py")}
     named = re.findall(rf"`((?:{'|'.join(packages)})/\w+)`", page)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / "dask_gpu_mpi" / f"{name}.py").is_file()] == []
-
-
-def test_the_design_has_every_package() -> None:
-    page = (ROOT / "docs" / "design.md").read_text()
-    packages = {path.parent.name for path in (ROOT / "dask_gpu_mpi").glob("*/__init__.py")}
     assert set(re.findall(r"^\| `(\w+)` \| \S", page, re.MULTILINE)) == packages
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_link_that_names_a_page_leads_there(page: Path) -> None:
-    """``[gpus.md](transports.md)`` would be a mistake."""
-    links = re.findall(
-        r"\[((?:docs/)?[\w-]+\.md)\]\(([^)#\s]+)", without_code(page.read_text(encoding="utf-8"))
-    )
-    assert [link for link in links if Path(link[0]).name != Path(link[1]).name] == []

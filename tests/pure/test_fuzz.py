@@ -91,7 +91,7 @@ def test_options_of_dasks_configuration(name: str, value: Any) -> None:
 
 
 @fuzz
-@given(st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 30_000))
+@given(st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 10_000))
 def test_json_with_many_names(options: dict[str, int], times: int) -> None:
     text = json.dumps(options)[1:-1]
     soon(

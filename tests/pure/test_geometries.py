@@ -152,17 +152,20 @@ def names(found: Plan) -> list[str | int]:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    nodes = draw(st.sampled_from([1, 2, 4]))
+    def one_of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    nodes = one_of(1, 2, 4)
     return Shape(
-        gpus=(gpus := draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8, 16]))),
+        gpus=(gpus := one_of(0, 1, 2, 3, 4, 6, 8, 16)),
         nodes=nodes,
         cores=draw(st.integers(1, 4)),
-        ranks=draw(st.sampled_from([1, 1, 2, 3, 4, nodes, 9])),
-        seen=draw(st.sampled_from(["all", "all", "own", "isolated", "subset", "none"])),
-        spelled=draw(st.sampled_from(["index", "uuid", "short"])),
-        bound=draw(st.sampled_from(["no", "node", "blocks"])),
-        slices=draw(st.sampled_from([0, 0, 0, 2, 7])),
-        lost=min(gpus, draw(st.sampled_from([0, 0, 0, 1]))),
+        ranks=one_of(1, 1, 2, 3, 4, nodes, 9),
+        seen=one_of("all", "all", "own", "isolated", "subset", "none"),
+        spelled=one_of("index", "uuid", "short"),
+        bound=one_of("no", "node", "blocks"),
+        slices=one_of(0, 0, 0, 2, 7),
+        lost=min(gpus, one_of(0, 0, 0, 1)),
         scattered=draw(st.booleans()),
         backwards=draw(st.booleans()),
         memory=draw(st.integers(GIB, 512 * GIB)),
@@ -184,7 +187,7 @@ def full_groups(inventories: Sequence[Inventory], each: int) -> bool:
     return each == 1 or (all(len(seen) % each == 0 for seen in sets) and not slices)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(JOBS, OPTIONS)
 def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: Options) -> None:
     inventories = job(*drawn)
@@ -225,7 +228,7 @@ def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: Optio
             )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shapes(), st.sampled_from([1, 2, 4]))
 def test_ranks_that_see_the_same_share_evenly(shape: Shape, each: int) -> None:
     shape = replace(shape, seen="all", slices=0, lost=0)
@@ -238,7 +241,7 @@ def test_ranks_that_see_the_same_share_evenly(shape: Shape, each: int) -> None:
     assert bool(idle) == any("more ranks than GPUs" in str(warning) for warning in found.warnings)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shapes(), st.sampled_from([1, 2, 4]))
 def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -> None:
     assume(shape.gpus and shape.gpus % (shape.nodes * each) == 0)
@@ -298,19 +301,19 @@ def test_hosts_that_differ() -> None:
 @pytest.mark.parametrize(
     ("shape", "each", "expected", "devices"),
     [
-        (Shape(), 2, "0-0 0-2", ["01", "23"]),
-        (Shape(), 4, "0-0", ["0123"]),
-        (Shape(scattered=True), 2, "0-0 0-1", ["02", "13"]),
-        (Shape(ranks=2, bound="node", scattered=True), 2, "0-0 1-1", ["02", "13"]),
-        (Shape(gpus=6), 2, "0-0 0-2 0-3", ["01", "25", "34"]),
-        (Shape(ranks=2, seen="own"), 2, "0-0 1-1", ["02", "13"]),
-        (Shape(ranks=3), 2, "0-0 1-2", ["01", "23"]),
+        (Shape(), 2, "0-0 0-2", "01 23"),
+        (Shape(), 4, "0-0", "0123"),
+        (Shape(scattered=True), 2, "0-0 0-1", "02 13"),
+        (Shape(ranks=2, bound="node", scattered=True), 2, "0-0 1-1", "02 13"),
+        (Shape(gpus=6), 2, "0-0 0-2 0-3", "01 25 34"),
+        (Shape(ranks=2, seen="own"), 2, "0-0 1-1", "02 13"),
+        (Shape(ranks=3), 2, "0-0 1-2", "01 23"),
     ],
 )
-def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, devices: list[str]) -> None:
+def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, devices: str) -> None:
     found = plan(shape, gpus_per_worker=each)
     assert names(found) == expected.split()
-    assert ["".join(uuid[5] for uuid in worker.devices) for worker in found.workers] == devices
+    assert ["".join(uuid[5] for uuid in worker.devices) for worker in found.workers] == devices.split()
     assert {worker.resources["GPU"] for worker in found.workers} == {each}
 
 
@@ -363,16 +366,12 @@ def test_busy_gpus_can_be_refused() -> None:
     busy = with_gpus(job(Shape(), Shape()), 2, processes=((999, 3 * GIB),))
     found = make_plan(busy, Options())
     assert sum("in use by other processes" in str(warning) for warning in found.warnings) == 2
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(
+        PlacementError, match=r"^[^\n]*host n0: GPU 2 \(GPU-02n0-0000\)[^\n]*host n1[^\n]*$"
+    ) as caught:
         make_plan(busy, Options(require_idle_gpus=True))
-    for words in (
-        "host n0: GPU 2 (GPU-02n0-0000)",
-        "host n1",
-        f"{3 * GIB} bytes (3.00 GiB)",
-        "--require-idle-gpus",
-    ):
-        assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert f"{3 * GIB} bytes (3.00 GiB)" in str(caught.value)
+    assert "--require-idle-gpus" in str(caught.value)
     assert caught.value.exit_code == 2
     # idle GPUs, GPUs that are not used, and a job without GPUs
     make_plan(job(Shape()), Options(require_idle_gpus=True))
@@ -388,12 +387,3 @@ def test_the_worst_that_a_rank_saw_counts() -> None:
     gpu = make_plan([one, other], Options()).hosts[0].gpus[0]
     assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
     assert make_plan([one, other], Options()).hosts[0].gpus[1].free == -1
-
-
-def test_contexts_that_ranks_have_made() -> None:
-    ranks = [replace(rank, contexts=("device 0, UUID 12", "device 3")) for rank in job(Shape(ranks=12))]
-    ranks[0] = replace(ranks[0], contexts=())
-    (warning,) = (w for w in map(str, make_plan(ranks, Options()).warnings) if "CUDA context" in w)
-    assert "rank 1 on n0 (device 0, UUID 12, device 3), rank 2 on n0" in warning
-    assert "rank 0" not in warning
-    assert "and 3 more" in warning

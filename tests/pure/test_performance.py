@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import statistics
 import subprocess
 import sys
 
@@ -14,8 +12,7 @@ from support import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-import make_performance
-from measured import plots, results, sections, summary
+from measured import plots, results, sections
 
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results" / "README.md")
 
@@ -26,36 +23,8 @@ def test_pages_and_plots_are_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_marks_that_are_missing_are_named() -> None:
-    with pytest.raises(ValueError, match="no marks of the part 'table'"):
-        make_performance.filled("# Performance\n")
-
-
-def test_a_figure_that_was_changed_by_hand_is_put_right() -> None:
-    text = PAGES[0].read_text(encoding="utf-8")
-    changed = text.replace(summary.ROWS[0].own.text(), "0.01")
-    assert changed != text
-    assert make_performance.filled(changed) == text
-
-
 def test_every_file_of_results_has_its_table() -> None:
     assert sections.files() == {path.stem for path in results.RESULTS.glob("*.json")}
-
-
-def test_a_row_takes_its_figures_from_the_files() -> None:
-    found = results.load("startup-4xH200")
-    own, dask_mpi = (
-        statistics.median(run["ready_s"] for run in found["runs"]["1x4"] if run["way"] == way)
-        for way in ("dask_gpu_mpi", "dask-mpi")
-    )
-    cells = summary.ROWS[0].cells()
-    assert (cells[3], cells[4]) == (f"**{own:.2f}**", f"{dask_mpi:.2f}")
-
-
-@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
-def test_a_plot_of_other_data_is_not_current(plot: plots.Plot) -> None:
-    assert plot.is_current()
-    assert not dataclasses.replace(plot, data=lambda: {"other": 1.0}).is_current()
 
 
 @pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
@@ -81,23 +50,9 @@ def test_the_method_has_the_numbers_of_trials() -> None:
     assert text in PAGES[0].read_text(encoding="utf-8")
 
 
-def test_intervals_are_students() -> None:
+def test_numbers_have_three_digits_and_intervals_are_students() -> None:
+    figures = (None, 0.0, 0.00345, 2.169, 77.477, 1036.6)
+    assert [results.number(each) for each in figures] == ["–", "0", "0.00345", "2.17", "77.5", "1,037"]
     assert results.interval([1.0, 2.0]) is None
     low, high = results.interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
     assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
-
-
-@pytest.mark.parametrize(
-    ("figure", "text"),
-    [(None, "–"), (0.0, "0"), (0.00345, "0.00345"), (2.169, "2.17"), (77.477, "77.5"), (1036.6, "1,037")],
-)
-def test_numbers_have_three_digits(figure: float | None, text: str) -> None:
-    assert results.number(figure) == text
-
-
-def test_commands_have_no_folders_of_one_machine() -> None:
-    text = "benchmarks/startup.py --ranks 1 --checkout before=/x/y --json /x/z.json --plot a/b.png --ways 'dask worker'"
-    assert (
-        results.command(text)
-        == "python benchmarks/startup.py --ranks 1 --checkout before=FOLDER --ways 'dask worker'"
-    )

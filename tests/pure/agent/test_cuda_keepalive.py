@@ -21,6 +21,13 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks into /proc; there is no CUDA elsewhere"
 )
 
+#: A driver that takes a minute, and tells that it was called.
+SLOW_CUDA = """
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+int cuInit(int flags) { close(open(getenv("SLOW"), O_CREAT | O_WRONLY, 0600)); return flags + sleep(60); }
+"""
 #: Makes one, in its main thread or in another, says who it is, and lets it go or dies without a word.
 PROGRAM = """
 import os, sys, threading, time
@@ -56,30 +63,16 @@ else:
 
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("how", ["release", "die"])
-def test_it_ends(how: str, thread: str) -> None:
-    end(how, thread, dict(os.environ))
-
-
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-@pytest.mark.parametrize("thread", ["main", "other"])
-@pytest.mark.parametrize("how", ["release", "die"])
-def test_it_ends_while_the_gpus_come_up(how: str, thread: str, tmp_path: Path) -> None:
-    source = tmp_path / "cuda.c"
-    source.write_text(
-        "#include <fcntl.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
-        'int cuInit(int flags) { close(open(getenv("SLOW"), O_CREAT | O_WRONLY, 0600)); return flags + sleep(60); }\n'
-    )
-    compile_library(source, tmp_path / "libcuda.so.1")
-    end(
-        how,
-        thread,
-        dict(os.environ) | {"LD_LIBRARY_PATH": str(tmp_path), "SLOW": str(tmp_path / "called")},
-    )
-    assert (tmp_path / "called").exists()
-
-
-def end(how: str, thread: str, environ: dict[str, str]) -> None:
-    """Start one, and see it end within 10 s of its release or of its parent's death."""
+@pytest.mark.parametrize("comes_up", [False, True], ids=["no driver", "while the GPUs come up"])
+def test_it_ends(how: str, thread: str, comes_up: bool, tmp_path: Path) -> None:
+    """Within 10 s of its release or of its parent's death."""
+    environ = dict(os.environ)
+    if comes_up:
+        if shutil.which(os.environ.get("CC", "cc")) is None:
+            pytest.skip("no C compiler")
+        (tmp_path / "cuda.c").write_text(SLOW_CUDA)
+        compile_library(tmp_path / "cuda.c", tmp_path / "libcuda.so.1")
+        environ |= {"LD_LIBRARY_PATH": str(tmp_path), "SLOW": str(tmp_path / "called")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, thread], env=environ, capture_output=True, text=True, timeout=40
     )
@@ -89,6 +82,7 @@ def end(how: str, thread: str, environ: dict[str, str]) -> None:
     else:
         assert done.returncode == -9
         until(lambda: not alive(int(pid)), 10)
+    assert (tmp_path / "called").exists() is comes_up
 
 
 def test_not_beside_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,25 +101,25 @@ FIRST, SECOND = (
 
 
 @pytest.mark.parametrize(
-    ("given", "environ", "begun"),
+    ("worker_class", "environ", "begun"),
     [
-        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST, True),
-        ({"worker_class": "dask_cuda.CUDAWorker"}, {}, True),
-        ({"worker_class": "dask_cuda.CUDAWorker"}, SECOND, False),
-        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST | {"CUDA_VISIBLE_DEVICES": ""}, False),
-        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST | {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
-        ({"worker_class": "distributed.Nanny"}, FIRST, False),
+        ("dask_cuda.CUDAWorker", FIRST, True),
+        ("dask_cuda.CUDAWorker", {}, True),
+        ("dask_cuda.CUDAWorker", SECOND, False),
+        ("dask_cuda.CUDAWorker", FIRST | {"CUDA_VISIBLE_DEVICES": ""}, False),
+        ("dask_cuda.CUDAWorker", FIRST | {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
+        ("distributed.Nanny", FIRST, False),
     ],
 )
 def test_one_on_each_host_with_gpus(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    given: dict[str, str],
+    worker_class: str,
     environ: dict[str, str],
     begun: bool,
 ) -> None:
     monkeypatch.setattr(driver, "MPS", str(tmp_path / "none"))
-    options = resolve(given, source="keyword")
+    options = resolve({"worker_class": worker_class}, source="keyword")
     found = start_cuda_keepalive(options, {"PATH": os.environ["PATH"]} | environ)
     assert (found is not None) is begun
     if found is not None:

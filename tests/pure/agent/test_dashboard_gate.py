@@ -1,20 +1,24 @@
-"""The gate in front of a real scheduler's HTTP server, over loopback: who comes in, and who reads 403."""
+"""The gate in front of a real scheduler's HTTP server, over loopback: who comes in, who reads 403, and who listens at all."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from distributed.node import ServerNode
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from dask_gpu_mpi.agent import dashboard_gate
-from dask_gpu_mpi.agent.dashboard_gate import TokenGate
+from dask_gpu_mpi.agent.dashboard_gate import TokenGate, listen_where_routes_are
 from dask_gpu_mpi.network import listeners
 
 TOKEN = "right-T0ken_"
@@ -95,16 +99,7 @@ def test_every_route_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
         routes = {route for each in (application, *application.applications) for route in routes_of(each)}
         found = {WILD.sub("1", route.rstrip("$").removesuffix("/?")) or "/" for route in routes}
         paths = sorted(found | {"/statics/css/base.css", "/nowhere"})
-        assert {
-            "/",
-            "/status",
-            "/status/ws",
-            "/info",
-            "/metrics",
-            "/health",
-            "/eventstream",
-            "/sitemap.json",
-        } <= set(paths)
+        assert {"/", "/status", "/status/ws", "/info", "/metrics", "/health", "/eventstream"} <= set(paths)
         assert len(paths) > 100
         caplog.clear()
         caplog.set_level(logging.INFO)
@@ -116,45 +111,21 @@ def test_every_route_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
             ("/api/v1/retire_workers", {"method": "POST", "body": "token=" + TOKEN}),
         ]
         answers = await asyncio.gather(*(site.fetch(path, **stranger) for path, stranger in strangers))
-        let_in = [
-            stranger
-            for stranger, answer in zip(strangers, answers, strict=True)
-            if answer.code != 403 or "Set-Cookie" in answer.headers
-        ]
-        assert let_in == []
+        assert {(answer.code, "Set-Cookie" in answer.headers) for answer in answers} == {(403, False)}
         assert [record for record in caplog.records if record.name.startswith("tornado")] == []
         assert site.scheduler.plugins.keys() & {"websocket"} == set()
 
     visit(visitor, pages=True)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
+def test_links_that_do_not_open_it() -> None:
+    given = (
         f"?token={WRONG}", "?token=", "?token", f"?token={TOKEN}x", f"?token={TOKEN[:-1]}", f"?tokens={TOKEN}",
         "?token=%00%ff", "?token=" + "x" * 10_000, f"#token={TOKEN}",
-    ],
-)  # fmt: skip
-def test_links_that_do_not_open_it(given: str) -> None:
-    async def visitor(site: Site) -> None:
-        assert (await site.fetch(f"/health{given}")).code == 403
-
-    visit(visitor)
-
-
-def test_a_page_of_another_port_can_not_show_it_in_a_frame() -> None:
-    """Of a browser that does not tell what a request is for: what comes by the cookie it may show in frames of this site only."""
+    )  # fmt: skip
 
     async def visitor(site: Site) -> None:
-        cookie = {"Cookie": await site.cookie()}
-        for headers, path, expected in (
-            (cookie, "/health", "SAMEORIGIN"),
-            (cookie, "/none", "SAMEORIGIN"),
-            ({**cookie, "Sec-Fetch-Site": "none"}, "/health", None),
-            ({"Authorization": f"Bearer {TOKEN}"}, "/health", None),
-        ):
-            answer = await site.fetch(path, headers)
-            assert answer.headers.get("X-Frame-Options") == expected
+        assert [(await site.fetch(f"/health{each}")).code for each in given] == [403] * len(given)
 
     visit(visitor)
 
@@ -186,6 +157,14 @@ def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -
         assert answer.headers["Referrer-Policy"] == "same-origin"
         # once: the cookie is enough
         assert "Set-Cookie" not in (await site.fetch("/health", {"Cookie": cookie})).headers
+        # what comes by it, of a browser that does not tell what a request is for, is shown in frames of this site only
+        for headers, path, expected in (
+            ({"Cookie": cookie}, "/health", "SAMEORIGIN"),
+            ({"Cookie": cookie}, "/none", "SAMEORIGIN"),
+            ({"Cookie": cookie, "Sec-Fetch-Site": "none"}, "/health", None),
+            ({"Authorization": f"Bearer {TOKEN}"}, "/health", None),
+        ):
+            assert (await site.fetch(path, headers)).headers.get("X-Frame-Options") == expected
         # another job's has another name, since tunnels to both may end at the same host
         assert TokenGate(site.scheduler.http_application, WRONG)._cookie not in cookie
 
@@ -204,31 +183,31 @@ def test_the_token_is_in_no_log_and_in_no_redirect(caplog: pytest.LogCaptureFixt
     visit(visitor, pages=True)
 
 
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
-        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
-        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, 200),
-        # a link on another page
-        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
-        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
-        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, 403),
-        # a script, a picture, a request of another page's, for example of another port that a tunnel leads to
-        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, 403),
-        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "websocket"}, 403),
-        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}, 403),
-        ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),
-        ({"Host": "localhost:9000", "Origin": "http://localhost:9001"}, 403),
-        ({"Host": "localhost:9000", "Origin": "null"}, 403),
-    ],
-)
-def test_pages_of_others_come_in_with_no_cookie_but_with_the_token(
-    headers: dict[str, str], code: int
-) -> None:
+#: What browsers say of a request, and what it gets with the cookie alone.
+REQUESTS: list[tuple[dict[str, str], int]] = [
+    ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+    ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, 200),
+    # a link on another page
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 200),
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, 403),
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, 403),
+    # a script, a picture, a request of another page's, for example of another port that a tunnel leads to
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+    ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "websocket"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}, 403),
+    ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),
+    ({"Host": "localhost:9000", "Origin": "http://localhost:9001"}, 403),
+    ({"Host": "localhost:9000", "Origin": "null"}, 403),
+]
+
+
+def test_pages_of_others_come_in_with_no_cookie_but_with_the_token() -> None:
     async def visitor(site: Site) -> None:
         cookie = {"Cookie": await site.cookie()}
-        assert await site.codes("/health", {**headers, **cookie}, headers) == [code, 403]
-        assert await site.codes(f"/health?token={TOKEN}", {**headers, **cookie}, headers) == [200, 200]
+        for headers, code in REQUESTS:
+            assert await site.codes("/health", {**headers, **cookie}, headers) == [code, 403], headers
+            link = f"/health?token={TOKEN}"
+            assert await site.codes(link, {**headers, **cookie}, headers) == [200, 200], headers
 
     visit(visitor)
 
@@ -279,20 +258,17 @@ def test_the_event_stream_is_closed_to_all() -> None:
 
 def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
     async def visitor(site: Site) -> None:
-        host, _, port = site.host.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        codes = []
-        for query in (f"?token={TOKEN}", f"?token={TOKEN}", ""):
+        reader, writer = await opened(site)
+        for query, code in ((f"?token={TOKEN}", b"200"), (f"?token={TOKEN}", b"200"), ("", b"403")):
             writer.write(f"GET /health{query} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
+            assert head.split()[1] == code
             length = re.search(rb"Content-Length: (\d+)", head)
             assert length is not None
             await reader.readexactly(int(length[1]))
-            codes.append(head.split()[1])
         assert await reader.read() == b""  # strangers keep none
         writer.close()
         await writer.wait_closed()
-        assert codes == [b"200", b"200", b"403"]
 
     visit(visitor)
 
@@ -341,3 +317,49 @@ def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
             await writer.wait_closed()
 
     visit(visitor)
+
+
+#: In a process of its own, since Dask leaves threads: the services of a scheduler and of a worker, a client's link, a result.
+CLUSTER = """
+import asyncio, json, sys
+import dask
+from distributed import Client, Scheduler, Worker
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, report_no_server
+
+async def run(served):
+    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    async with Scheduler(port=0, protocol="tcp", dashboard=False, **here) as scheduler:
+        if not served:
+            report_no_server(scheduler)
+        async with Worker(scheduler.address, **here) as worker, Client(scheduler.address, asynchronous=True) as client:
+            result = await client.submit(sum, [1, 2])
+            return scheduler.identity()["services"], worker.service_ports, client.dashboard_link, result
+
+listen_where_routes_are()
+told = [asyncio.run(run(True))]
+dask.config.set({**NO_SCHEDULER_ROUTES, **NO_WORKER_ROUTES, "distributed.dashboard.link": ""})
+told.append(asyncio.run(run(False)))
+print(json.dumps(told))
+"""
+
+
+def test_who_listens_for_http() -> None:
+    """Schedulers and workers that have routes, and no other."""
+    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (of_scheduler, of_worker, link, result), closed = json.loads(done.stdout)
+    assert of_scheduler["dashboard"] > 0
+    assert of_worker["dashboard"] > 0
+    assert (link, result) == (f"http://127.0.0.1:{of_scheduler['dashboard']}/status", 3)
+    assert closed == [{"dashboard": 0}, {}, "", 3]
+
+
+def test_it_is_replaced_once_and_needs_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerNode, "start_http_server", ServerNode.start_http_server)
+    listen_where_routes_are()
+    once = ServerNode.start_http_server
+    listen_where_routes_are()
+    assert ServerNode.start_http_server is once
+    monkeypatch.delattr(ServerNode, "start_http_server")
+    listen_where_routes_are()
+    assert not hasattr(ServerNode, "start_http_server")

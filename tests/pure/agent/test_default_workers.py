@@ -76,14 +76,12 @@ def test_tasks_go_to_gpu_workers_unless_they_ask_for_something() -> None:
             assert await names_of(made, resources={"GPU": 1}) <= {"gpu-0", "gpu-1"}
             assert await names_of(made, workers=["cpu-0"]) == {"cpu-0"}
             assert await names_of(made, workers=["gpu-1"]) == {"gpu-1"}
-            everywhere = await made.client.run(where_it_runs)
+            everywhere = await made.client.run(lambda dask_worker: str(dask_worker.name))
             assert sorted(everywhere.values()) == ["cpu-0", "gpu-0", "gpu-1"]
+            await made.client.retire_workers(names=["gpu-0"])
+            assert await names_of(made) == {"gpu-1"}
 
     run(test)
-
-
-def where_it_runs(dask_worker: Any) -> str:
-    return str(dask_worker.name)
 
 
 def test_annotated_collections_and_what_depends_on_them() -> None:
@@ -124,19 +122,8 @@ def test_tasks_wait_for_a_gpu_worker_that_comes_back() -> None:
             assert set(await made.client.gather(waiting)) == {"gpu-1"}
             assert await names_of(made) == {"gpu-1"}
             # the address of the one that has gone is remembered no longer
-            (plugin,) = (
-                plugin for plugin in made.scheduler.plugins.values() if isinstance(plugin, GpuByDefault)
-            )
-            assert len(plugin.addresses) == 1
-
-    run(test)
-
-
-def test_of_several_gpu_workers_one_leaves() -> None:
-    async def test() -> None:
-        async with cluster("gpu-0", "gpu-1", "cpu-0") as made:
-            await made.client.retire_workers(names=["gpu-0"])
-            assert await names_of(made) == {"gpu-1"}
+            plugins = made.scheduler.plugins.values()
+            assert [len(each.addresses) for each in plugins if isinstance(each, GpuByDefault)] == [1]
 
     run(test)
 

@@ -20,8 +20,9 @@ from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
+from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 
 PLAN = WorkerPlan(
@@ -138,36 +139,27 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
             os.close(fd)
 
 
-def test_the_end_of_the_pipe_closes_workers_first_and_the_scheduler_last(bench: Bench) -> None:
-    assert bench.run((Order.JOINED, None)) == [(Answer.WORKERS_CLOSED,)]
-    assert bench.calls == [("close workers",), ("close scheduler", 2.0)]
+@pytest.mark.parametrize("order", [Order.JOINED, Order.CLOSE], ids=["end of the pipe", "in words"])
+def test_closing_ends_workers_first_and_the_scheduler_last(bench: Bench, order: Order) -> None:
+    closed = [("close workers",), ("close scheduler", 2.0)]
+
+    async def look(agent: Any) -> None:
+        assert bench.calls == (closed if order == Order.CLOSE else [])
+
+    assert bench.run((order, None), then=look) == [(Answer.WORKERS_CLOSED,)]
+    assert bench.calls == closed
 
 
-def test_closing_in_words_is_the_same(bench: Bench) -> None:
-    async def nothing(agent: Any) -> None:
-        assert bench.calls == [("close workers",), ("close scheduler", 2.0)]
-
-    bench.run((Order.CLOSE, None), then=nothing)
-
-
-def test_a_rank_is_watched_until_it_has_joined(bench: Bench) -> None:
-    bench.run()
-    (watch,) = bench.watches
-    assert (watch["rank"], watch["deadline"], watch["speaks"]) == (os.getppid(), 9.0, True)
-    assert watch["over"]()  # it has ended
-
-
-def test_the_watch_ends_with_the_first_order(bench: Bench) -> None:
-    seen: list[bool] = []
-
+def test_a_rank_is_watched_until_the_first_order(bench: Bench) -> None:
     async def join(agent: Any) -> None:
-        seen.append(bench.watches[0]["over"]())
+        (watch,) = bench.watches
+        assert (watch["rank"], watch["deadline"], watch["speaks"]) == (os.getppid(), 9.0, True)
+        assert not watch["over"]()
         write_frame(bench.control, (Order.JOINED, None))
         await asyncio.sleep(0.02)
-        seen.append(bench.watches[0]["over"]())
+        assert watch["over"]()
 
     bench.run(then=join)
-    assert seen == [False, True]
 
 
 def test_a_rank_is_watched_until_it_starts_something(bench: Bench) -> None:
@@ -179,6 +171,11 @@ def test_a_rank_is_watched_until_it_starts_something(bench: Bench) -> None:
         assert watch["started"]()
 
     bench.run((Order.JOINED, None), then=look)
+
+
+def test_the_watch_ends_with_the_agent(bench: Bench) -> None:
+    bench.run()
+    assert bench.watches[0]["over"]()
 
 
 def test_the_scheduler_starts_and_its_end_is_told(bench: Bench) -> None:
@@ -262,12 +259,13 @@ def test_an_order_that_can_not_be_read(bench: Bench) -> None:
     assert told[2] == 1
 
 
-def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
+@pytest.mark.parametrize("ucx", [WorkerUcx.OFF, WorkerUcx.ALL])
+def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> None:
     async def end(agent: Any) -> None:
         agent._workers.on_end("a", "why")
         agent._workers.ended.set()
 
-    order = (Order.START_WORKERS, replace(START, config={"probe": 5}))
+    order = (Order.START_WORKERS, replace(START, config={"probe": 5}, transport=Transport(ucx)))
     answers = bench.run(order, then=end, log_directory="/logs")
     assert answers == [
         (Answer.READY, 1), (Answer.WORKER_ENDED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
@@ -276,22 +274,24 @@ def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
     assert bench.logs == [("/logs", "rank-3-h")]
     assert dask.config.get("scheduler-address") == "tcp://h:1"
     assert dask.config.get("probe") == 5
+    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
 
 
 @pytest.mark.parametrize(("plans", "log_directory"), [((), "/logs"), ((PLAN,), None)])
 def test_no_log_file_without_a_directory_or_workers(
     bench: Bench, plans: Any, log_directory: str | None
 ) -> None:
-    bench.run((Order.START_WORKERS, replace(START, workers=plans)), log_directory=log_directory)
-    assert bench.logs == []
+    """And without workers there is no end of them."""
 
-
-def test_no_workers_have_no_end(bench: Bench) -> None:
     async def end(agent: Any) -> None:
         agent._workers.ended.set()
 
-    answers = bench.run((Order.START_WORKERS, replace(START, workers=())), then=end)
-    assert answers == [(Answer.READY, 0), (Answer.WORKERS_CLOSED,)]
+    answers = bench.run(
+        (Order.START_WORKERS, replace(START, workers=plans)), then=end, log_directory=log_directory
+    )
+    assert bench.logs == []
+    ended = [(Answer.WORKERS_ENDED, True)] if plans else []
+    assert answers == [(Answer.READY, len(plans)), *ended, (Answer.WORKERS_CLOSED,)]
 
 
 def test_workers_that_were_told_to_close_are_not_lost(bench: Bench) -> None:
@@ -305,10 +305,10 @@ def test_workers_that_were_told_to_close_are_not_lost(bench: Bench) -> None:
 def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
     async def later(agent: Any) -> None:
         assert bench.calls == []
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.2)
         assert bench.calls[0][0] == "start workers"
 
-    bench.run((Order.START_WORKERS, replace(START, delay=0.3)), then=later)
+    bench.run((Order.START_WORKERS, replace(START, delay=0.15)), then=later)
 
 
 def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

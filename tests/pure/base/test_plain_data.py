@@ -93,7 +93,7 @@ def test_every_table_is_tested_here() -> None:
 @pytest.mark.parametrize("payload", PAYLOADS)
 @given(data=st.data())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 def test_every_payload_arrives_as_it_was(payload: str, data: st.DataObject) -> None:
     hint = PAYLOADS[payload]
@@ -124,20 +124,12 @@ class Checked:
 @pytest.mark.parametrize(
     ("hint", "value", "data"),
     [
-        (float, 1, 1),
-        (str, Protocol.TLS, "tls"),
-        (str | None, Protocol.TLS, "tls"),
-        (Colour, Colour.RED, "red"),
-        (Point | None, Point(1, 2), [1, 2]),
-        (Point | Checked, Point(1, 2), [1, 2]),
-        (Point | Checked, Checked(3), [3]),
-        (Point | Checked | None, None, None),
-        (Colour | int, Colour.RED, "red"),
-        (Colour | int, 3, 3),
-        (Mapping[str, int], types.MappingProxyType({"a": 1}), {"a": 1}),
-        (Any, (1, {"a": (2.0,)}), [1, {"a": [2.0]}]),
+        (float, 1, 1), (str, Protocol.TLS, "tls"), (str | None, Protocol.TLS, "tls"), (Colour, Colour.RED, "red"),
+        (Point | None, Point(1, 2), [1, 2]), (Point | Checked, Point(1, 2), [1, 2]), (Point | Checked, Checked(3), [3]),
+        (Point | Checked | None, None, None), (Colour | int, Colour.RED, "red"), (Colour | int, 3, 3),
+        (Mapping[str, int], types.MappingProxyType({"a": 1}), {"a": 1}), (Any, (1, {"a": (2.0,)}), [1, {"a": [2.0]}]),
     ],
-)
+)  # fmt: skip
 def test_how_values_are_coded(hint: Any, value: Any, data: Any) -> None:
     assert unpack(pack(value)) == data
     assert from_plain(hint, data) == value or hint is Any
@@ -146,65 +138,42 @@ def test_how_values_are_coded(hint: Any, value: Any, data: Any) -> None:
 def test_numbers_of_numpy_that_a_user_has_set_are_plain() -> None:
     numpy = pytest.importorskip("numpy")
     assert repr(unpack(pack([numpy.int64(3), numpy.float32(0.5)]))) == "[3, 0.5]"
+    assert repr(unpack(msgpack.packb([msgpack.Timestamp(1, 5 * 10**8)]))) == "[1.5]"  # somebody else's
 
 
 @pytest.mark.parametrize(
     ("hint", "data"),
     [
-        (int, True),
-        (bool, 1),
-        (int, 1.0),
-        (float, "1"),
-        (str, b"a"),
-        (bytes, "a"),
-        (None, 0),
-        (str | None, 1),
-        (Literal["gpu", "cpu"], "tpu"),
-        (Literal["gpu", "cpu"], ["gpu"]),
-        (Colour, "blue"),
-        (Colour, ["red"]),
-        (Point, [1]),
-        (Point, [1, 2.0, 3]),
-        (Point, {"x": 1, "y": 2.0}),
-        (Point | Checked, [1, "a"]),
-        (Point | Checked, [-1]),
-        (Point | Checked, []),
-        (Point | Checked, [0, [1, 2]]),
-        (Checked, [-1]),
-        (tuple[int, str], [1, "a", 2]),
-        (tuple[int, ...], (1, 2)),
-        (tuple[int, ...], [1, [2]]),
-        (list[int], 3),
-        (dict[int, str], {"1": "a"}),
-        (dict[str, int], {"a": None}),
-        (dict[str, int], [["a", 1]]),
-        (dict[str, Any], {"a": datetime.datetime.now(tz=datetime.UTC)}),
-        (Any, msgpack.Timestamp(1)),
+        (int, True), (bool, 1), (int, 1.0), (float, "1"), (str, b"a"), (bytes, "a"), (None, 0), (str | None, 1),
+        (Literal["gpu", "cpu"], "tpu"), (Literal["gpu", "cpu"], ["gpu"]), (Colour, "blue"), (Colour, ["red"]),
+        (Point, [1]), (Point, [1, 2.0, 3]), (Point, {"x": 1, "y": 2.0}),
+        (Point | Checked, [1, "a"]), (Point | Checked, [-1]), (Point | Checked, []), (Point | Checked, [0, [1, 2]]),
+        (Checked, [-1]), (tuple[int, str], [1, "a", 2]), (tuple[int, ...], (1, 2)), (tuple[int, ...], [1, [2]]),
+        (list[int], 3), (dict[int, str], {"1": "a"}), (dict[str, int], {"a": None}), (dict[str, int], [["a", 1]]),
+        (dict[str, Any], {"a": datetime.datetime.now(tz=datetime.UTC)}), (Any, msgpack.Timestamp(1)),
     ],
-)
+)  # fmt: skip
 def test_data_that_do_not_fit_the_type(hint: Any, data: Any) -> None:
     with pytest.raises(PlainDataError):
         from_plain(hint, data)
 
 
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("hint", "value"),
     [
-        (int, True),
-        (int, None),
-        (str, 1),
-        (Point, (1, "a")),
-        (Point, Checked(1)),
-        (Point | Checked, 3),
-        (tuple[int, str], (1,)),
-        (tuple[int, ...], {1}),
-        (dict[int, str], [1]),
-        (Any, {1}),
-        (Any, {(1, 2): 3}),
-        (Any, object()),
-        (Any, lambda: None),
+        (int, True), (int, None), (int, 1 << 64), (str, 1), (Point, (1, "a")), (Point, Checked(1)), (Point | Checked, 3),
+        (tuple[int, str], (1,)), (tuple[int, ...], {1}), (dict[int, str], [1]), (Any, {1}), (Any, {(1, 2): 3}),
+        (Any, object()), (Any, lambda: None), (Any, nested(1_100)), (Any, nested(100_000)),
     ],
-)
+    ids=range(16),
+)  # fmt: skip
 def test_values_that_are_not_of_the_type_are_not_sent(hint: Any, value: Any) -> None:
     with pytest.raises(PlainDataError):
         from_plain(hint, unpack(pack(value)))
@@ -214,24 +183,6 @@ def test_types_that_can_not_be_sent_are_a_defect() -> None:
     for hint in (object, set[int], type):
         with pytest.raises(TypeError):
             from_plain(hint, None)
-
-
-@pytest.mark.parametrize("depth", [1_100, 100_000])
-def test_values_that_are_nested_too_deeply_are_not_sent(depth: int) -> None:
-    nested: Any = 0
-    for _ in range(depth):
-        nested = [nested]
-    with pytest.raises(PlainDataError):
-        pack(nested)
-
-
-def test_time_stamps_of_somebody_else_are_numbers() -> None:
-    assert repr(unpack(msgpack.packb([msgpack.Timestamp(1, 5 * 10**8)]))) == "[1.5]"
-
-
-def test_integers_that_are_too_large_are_not_sent() -> None:
-    with pytest.raises(PlainDataError, match="OverflowError"):
-        pack(1 << 64)
 
 
 GARBAGE = [
@@ -254,14 +205,14 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
-@pytest.mark.parametrize("made", [bytes, bytearray, memoryview])
-def test_garbage(data: bytes, made: Any) -> None:
-    with pytest.raises(PlainDataError):
-        from_plain(tuple[str, Any], unpack(made(data)))
+def test_garbage(data: bytes) -> None:
+    for made in (bytes, bytearray, memoryview):
+        with pytest.raises(PlainDataError):
+            from_plain(tuple[str, Any], unpack(made(data)))
 
 
 @given(st.binary(max_size=200) | PLAIN.map(pack), st.sampled_from(sorted(PAYLOADS)))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_what_somebody_else_has_made_is_refused_or_of_the_type(data: bytes, payload: str) -> None:
     hint = PAYLOADS[payload]
     try:

@@ -1,18 +1,21 @@
-"""Standard streams that are closed or full, and words of ours that can't be written."""
+"""Standard streams that are closed or full, words of ours that can't be written, and inherited limits."""
 
 from __future__ import annotations
 
 import io
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.base import streams
+from dask_gpu_mpi.base.streams import away_from_here, leave_directory
 
 
 def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
@@ -20,19 +23,19 @@ def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("redirection", ["", "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-", ">/dev/full"])
+@pytest.mark.parametrize("redirection", ["", "<&- >&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
 def test_what_is_missing_is_opened(redirection: str) -> None:
-    code = (
-        "import os, subprocess, sys\n"
-        "from dask_gpu_mpi.base import streams\n"
-        "streams.open_missing()\n"
-        "streams.print_by_line()\n"
-        "read, write = os.pipe()\n"
-        "child = subprocess.run([sys.executable, '-c', 'import os; [os.fstat(fd) for fd in range(3)]']).returncode\n"
-        "there = None not in (sys.stdin, sys.stdout, sys.stderr)\n"
-        "streams.flush()\n"
-        "os._exit(0 if read > 2 and there and child == 0 else 1)\n"
-    )
+    code = """
+import os, subprocess, sys
+from dask_gpu_mpi.base import streams
+streams.open_missing()
+streams.print_by_line()
+read, write = os.pipe()
+child = subprocess.run(["python3", "-IS", "-c", "import os; [os.fstat(fd) for fd in range(3)]"]).returncode
+there = None not in (sys.stdin, sys.stdout, sys.stderr)
+streams.flush()
+os._exit(0 if read > 2 and there and child == 0 else 1)
+"""
     assert python(code, redirection).returncode == 0
 
 
@@ -82,6 +85,14 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+IS_PUBLIC = "from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
+#: A process that has a pipe to one that has the file, as a rank has to its launcher.
+LAUNCHER = (
+    "import subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stderr=subprocess.PIPE); "
+    "rank.communicate()"
+)
+
+
 @pytest.mark.parametrize(
     ("mode", "folder", "public"),
     [(0o644, 0o755, True), (0o640, 0o750, True), (0o600, 0o755, False), (0o644, 0o700, False)],
@@ -90,26 +101,72 @@ def open_folder() -> Iterator[Path]:
 def test_whether_others_may_read_what_is_printed(
     open_folder: Path, mode: int, folder: int, public: bool
 ) -> None:
-    """Of a process that has a pipe to one that has the file, as a rank has to its launcher."""
     (output := open_folder / "in" / "output").parent.mkdir()
     output.touch()
     output.chmod(mode)
     output.parent.chmod(folder)
-    code = "import os; from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
-    launcher = (
-        "import subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stderr=subprocess.PIPE); "
-        "rank.communicate()"
-    )
     with open(output, "a") as stderr:
-        for words in (["-c", code], ["-c", launcher, code]):
-            done = subprocess.run(
-                [sys.executable, *words], stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60
-            )
+        for words in ([IS_PUBLIC], [LAUNCHER, IS_PUBLIC]):
+            line = [sys.executable, "-c", *words]
+            done = subprocess.run(line, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60)
             assert done.stdout == f"{public}\n"
 
 
 def test_what_launch_has_passed_on_and_what_nobody_may_read() -> None:
     assert streams.is_public({streams.PUBLIC: "1"})
-    code = "from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
     for redirection in ("2>/dev/null", "2>&-"):
-        assert python(code, redirection).stdout == "False\n"
+        assert python(IS_PUBLIC, redirection).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (100, 500, (500, 500)),
+        (100, 700, (600, 700)),  # not without end
+        (100, resource.RLIM_INFINITY, (600, resource.RLIM_INFINITY)),
+        (650, 700, None),  # never lowered
+        (600, 700, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+        (500, 500, None),
+    ],
+)
+def test_the_soft_limit_of_descriptors_follows_the_hard_one(
+    soft: int, hard: int, raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(streams, "MOST", 600)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: found.append(limits))
+    streams.raise_descriptor_limit()
+    assert found == ([raised] if raised else [])
+
+
+def test_a_library_is_loaded_away_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with away_from_here():
+        assert os.getcwd() == "/"
+    assert os.getcwd() == str(tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    with away_from_here():
+        assert os.getcwd() == "/"
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+
+
+def test_a_thread_may_leave_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+
+    def leave() -> None:
+        if leave_directory():
+            found.append(os.getcwd())
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join(10)
+    assert found in (["/"], [])  # a container may forbid it
+    assert os.getcwd() == str(tmp_path)

@@ -38,12 +38,12 @@ def test_a_process_began_before_it_asks() -> None:
     began = process_start()
     assert began <= time.time()
     assert process_start() == pytest.approx(began, abs=0.1)
-    code = "import time; time.sleep(1); from dask_gpu_mpi.base.timeline import process_start; print(process_start())"
+    code = "import time; time.sleep(0.6); from dask_gpu_mpi.base.timeline import process_start; print(process_start())"
     before = time.time()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert before - 0.05 < float(done.stdout) < before + 0.9
+    assert before - 0.05 < float(done.stdout) < before + 0.55
     timeline = Timeline("rank")
     timeline.lap("import")
     assert timeline.take()[0].start == pytest.approx(began, abs=0.1)

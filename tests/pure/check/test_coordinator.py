@@ -82,6 +82,13 @@ class Job:
             self.tell(rank, CheckKind.TESTED, RankResult())
         self.tick(3.0)
 
+    def whole(self, *found: Reached) -> Job:
+        """From the registrations to the tests."""
+        self.register()
+        self.listen()
+        self.test(*found)
+        return self
+
     def kind(self, kind: str) -> list[tuple[int, Any]]:
         return [(rank, payload) for rank, sent, payload in self.sent if sent == kind]
 
@@ -97,9 +104,7 @@ class Job:
 def test_all_is_well() -> None:
     job = Job()
     job.tell(1, Kind.STEP, "the GPUs")
-    job.register()
-    job.listen()
-    job.test()
+    job.whole()
     evidence = job.evidence
     assert (evidence.silent, list(evidence.observations), list(evidence.tests)) == ((), [0, 1], [0, 1])
     assert job.errors() == []
@@ -138,9 +143,7 @@ def test_tests_get_half_of_the_time_to_connect() -> None:
 def test_gpus_that_are_expected() -> None:
     for options, errors in ((Options(), ["GPUs"]), (Options(worker_class="distributed.Nanny"), [])):
         job = Job(options, expect_gpus=2)
-        job.register()
-        job.listen()
-        job.test()
+        job.whole()
         assert [what for what, _ in job.errors()] == errors  # without GPU workers no rank looks for GPUs
 
 
@@ -154,27 +157,17 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     assert [to.peers for _, to in job.kind(Kind.CONNECT)] == [(), ()]
 
 
-def test_node_that_does_not_reach_another() -> None:
-    job = Job()
-    job.register()
-    job.listen()
-    job.test(Reached(Reach()), Reached(Reach(), (Lost("h1", "no answer within 5 s"),)))
-    assert job.errors() == [("node pairs", (1,))]
-
-
-def test_rank_that_reaches_neither_the_scheduler_nor_another_node() -> None:
-    job = Job()
-    job.register()
-    job.listen()
-    job.test(Reached(Reach()), Reached(Reach("no route"), (Lost("h1", "no answer within 5 s"),)))
-    assert job.errors() == [("network", (1,)), ("node pairs", (1,))]
+@pytest.mark.parametrize(
+    ("scheduler", "errors"),
+    [("", [("node pairs", (1,))]), ("no route", [("network", (1,)), ("node pairs", (1,))])],
+)
+def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str, tuple[int, ...]]]) -> None:
+    job = Job().whole(Reached(Reach()), Reached(Reach(scheduler), (Lost("h1", "no answer within 5 s"),)))
+    assert job.errors() == errors
 
 
 def test_port_and_rank_of_the_scheduler() -> None:
-    job = Job(Options(scheduler_port=8786, scheduler_rank=7))
-    job.register()
-    job.listen()
-    job.test()
+    job = Job(Options(scheduler_port=8786, scheduler_rank=7)).whole()
     assert (job.evidence.port, job.evidence.scheduler_rank) == (8786, 1)
 
 
@@ -261,10 +254,7 @@ def test_scheduler_of_a_rank_that_does_not_listen() -> None:
 
 
 def test_plan_that_can_not_be_made() -> None:
-    job = Job(Options(layout="exclusive"))
-    job.register()
-    job.listen()
-    job.test()
+    job = Job(Options(layout="exclusive")).whole()
     assert "3 MPI ranks" in str(job.evidence.plan_problem)
     # what is wrong with a rank that has no inventory is reported as its own
     blind = Job(Options(layout="exclusive"))
@@ -286,10 +276,7 @@ def test_ranks_with_different_options() -> None:
 
 
 def test_layout_exclusive_without_a_script() -> None:
-    job = Job(Options(layout="exclusive"), has_client=False)
-    job.register()
-    job.listen()
-    job.test()
+    job = Job(Options(layout="exclusive"), has_client=False).whole()
     assert job.errors() == []
     assert job.evidence.plan is not None
     assert [worker.rank for worker in job.evidence.plan.workers] == [1]

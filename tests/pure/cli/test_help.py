@@ -30,43 +30,28 @@ def test_the_first_page_fits_24_lines_and_names_every_command() -> None:
     lines = help_text("--help").splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert {name for name in COMMANDS if any(line.startswith(f"  {name} ") for line in lines)} == set(
-        COMMANDS
-    )
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
     assert not any(line.endswith("...") for line in lines if line.startswith("  "))
+    topics = [name for names in TOPICS.values() for name in names]
+    assert sorted(topics) == sorted(option.name for option in OPTIONS.values() if option.cli)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     short = help_text(command, "--help").splitlines()
     # without that option the first help has them all
-    full = (
-        help_text(command, "--help-all").splitlines()
-        if any("--help-all" in line for line in short)
-        else short
-    )
+    has_all = not any("--help-all" in line for line in short)
+    full = short if has_all else help_text(command, "--help-all").splitlines()
     assert len(short) <= 24
     assert max(map(len, [*short, *full])) <= 80
     assert "Examples:" in short
-    flags = {
-        parameter.opts[0]: sum(_shows(line, parameter) for line in full)
-        for parameter in cli.commands[command].params
-        if isinstance(parameter, click.Option)
-    }
-    assert flags == dict.fromkeys(flags, 1)
-
-
-def _shows(line: str, option: click.Option) -> bool:
-    """Whether a line of help is the first one of this option."""
-    words = line.replace(",", " ").split()
-    return line.startswith("  -") and words[:1] == [
-        min(option.opts, key=lambda flag: (flag.startswith("--"), 0))
-    ]
-
-
-def test_every_option_has_one_topic() -> None:
-    topics = [name for names in TOPICS.values() for name in names]
-    assert sorted(topics) == sorted(option.name for option in OPTIONS.values() if option.cli)
+    for option in cli.commands[command].params:
+        if isinstance(option, click.Option):
+            first = min(option.opts, key=lambda flag: flag.startswith("--"))
+            shown = [
+                line for line in full if line.startswith("  -") and line.replace(",", " ").split()[0] == first
+            ]
+            assert len(shown) == 1, first
 
 
 @pytest.mark.parametrize("line", [["-m", "dask_gpu_mpi"], ["-m", "dask", "gpu-mpi"]], ids=["ours", "dask"])
@@ -75,51 +60,54 @@ def test_version_names_the_program(line: list[str]) -> None:
     assert done.stdout == f"dask-gpu-mpi, version {version('dask-gpu-mpi')}\n"
 
 
-def completed(folder: Path, line: str) -> list[str]:
-    """What bash offers at the end of this line, by the function that users source."""
-    if (bash := shutil.which("bash")) is None:
-        pytest.skip("no bash")
-    words = line.split(" ")
-    (folder / "dask-gpu-mpi").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dask_gpu_mpi "$@"\n')
-    (folder / "dask-gpu-mpi").chmod(0o755)
-    quoted = " ".join(f"'{word}'" for word in words)
-    script = f"""
-compopt() {{ echo "compopt $2"; }}  # outside of a completion it is refused
-source <(_DASK_GPU_MPI_COMPLETE=bash_source dask-gpu-mpi)
-COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}
-_dask_gpu_mpi_completion dask-gpu-mpi '{words[-1]}' '{words[-2]}'
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [bash, "--norc", "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout.split("\n")
-
-
 FILES = "compopt default"
+#: What bash is to offer, at least, at the end of each line.
+COMPLETIONS = {
+    "dask-gpu-mpi ": {*COMMANDS, FILES},
+    "dask-gpu-mpi la": {"launch"},
+    "dask-gpu-mpi --nth": {"--nthreads"},
+    "dask-gpu-mpi --protocol t": {"tls", "tcp"},
+    "dask-gpu-mpi run --scheduler-file ": {FILES},
+    "dask-gpu-mpi my": {FILES},
+    "dask-gpu-mpi --nthreads 2 my": {FILES},
+    "dask-gpu-mpi run -m ": {FILES},
+    "dask-gpu-mpi launch --dry": {"--dry-run"},
+    "dask-gpu-mpi check --expect": {"--expect-gpus"},
+    "dask-gpu-mpi plan --gpus-per-n": {"--gpus-per-node"},
+    "dask-gpu-mpi jobscript s": {"slurm"},
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("dask-gpu-mpi ", {*COMMANDS, FILES}),
-        ("dask-gpu-mpi la", {"launch"}),
-        ("dask-gpu-mpi --nth", {"--nthreads"}),
-        ("dask-gpu-mpi --protocol t", {"tls", "tcp"}),
-        ("dask-gpu-mpi run --scheduler-file ", {FILES}),
-        ("dask-gpu-mpi my", {FILES}),
-        ("dask-gpu-mpi --nthreads 2 my", {FILES}),
-        ("dask-gpu-mpi run -m ", {FILES}),
-        ("dask-gpu-mpi launch --dry", {"--dry-run"}),
-        ("dask-gpu-mpi check --expect", {"--expect-gpus"}),
-        ("dask-gpu-mpi plan --gpus-per-n", {"--gpus-per-node"}),
-        ("dask-gpu-mpi jobscript s", {"slurm"}),
-    ],
-)
-def test_bash_completes(tmp_path: Path, line: str, expected: set[str]) -> None:
-    assert expected <= set(completed(tmp_path, line))
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    """By the function that users source."""
+    program = tmp_path / "dask-gpu-mpi"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dask_gpu_mpi "$@"\n')
+    program.chmod(0o755)
+    script = """
+compopt() { echo "compopt $2"; }  # outside of a completion it is refused
+source <(_DASK_GPU_MPI_COMPLETE=bash_source dask-gpu-mpi)
+while IFS= read -r line; do
+    IFS=' ' read -ra COMP_WORDS <<< "$line"
+    [[ $line != *' ' ]] || COMP_WORDS+=('')
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _dask_gpu_mpi_completion dask-gpu-mpi "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" < /dev/null
+    printf '%s\\n' "${COMPREPLY[@]}" ===
+done
+"""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        input="".join(f"{line}\n" for line in COMPLETIONS),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *offered, end = done.stdout.split("===\n")
+    assert end == ""
+    for (line, expected), found in zip(COMPLETIONS.items(), offered, strict=True):
+        assert expected <= set(found.split("\n")), line
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -101,10 +101,8 @@ def test_cores_that_pbs_must_know(
 
 
 def test_a_section_that_is_none() -> None:
-    with (
-        dask.config.set({"gpu-mpi.jobscript": ["nodes"]}),
-        pytest.raises(OptionError, match="^configuration gpu-mpi.jobscript: .*expected names and values"),
-    ):
+    said = "^configuration gpu-mpi.jobscript: .*expected names and values"
+    with dask.config.set({"gpu-mpi.jobscript": ["nodes"]}), pytest.raises(OptionError, match=said):
         request("slurm", ["my.py"], SHAPE)
 
 
@@ -126,26 +124,25 @@ def test_a_cluster_without_a_script_needs_a_scheduler_file() -> None:
 
 def test_cpu_workers_leave_gpus_alone() -> None:
     assert request("slurm", ["--worker-class", "distributed.Nanny", "my.py"], SHAPE).gpus_per_node == 4
-    with pytest.raises(
-        InputError, match="^8 of 16 GPUs would have no worker, with 1 ranks on each of 4 nodes: "
-    ):
+    said = "^8 of 16 GPUs would have no worker, with 1 ranks on each of 4 nodes: "
+    with pytest.raises(InputError, match=said):
         request("slurm", ["--layout", "exclusive", "my.py"], SHAPE | {"nodes": "4"})
 
 
-def test_file_that_can_not_be_written(tmp_path: Path) -> None:
-    shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
-    done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "--save", str(tmp_path), "--", "my.py"])
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"dask_gpu_mpi: error: --save '{tmp_path}' can't be written: Is a directory\n"
+def test_where_a_script_is_saved(tmp_path: Path) -> None:
+    """Nowhere, into a device, or a pipe."""
 
+    def saved(path: Path | str) -> tuple[int, str, str]:
+        shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
+        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "--save", str(path), "--", "my.py"])
+        return done.exit_code, done.stdout, done.stderr
 
-def test_script_into_a_pipe_or_a_device(tmp_path: Path) -> None:
-    shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
+    said = f"dask_gpu_mpi: error: --save '{tmp_path}' can't be written: Is a directory\n"
+    assert saved(tmp_path) == (2, "", said)
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for path in ("/dev/null", tmp_path / "pipe"):
-        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "--save", str(path), "--", "my.py"])
-        assert (done.exit_code, done.output) == (0, "")
+        assert saved(path) == (0, "", "")
     assert os.read(reader, 100).startswith(b"#!")
     os.close(reader)
 
@@ -161,20 +158,13 @@ def test_the_smallest_job(option: str, least: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [10**5000, 5400, 60, -1, True, 1.5],
-    ids=["huge", "base 60", "minutes", "negative", "true", "float"],
+    "number", [10**5000, 5400, -1, True, 1.5], ids=["huge", "base 60", "negative", "true", "float"]
 )
 def test_walltime_that_is_a_number(number: float) -> None:
     """YAML 1.1 reads 1:30:00 as 5400, which Slurm would read as minutes."""
-    shape = {"nodes": "1", "gpus_per_node": "0"}
-    with (
-        dask.config.set({"gpu-mpi.jobscript": {"time": number}}),
-        pytest.raises(
-            OptionError, match=r"^configuration gpu-mpi\.jobscript\.time: invalid value .*put it in quotes"
-        ),
-    ):
-        request("slurm", ["my.py"], shape)
+    said = r"^configuration gpu-mpi\.jobscript\.time: invalid value .*put it in quotes"
+    with dask.config.set({"gpu-mpi.jobscript": {"time": number}}), pytest.raises(OptionError, match=said):
+        request("slurm", ["my.py"], {"nodes": "1", "gpus_per_node": "0"})
 
 
 # --- from Python
@@ -222,14 +212,9 @@ def test_submit_from_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         dask_gpu_mpi.submit("slurm", "gone.py", **shape)
 
 
-def test_number_that_is_too_large_to_show() -> None:
-    shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
-    for name in ("nodes", "ranks_per_node", "cpus_per_node"):
-        given = {key: text for key, text in shape.items() if key != name}
-        with (
-            dask.config.set({"gpu-mpi.jobscript": {name: 10**5000}}),
-            pytest.raises(
-                OptionError, match=rf"jobscript\.{name}: invalid value .*expected an integer below 2\*\*63"
-            ),
-        ):
-            request("slurm", ["my.py"], given)
+@pytest.mark.parametrize("name", ["nodes", "ranks_per_node", "cpus_per_node"])
+def test_number_that_is_too_large_to_show(name: str) -> None:
+    given = {key: text for key, text in SHAPE.items() if key != name}
+    said = rf"jobscript\.{name}: invalid value .*expected an integer below 2\*\*63"
+    with dask.config.set({"gpu-mpi.jobscript": {name: 10**5000}}), pytest.raises(OptionError, match=said):
+        request("slurm", ["my.py"], given)

@@ -35,33 +35,13 @@ def words(output: str) -> list[str]:
 def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [
-        "--worker-options",
-        '{"a": "b c"}',
-        "--interface",
-        "lo",
-        "--no-dashboard",
-        "my.py",
-        "-n",
-        "--check",
-    ]
-    assert (
-        run(
-            "--no-dashboard",
-            "-n3",
-            "--dry-run",
-            "--worker-options",
-            '{"a": "b c"}',
-            "--interface",
-            "lo",
-            *given[5:],
-        )
-        == 0
-    )
+    options = ["--worker-options", '{"a": "b c"}', "--interface", "lo"]
+    script = ["my.py", "-n", "--check"]
+    assert run("--no-dashboard", "-n3", "--dry-run", *options, *script) == 0
     out = capsys.readouterr().out
     assert out.startswith("# this machine: 1 node, 3 MPI ranks\n")
     found = words(out)
-    assert found[found.index(START) + 1 :] == ["run", *given]
+    assert found[found.index(START) + 1 :] == ["run", *options, "--no-dashboard", *script]
     assert "--check" not in found[: found.index("run")]
 
 
@@ -161,9 +141,8 @@ def test_working_directory_that_was_deleted(
     monkeypatch.setattr("os.getcwd", gone)
     monkeypatch.setenv("PWD", "/nowhere")
     assert run("my.py") == 2
-    assert capsys.readouterr().err.startswith(
-        "dask_gpu_mpi: error: launch: the working directory was deleted (expected"
-    )
+    said = "dask_gpu_mpi: error: launch: the working directory was deleted (expected"
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line as a whole; its jobs: tests/mpi/test_main_job.py."""
+"""The command line as a whole, and what it says; its jobs: tests/mpi/test_main_job.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli, main
+from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import program as script
 from dask_gpu_mpi.job import start as module
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 
 
 class Job:
@@ -63,23 +64,22 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_commands() -> None:
     assert list(cli.commands) == ["run", "launch", "jobscript", "plan", "check", "top"]
     assert CliRunner().invoke(cli, ["--version"]).output.endswith(f"version {version('dask-gpu-mpi')}\n")
-    assert "Usage" in CliRunner().invoke(cli, ["--help"]).output
 
 
-@pytest.mark.parametrize("command", [(), ("run",)])
-def test_the_client_runs_the_script(job: Job, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "argv", "run"),
+    [
+        ("--nthreads 2 my.py --nthreads 3", "argv my.py ['--nthreads', '3']", "my.py"),
+        ("run --nthreads 2 my.py --nthreads 3", "argv my.py ['--nthreads', '3']", "my.py"),
+        ("--nthreads 2 -m text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
+        ("--nthreads 2 -c text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
+    ],
+)
+def test_the_client_runs_the_script(job: Job, words: str, argv: str, run: str) -> None:
     job.session = object()
-    assert job.run(*command, "--nthreads", "2", "my.py", "--nthreads", "3") == 0
-    assert job.did == ["prepare", "argv my.py ['--nthreads', '3']", "run my.py"]
+    assert job.run(*words.split()) == 0
+    assert job.did == ["prepare", argv, f"run {run}"]
     assert (job.options.nthreads, job.given["has_client"]) == (2, True)
-
-
-@pytest.mark.parametrize("option", ["-m", "-c"])
-def test_the_client_runs_a_module_or_code(job: Job, option: str) -> None:
-    job.session = object()
-    job.run("--nthreads", "2", option, "text", "-m", "--nthreads", "3")
-    assert job.did == ["prepare", "argv text ['-m', '--nthreads', '3']", "run text"]
-    assert job.options.nthreads == 2
 
 
 def test_other_ranks_serve(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,3 +177,89 @@ def test_first_word_decides_the_command(
     monkeypatch.setattr(click.Group, "parse_args", lambda self, ctx, args: seen.append(args) or [])
     cli.parse_args(click.Context(cli), given)
     assert seen == [parsed]
+
+
+def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
+    given = parse_run(arguments)
+    given, program = split_run(given, given.pop("program"))
+    return resolve_texts(given), program
+
+
+def test_every_option_of_the_table_is_one_of_the_command() -> None:
+    given = parse_run([])
+    assert given.pop("program") == ()
+    assert given.keys() == {option.name for option in OPTIONS.values() if option.cli}
+    assert set(given.values()) == {None}
+
+
+def test_what_comes_after_the_script_is_the_scripts() -> None:
+    options, words = resolved("--nthreads", "2", "script.py", "--nthreads", "3", "--flag")
+    assert isinstance(options, Options)
+    assert options.nthreads == 2
+    assert words == ("script.py", "--nthreads", "3", "--flag")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("-m mod --nthreads 3 -c", "-m mod --nthreads 3 -c"),
+        ("-mmod -x", "-m mod -x"),
+        ("-cpass --help", "-c pass --help"),
+        ("--no-dashboard --nthreads=2 -m -c", "-m -c"),
+        ("--nthreads 2 -c pass", "-c pass"),
+        ("--name -m s.py -m x", "s.py -m x"),  # the value of an option
+        ("-- -mmod", "-mmod"),
+        ("s.py -m mod", "s.py -m mod"),
+    ],
+)
+def test_options_end_at_a_module_or_code(arguments: str, words: str) -> None:
+    assert parse_run(arguments.split())["program"] == tuple(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nthreads 2 -m", "Option '-m' requires an argument"),
+        ("--nthreads 2 -c", "Option '-c' requires an argument"),
+        ("--layuot shared", "--layuot"),
+    ],
+)
+def test_what_click_refuses(words: str, said: str) -> None:
+    with pytest.raises(click.ClickException, match=said):
+        parse_run(words.split())
+
+
+@pytest.mark.parametrize("address", ["tcp://h1:8786", "tls://10.0.0.1:8786", "h1:8786"])
+def test_dask_mpis_way_to_name_a_scheduler(address: str) -> None:
+    options, words = resolved("--no-scheduler", address, "script.py")
+    assert isinstance(options, Options)
+    assert (options.scheduler, options.scheduler_address, words) == (False, address, ("script.py",))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tcp://h1:8786",),  # a scheduler of our own: it is a script, whatever its name
+        ("--no-scheduler", "--scheduler-file", "s.json", "h1:8786"),
+        ("--no-scheduler", "--scheduler-address", "tcp://h2:1", "h1:8786"),
+        ("--no-scheduler", "--scheduler-file", "s.json", "folder/h1:8786"),
+    ],
+)
+def test_what_is_a_script(arguments: tuple[str, ...]) -> None:
+    _, words = resolved(*arguments)
+    assert words == arguments[-1:]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"nthreads": "two"}, "command line: --nthreads"),
+        ({"worker_options": "{"}, "command line: --worker-options"),
+        ({"layout": "shard"}, "command line: --layout"),
+    ],
+)
+def test_what_is_wrong_is_returned_for_all_ranks(given: dict[str, Any], says: str) -> None:
+    assert resolve_texts(dict.fromkeys(given)) == resolve_texts({})
+    error = resolve_texts(given)
+    assert isinstance(error, InputError)
+    assert says in str(error)

@@ -22,18 +22,9 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup
 from support.mocks.preflights import observed
 
-SHAPE = (
-    "--nodes",
-    "2",
-    "--ranks-per-node",
-    "2",
-    "--gpus-per-node",
-    "4",
-    "--cpus-per-node",
-    "8",
-    "--memory-per-node",
-    "64GiB",
-)
+SHAPE = [
+    "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--cpus-per-node", "8", "--memory-per-node", "64GiB",
+]  # fmt: skip
 
 
 def plan(*arguments: str, rc: int = 0) -> str:
@@ -133,46 +124,24 @@ def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
     )
 
 
-def on_terminal(**variables: str) -> str:
-    """What `plan` writes to a terminal."""
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_colours_are_for_a_terminal_that_wants_them(variables: dict[str, str]) -> None:
     environ = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
+    environ |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
     command = [sys.executable, "-m", "dask_gpu_mpi", "plan", "--nodes", "1", "--gpus-per-node", "2"]
     terminal, end = pty.openpty()
-    try:
-        # Less than what the terminal holds, so nobody needs to read meanwhile.
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=end,
-            stderr=end,
-            env={**environ, "TERM": "xterm-256color", "COLUMNS": "100", **variables},
-            timeout=60,
-            check=True,
-        )
-        return os.read(terminal, 1 << 16).decode()
-    finally:
-        os.close(end)
-        os.close(terminal)
-
-
-def test_in_colour_on_a_terminal() -> None:
-    assert "\x1b[32m0-1\x1b[0m" in on_terminal()
-
-
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_plain_where_colour_is_not_wanted(variables: dict[str, str]) -> None:
-    text = on_terminal(**variables)
-    made = make_plan(hypothetical_job(1, 1, 2), Options())
-    assert text.replace("\r", "").rstrip("\n") == made.table()
-
-
-def test_plain_into_a_pipe() -> None:
-    command = [sys.executable, "-m", "dask_gpu_mpi", "plan", "--nodes", "1", "--gpus-per-node", "2"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "TERM": "xterm-256color"}
+    # Less than what the terminal holds, so nobody needs to read meanwhile.
+    subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=end, stderr=end, env=environ, timeout=60, check=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.rstrip("\n") == make_plan(hypothetical_job(1, 1, 2), Options()).table()
+    text = os.read(terminal, 1 << 16).decode()
+    for descriptor in (end, terminal):
+        os.close(descriptor)
+    if variables:
+        made = make_plan(hypothetical_job(1, 1, 2), Options())
+        assert text.replace("\r", "").rstrip("\n") == made.table()
+    else:
+        assert "\x1b[32m0-1\x1b[0m" in text
 
 
 def test_devices_of_a_hypothetical_allocation() -> None:

@@ -1,16 +1,26 @@
-"""The command ``top``, without a cluster."""
+"""The command ``top``: which cluster it shows, and what it prints once, without a cluster."""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from dask_gpu_mpi.cli import live_view, main
+from dask_gpu_mpi.cli.live_view import find_cluster, print_table, run_top
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
+from dask_gpu_mpi.view.snapshot import Snapshot, snapshot_of
+from support.mocks.snapshots import cluster as cluster_of
 
 
 def refused(*arguments: str, rc: int) -> str:
@@ -21,16 +31,11 @@ def refused(*arguments: str, rc: int) -> str:
     return line
 
 
-def test_no_cluster() -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
     assert "no cluster is known here" in refused("--once", rc=2)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "no scheduler file" in refused("--json", "--scheduler-file", str(tmp_path / "none"), rc=2)
-
-
-def test_no_terminal(tmp_path: Path) -> None:
-    assert "--once or --json" in refused("--scheduler-file", str(tmp_path / "none"), rc=2)
+    assert "no scheduler file" in refused("--json", "--scheduler-file", none, rc=2)
+    assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
 
 
 def test_the_arguments_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +71,97 @@ def test_the_cluster_of_the_script_that_has_started_it_is_the_one_to_show(
     monkeypatch.setattr(main, "forget_cluster", lambda: forgotten.append(1))
     CliRunner().invoke(cli, [command, "--json"])
     assert len(forgotten) == forgets
+
+
+SNAPSHOT = snapshot_of(*cluster_of(2, 2), 7.0)
+
+
+class MockLink:
+    """Samples without a scheduler."""
+
+    samples = 0
+    error: Exception | None = None
+    closed = False
+
+    def __init__(self, target: Target) -> None:
+        type(self).closed = False
+
+    async def sample(self) -> Snapshot:
+        MockLink.samples += 1
+        if self.error is not None:
+            raise self.error
+        return SNAPSHOT
+
+    def close(self) -> None:
+        MockLink.closed = True
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MockLink]]:
+    monkeypatch.setattr(live_view, "Link", MockLink)
+    monkeypatch.setattr(live_view, "BETWEEN", 0.0)
+    MockLink.samples, MockLink.error = 0, None
+    with dask.config.set({"scheduler-address": "tcp://h:1"}):
+        yield MockLink
+
+
+def file_of(tmp_path: Path, address: str) -> str:
+    path = str(tmp_path / "scheduler.json")
+    write_scheduler_file(path, address, None, "id", {"distributed.comm.require-encryption": True})
+    return path
+
+
+def test_a_file_comes_before_dasks_configuration(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "tls://10.0.0.1:5")
+    with dask.config.set({"scheduler-address": "tcp://h:1"}):
+        assert find_cluster(path) == Target(
+            "tls://10.0.0.1:5", {"distributed.comm.require-encryption": True}, ""
+        )
+        assert find_cluster(None) == Target("tcp://h:1")
+
+
+def test_a_file_of_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of(tmp_path, "tls://10.0.0.1:5")
+    monkeypatch.setenv("DASK_GPU_MPI__SCHEDULER_FILE", path)
+    dask.config.refresh()
+    try:
+        assert find_cluster(None).address == "tls://10.0.0.1:5"
+    finally:
+        monkeypatch.undo()
+        dask.config.refresh()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_once(as_json: bool, link: type[MockLink], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_top(None, once=not as_json, as_json=as_json, interval=2.0) == 0
+    out = capsys.readouterr().out
+    assert (link.samples, link.closed) == (2, True)  # rates are between two
+    if as_json:
+        assert [row["worker"] for row in json.loads(out)["rows"]] == ["0-0", "0-1", "1-0", "1-1"]
+    else:
+        assert [line.split()[1] for line in out.splitlines()[3:7]] == ["0-0", "0-1", "1-0", "1-1"]
+        assert "\x1b" not in out
+    assert logging.getLogger("distributed").isEnabledFor(logging.CRITICAL)
+
+
+def test_a_cluster_that_is_gone_between_the_samples(link: type[MockLink]) -> None:
+    link.error = ClusterLostError("gone")
+    with pytest.raises(ClusterLostError, match="gone"):
+        run_top(None, once=True, as_json=False, interval=2.0)
+    assert link.closed
+    assert logging.getLogger("distributed").isEnabledFor(logging.CRITICAL)
+
+
+def printed(**options: Any) -> str:
+    file = StringIO()
+    print_table(Console(file=file, highlight=False, **options), SNAPSHOT)
+    return file.getvalue()
+
+
+def test_colours_are_for_a_terminal_that_wants_them() -> None:
+    assert "\x1b" in printed(
+        force_terminal=True, color_system="standard", width=80, _environ={"TERM": "xterm"}
+    )
+    bare = printed(force_terminal=True, width=80, _environ={"TERM": "xterm", "NO_COLOR": "1"})
+    assert "\x1b[3" not in bare
+    assert max(map(len, printed(force_terminal=False, _environ={}).splitlines())) > 60

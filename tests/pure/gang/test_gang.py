@@ -1,20 +1,24 @@
-"""The bookkeeping of one gang: it starts with its last member, its first failure counts, and it knows who still runs."""
+"""One gang: who is in it, its start and its first failure; leases of workers, and rounds in which all call the same."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dask_gpu_mpi.gang.gang import (
     Candidate,
     FailureKind,
     Gang,
     GangFailure,
+    Leases,
     MismatchError,
+    Rounds,
     Stage,
+    choose,
     rank_members,
 )
+from support.mocks.loops import in_loop
 
 WORKERS = [Candidate(str(i), f"tls://10.0.0.{i}:1", f"10.0.0.{i}") for i in range(3)]
 
@@ -25,74 +29,148 @@ def made() -> Gang:
     return gang
 
 
-def test_it_starts_with_its_last_member() -> None:
-    async def run() -> None:
-        gang = made()
-        assert gang.hosts == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
-        for rank in (2, 0):
-            gang.join(rank, f"h{rank}")
-            assert not gang.started.done()
-        gang.join(1, "h1")
-        assert gang.started.done()
-        assert gang.hosts == ["h0", "h1", "h2"]
-        assert gang.rank_of("tls://10.0.0.1:1") == 1
-        assert gang.rank_of("tls://10.0.0.9:1") is None
-
-    asyncio.run(run())
+@in_loop
+async def test_it_starts_with_its_last_member() -> None:
+    gang = made()
+    assert gang.hosts == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    for rank in (2, 0):
+        gang.join(rank, f"h{rank}")
+        assert not gang.started.done()
+    gang.join(1, "h1")
+    assert gang.started.done()
+    assert gang.hosts == ["h0", "h1", "h2"]
+    assert gang.rank_of("tls://10.0.0.1:1") == 1
+    assert gang.rank_of("tls://10.0.0.9:1") is None
 
 
-def test_the_first_failure_counts() -> None:
-    async def run() -> None:
-        gang = made()
-        assert gang.fail(GangFailure(FailureKind.RAISED, "first", 1))
-        assert not gang.fail(GangFailure(FailureKind.DIED, "second", 2))
-        assert gang.over.result().text == "first"
-
-    asyncio.run(run())
+@in_loop
+async def test_the_first_failure_counts() -> None:
+    gang = made()
+    assert gang.fail(GangFailure(FailureKind.RAISED, "first", 1))
+    assert not gang.fail(GangFailure(FailureKind.DIED, "second", 2))
+    assert gang.over.result().text == "first"
 
 
-def test_deaths_after_the_first_failure() -> None:
-    async def run() -> None:
-        gang = made()
-        gang.die(0)
-        gang.fail(GangFailure(FailureKind.DIED, "died", 0))
-        assert (gang.died, gang.notes) == ({0}, [])
-        gang.die(1)
-        gang.ends_members = True
-        gang.die(2)
-        assert (gang.died, gang.notes) == ({0, 1}, [(1, "died afterwards, which may be the cause")])
-
-    asyncio.run(run())
+@in_loop
+async def test_deaths_after_the_first_failure() -> None:
+    gang = made()
+    gang.die(0)
+    gang.fail(GangFailure(FailureKind.DIED, "died", 0))
+    assert (gang.died, gang.notes) == ({0}, [])
+    gang.die(1)
+    gang.ends_members = True
+    gang.die(2)
+    assert (gang.died, gang.notes) == ({0, 1}, [(1, "died afterwards, which may be the cause")])
 
 
-def test_who_runs_until_when() -> None:
-    async def run() -> None:
-        gang = made()
-        for rank in range(3):
-            gang.join(rank, "h")
-        gang.leave(0)
-        gang.die(1)
-        gang.leave(1)  # the answer to its call comes after its death
-        assert [member.rank for member in gang.at(Stage.JOINED)] == [2]
-        assert [member.rank for member in gang.at(Stage.DEAD)] == [1]
-        assert gang.stages == [Stage.LEFT, Stage.DEAD, Stage.JOINED]
-        gang.fail(GangFailure(FailureKind.DIED, "died", 1))
-        assert [member.rank for member in gang.to_end()] == [2]
-        gang.leave(2)
-        assert gang.to_end() == []
-
-    asyncio.run(run())
+@in_loop
+async def test_who_runs_until_when() -> None:
+    gang = made()
+    for rank in range(3):
+        gang.join(rank, "h")
+    gang.leave(0)
+    gang.die(1)
+    gang.leave(1)  # the answer to its call comes after its death
+    assert [member.rank for member in gang.at(Stage.JOINED)] == [2]
+    assert [member.rank for member in gang.at(Stage.DEAD)] == [1]
+    assert gang.stages == [Stage.LEFT, Stage.DEAD, Stage.JOINED]
+    gang.fail(GangFailure(FailureKind.DIED, "died", 1))
+    assert [member.rank for member in gang.to_end()] == [2]
+    gang.leave(2)
+    assert gang.to_end() == []
 
 
-def test_rounds() -> None:
-    async def run() -> None:
-        gang = made()
-        first = gang.put(0, 0, "barrier", b"0")
-        assert gang.put(0, 1, "barrier", b"1") is first
-        assert gang.rounds.missing(0) == [2]
-        assert not first.done()
-        with pytest.raises(MismatchError):
-            gang.put(0, 2, "allgather", b"")
-        assert gang.put(0, 2, "barrier", b"2").result() == [b"0", b"1", b"2"]
+def workers(**nodes: str) -> list[Candidate]:
+    return [
+        Candidate(name, f"tls://{node}:{name}", node)
+        for node, names in nodes.items()
+        for name in names.split()
+    ]
 
-    asyncio.run(run())
+
+def test_all_workers_with_a_gpu_where_there_are_some() -> None:
+    gpu, cpu = Candidate("0-0", "a", "h", has_gpu=True), Candidate("0-cpu-0", "b", "h")
+    assert choose(None, [gpu, cpu]) == (["0-0"], [])
+    assert choose(None, [cpu]) == (["0-cpu-0"], [])
+    assert choose(["0-cpu-0", "b", "a"], [gpu, cpu]) == (["0-cpu-0", "0-0"], [])
+    assert choose(None, []) == ([], [])
+
+
+def test_ranks_of_a_node_are_neighbours() -> None:
+    members = rank_members(workers(h1="1-1 11-0 1-0", h2="2-0 0-0"))
+    assert [member.rank for member in members] == [0, 1, 2, 3, 4]
+    assert [member.worker.name for member in members] == ["0-0", "2-0", "1-0", "1-1", "11-0"]
+    assert [(member.node_rank, member.local_rank, member.local_size) for member in members] == [
+        (0, 0, 2),
+        (0, 1, 2),
+        (1, 0, 3),
+        (1, 1, 3),
+        (1, 2, 3),
+    ]
+    assert {member.nodes for member in members} == {2}
+
+
+def test_a_gang_that_waits_is_not_passed_by_one_that_overlaps() -> None:
+    leases = Leases()
+    assert leases.ask("a", "12") == ["a"]
+    assert leases.ask("b", "23") == []
+    assert leases.ask("c", "3") == []  # 3 is free, but b was first
+    assert leases.ask("d", "4") == ["d"]
+    assert leases.release("a") == ["b"]
+    assert leases.release("b") == ["c"]
+
+
+def test_one_that_gives_up_lets_others_pass() -> None:
+    leases = Leases()
+    leases.ask("a", "1")
+    leases.ask("b", "12")
+    leases.ask("c", "2")
+    assert leases.release("b") == ["c"]
+    assert leases.release("unknown") == []
+    assert leases.ask("b", "1") == []
+    with pytest.raises(ValueError, match="b has asked already"):
+        leases.ask("b", "2")
+
+
+@given(st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=12))
+def test_everybody_has_a_turn_and_no_worker_two_gangs(wanted: list[frozenset[int]]) -> None:
+    leases, running, done = Leases(), set[str](), list[str]()
+    for number, workers in enumerate(wanted):
+        running.update(leases.ask(str(number), map(str, workers)))
+    while running:
+        held = [worker for gang in running for worker in wanted[int(gang)]]
+        assert len(held) == len(set(held))
+        first = min(running, key=int)
+        running.remove(first)
+        done.append(first)
+        running.update(leases.release(first))
+    assert sorted(done, key=int) == [str(number) for number in range(len(wanted))]
+
+
+def test_members_may_be_a_round_apart() -> None:
+    rounds = Rounds(2)
+    assert rounds.put(0, 0, "barrier", b"") is None
+    assert rounds.missing(0) == [1]
+    assert rounds.put(1, 0, "allgather", b"0") is None
+    assert rounds.put(0, 1, "barrier", b"") == [b"", b""]
+    assert rounds.put(1, 1, "allgather", b"1") == [b"0", b"1"]
+    assert rounds.missing(7) == [0, 1]
+
+
+def test_members_that_have_returned() -> None:
+    rounds = Rounds(3)
+    assert rounds.leave(2) is None
+    with pytest.raises(MismatchError, match=r"^calls barrier after rank 2 returned \(expected "):
+        rounds.put(0, 0, "barrier", b"")
+    rounds = Rounds(3)
+    rounds.put(0, 0, "barrier", b"")
+    rounds.put(0, 1, "barrier", b"")
+    assert rounds.leave(1) is None  # it has given up, say
+    assert str(rounds.leave(2)).startswith("returned while ranks 0-1 waited in barrier (expected ")
+
+
+def test_different_calls_are_an_error() -> None:
+    rounds = Rounds(3)
+    rounds.put(0, 2, "barrier", b"")
+    with pytest.raises(MismatchError, match="^calls allgather where rank 2 calls barrier"):
+        rounds.put(0, 0, "allgather", b"")

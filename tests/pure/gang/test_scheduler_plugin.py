@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +12,7 @@ from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
 from dask_gpu_mpi.gang.group import CANCEL, PLUGIN, Reply
 from dask_gpu_mpi.gang.scheduler_plugin import Gangs
+from support.mocks.loops import in_loop
 
 LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}
 
@@ -67,6 +67,13 @@ class Cluster:
         await self.plugin.start(self)  # type: ignore[arg-type]
         return self.plugin
 
+    async def running(self, gang: str, *ranks: int, **limits: Any) -> Gangs:
+        """The plugin, with a gang whose members have all joined."""
+        plugin = await self.begin()
+        await self.opened(gang, **limits)
+        await asyncio.gather(*self.joining(gang, *ranks))
+        return plugin
+
     async def opened(self, gang: str, *workers: str, **limits: Any) -> dict[str, Any]:
         wanted = list(workers) or None
         return await asyncio.wait_for(self.plugin.open(gang, "client", wanted, **{**LIMITS, **limits}), 10)
@@ -75,25 +82,9 @@ class Cluster:
         return [asyncio.create_task(self.plugin.join(gang, rank, f"h{rank}")) for rank in ranks]
 
 
-@contextmanager
-def quick_return() -> Iterator[None]:
+def quick_return() -> AbstractContextManager[Any]:
     """Workers that do not come back are not waited for long."""
-    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
-    try:
-        yield
-    finally:
-        scheduler_plugin.RETURN_TIMEOUT = before
-
-
-Test = Callable[[], Coroutine[Any, Any, None]]
-
-
-def in_loop(test: Test) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 30))
-
-    run.__name__ = test.__name__
-    return run
+    return patch.object(scheduler_plugin, "RETURN_TIMEOUT", 0.1)
 
 
 @in_loop
@@ -156,16 +147,6 @@ async def test_members_that_do_not_come_in_time() -> None:
 
 
 @in_loop
-async def test_a_worker_that_comes_back_is_waited_for() -> None:
-    cluster = Cluster("1")
-    await cluster.begin()
-    opening = asyncio.create_task(cluster.opened("g", "1", "2"))
-    await asyncio.sleep(0.01)
-    cluster.add("2")
-    assert len((await opening)["members"]) == 2
-
-
-@in_loop
 async def test_a_worker_that_comes_starts_a_gang_at_once() -> None:
     cluster = Cluster("1")
     await cluster.begin()
@@ -179,9 +160,7 @@ async def test_a_worker_that_comes_starts_a_gang_at_once() -> None:
 @in_loop
 async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("g")
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1)
     waiting = asyncio.create_task(plugin.exchange("g", 0, 0, "barrier", b"", 60))
     await asyncio.sleep(0.01)
     cluster.remove("2")
@@ -213,9 +192,7 @@ async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> 
 @in_loop
 async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
     cluster = Cluster("1", "2", "3")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.05)
-    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    plugin = await cluster.running("g", 0, 1, 2, grace=0.05)
     error = {"exception_text": "ValueError()"}
     plugin.fail("g", "raised", "raised ValueError()", 1, error)
     plugin.leave("g", 1, spoilt=False)
@@ -231,9 +208,7 @@ async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
 @in_loop
 async def test_a_member_whose_process_is_spoilt_is_restarted_as_well() -> None:
     cluster = Cluster("1", "2", "3")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=60)
-    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    plugin = await cluster.running("g", 0, 1, 2, grace=60)
     plugin.leave("g", 0, spoilt=False)
     plugin.leave("g", 2, spoilt=True)  # before the failure
     plugin.fail("g", "raised", "raised ValueError()", 1, None)
@@ -246,9 +221,7 @@ async def test_a_member_whose_process_is_spoilt_is_restarted_as_well() -> None:
 @in_loop
 async def test_a_gang_that_has_succeeded_restarts_nobody() -> None:
     cluster = Cluster("1")
-    plugin = await cluster.begin()
-    await cluster.opened("g")
-    await asyncio.gather(*cluster.joining("g", 0))
+    plugin = await cluster.running("g", 0)
     plugin.leave("g", 0, spoilt=True)
     assert await plugin.close_gang("g") == {"notes": [], "died": []}
     assert cluster.killed == []
@@ -258,9 +231,7 @@ async def test_a_gang_that_has_succeeded_restarts_nobody() -> None:
 async def test_the_next_gang_waits_for_a_worker_that_was_ended_here() -> None:
     cluster = Cluster("1", "2")
     cluster.restarts = False
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.01)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, grace=0.01)
     with quick_return():
         plugin.fail("g", "raised", "raised ValueError()", 0, None)
         plugin.leave("g", 0, spoilt=False)
@@ -291,9 +262,7 @@ async def test_who_asks_late_is_told_the_failure_all_the_same() -> None:
 async def test_a_member_that_can_not_be_ended_is_told() -> None:
     cluster = Cluster("1", "2")
     cluster.can_end = False
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.01)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, grace=0.01)
     with quick_return():
         plugin.fail("g", "raised", "raised ValueError()", 0, None)
         plugin.leave("g", 0, spoilt=False)
@@ -352,9 +321,7 @@ async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
 @in_loop
 async def test_time_for_the_run() -> None:
     cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("g", timeout=0.05, grace=0.0)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)
     plugin.leave("g", 0, spoilt=False)
     assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"
 
@@ -362,9 +329,7 @@ async def test_time_for_the_run() -> None:
 @in_loop
 async def test_operations() -> None:
     cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.0)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, grace=0.0)
     both = await asyncio.gather(
         plugin.exchange("g", 0, 0, "barrier", b"", 60), plugin.exchange("g", 1, 0, "barrier", b"", 60)
     )
@@ -381,9 +346,7 @@ async def test_operations() -> None:
 async def test_a_member_that_has_stopped_waiting() -> None:
     """Who comes later must not meet another call of the one that has gone on: epochs would be mixed up."""
     cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.0)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, grace=0.0)
     late = await plugin.exchange("g", 0, 0, "barrier", b"", 0.01)
     assert late == {"state": Reply.LATE, "missing": [1]}
     over = await plugin.exchange("g", 1, 0, "barrier", b"", 60)
@@ -394,9 +357,7 @@ async def test_a_member_that_has_stopped_waiting() -> None:
 @in_loop
 async def test_a_member_that_returns_while_others_wait_for_it() -> None:
     cluster = Cluster("1", "2", "3")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.0)
-    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    plugin = await cluster.running("g", 0, 1, 2, grace=0.0)
     waiting = asyncio.create_task(plugin.exchange("g", 0, 0, "barrier", b"", 60))
     await asyncio.sleep(0.01)
     plugin.leave("g", 1, spoilt=False)
@@ -411,9 +372,7 @@ async def test_a_member_that_returns_while_others_wait_for_it() -> None:
 @in_loop
 async def test_a_member_that_calls_what_another_has_returned_from() -> None:
     cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("g", grace=0.0)
-    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin = await cluster.running("g", 0, 1, grace=0.0)
     await asyncio.gather(
         plugin.exchange("g", 0, 0, "barrier", b"", 60), plugin.exchange("g", 1, 0, "barrier", b"", 60)
     )

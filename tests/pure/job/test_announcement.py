@@ -1,15 +1,18 @@
-"""The lines that are printed when a cluster is up."""
+"""What is printed when a cluster is up; and a session's card, in which nothing is markup of somebody else's."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import re
+from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.job import announcement
-from dask_gpu_mpi.job.announcement import announce, announce_waiting, open_warnings
+from dask_gpu_mpi.job.announcement import Card, announce, announce_waiting, open_warnings
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 
@@ -17,15 +20,15 @@ from dask_gpu_mpi.options.protocols import Protocol
 @pytest.mark.parametrize(
     ("devices", "nodes", "line"),
     [
-        (["u"], ["a"], "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
-        (["u", "v", ""], ["a", "b"], "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
-        (["u v"], ["a"], "1 worker on 1 host, 2 GPUs, ready after 2.0 s"),
-        ([""], ["a"], "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
+        (["u"], "a", "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
+        (["u", "v", ""], "ab", "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
+        (["u v"], "a", "1 worker on 1 host, 2 GPUs, ready after 2.0 s"),
+        ([""], "a", "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
     ],
 )
 def test_what_came_up(
     devices: list[str],
-    nodes: list[str],
+    nodes: str,
     line: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -36,32 +39,22 @@ def test_what_came_up(
     )
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
-        options=SimpleNamespace(
-            warnings=("of options",), dashboard=True, scheduler=True, tolerate_lost_ranks=0
-        ),
+        options=Options(warnings=("of options",)),  # type: ignore[arg-type]
         environ={},
     )
+
+    def said() -> list[str]:
+        announce(joined, 2.0)
+        return [text.removeprefix("dask_gpu_mpi: ") for text in capsys.readouterr().err.splitlines()]
+
     monkeypatch.setattr(announcement, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])
-    announce(joined, 2.0)
-    assert capsys.readouterr().err.splitlines() == [
-        f"dask_gpu_mpi: {line}",
-        "dask_gpu_mpi: warning: of options",
-        "dask_gpu_mpi: warning: of the plan",
-        f"dask_gpu_mpi: warning: of versions, {any(devices)}",
-        "dask_gpu_mpi: transport: TLS",
-        "dask_gpu_mpi: dashboard at http://d",
-    ]
+    warnings = [f"warning: {of}" for of in ("of options", "of the plan", f"of versions, {any(devices)}")]
+    assert said() == [line, *warnings, "transport: TLS", "dashboard at http://d"]
     monkeypatch.setattr(announcement.importlib.util, "find_spec", lambda _: None)
     joined.cluster.dashboard, joined.cluster.transport = None, ""
-    announce(joined, 2.0)
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .startswith("dask_gpu_mpi: no dashboard: bokeh is not installed")
-    )
-    joined.options.dashboard = False
-    announce(joined, 2.0)
-    assert "dashboard" not in capsys.readouterr().err
+    assert said()[4].startswith("no dashboard: bokeh is not installed")
+    joined.options = Options(dashboard=False)
+    assert "dashboard" not in "".join(said())
 
 
 @pytest.mark.parametrize(
@@ -88,31 +81,32 @@ def test_what_a_job_without_a_script_waits_for(
 @pytest.mark.parametrize(
     ("installed", "gpus", "expected"),
     [
-        ({"distributed": "2026.9.0"}, False, ["distributed 2026.9.0 is newer"]),
-        ({"distributed": "2026.8.0", "dask-cuda": "26.12.0"}, False, []),
+        ("distributed 2026.9.0", False, ["distributed 2026.9.0 is newer"]),
+        ("distributed 2026.8.0 dask-cuda 26.12.0", False, []),
         (
-            {"distributed": "2026.8.0", "dask-cuda": "26.12.0"},
+            "distributed 2026.8.0 dask-cuda 26.12.0",
             True,
             ["dask-cuda 26.12.0 is newer", "distributed 2026.8.0 does not match dask-cuda 26.12.0"],
         ),
-        ({"distributed": "2026.1.1", "dask-cuda": "26.6.0"}, True, []),
-        ({"distributed": "2026.1.1"}, True, []),
-        ({}, True, []),
+        ("distributed 2026.1.1 dask-cuda 26.6.0", True, []),
+        ("distributed 2026.1.1", True, []),
+        ("", True, []),
     ],
 )
 def test_warnings_about_versions(
-    installed: dict[str, str], gpus: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    installed: str, gpus: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = dict(zip(installed.split()[::2], installed.split()[1::2], strict=True))
+
     def version(name: str) -> str:
-        if name not in installed:
+        if name not in found:
             raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
+        return found[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["distributed==2026.1.1"])
-    found = [*map(str, announcement.version_warnings(gpus=gpus))]
-    assert len(found) == len(expected)
-    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
+    warnings = map(str, announcement.version_warnings(gpus=gpus))
+    assert all(text.startswith(start) for text, start in zip(warnings, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -128,3 +122,77 @@ def test_warnings_about_versions(
 def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None) -> None:
     found = open_warnings(address, Options(protocol=Protocol.TCP, security=False, scheduler=scheduler))
     assert [f"everyone on {where} can reach" in line for line in found] == [True] * (where is not None)
+
+
+CARD = Card(
+    address="tls://10.0.0.1:8786",
+    closed=False,
+    nodes=("n1", "n2"),
+    gpus=8,
+    workers=9,
+    dashboard="http://localhost:8787/status?token=abc&theme=dark",
+    seconds_left=3725.0,
+)
+
+
+class Reader(HTMLParser):
+    """The words and the links of a page; fails where tags do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.links: list[str | None] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open.append(tag)
+        if tag == "a":
+            self.links.append(dict(attrs)["href"])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def rows(card: Card) -> dict[str, str]:
+    words = Reader(card.html()).words[2:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_what_a_session_shows() -> None:
+    assert rows(CARD) == {
+        "Nodes": "2 (n1, n2)",
+        "GPUs": "8",
+        "Workers": "9",
+        "Scheduler": "tls://10.0.0.1:8786",
+        "Dashboard": "http://localhost:8787/status",
+        "Time left": "1:02:05",
+    }
+    assert Reader(CARD.html()).links == [CARD.dashboard]
+    closed = dataclasses.replace(CARD, closed=True)
+    assert rows(closed).keys() == {"Nodes", "GPUs", "Workers", "Scheduler"}
+    assert " (closed)" in Reader(closed.html()).words
+    unknown = rows(dataclasses.replace(CARD, dashboard=None, seconds_left=None))
+    assert (unknown["Dashboard"], unknown["Time left"]) == ("none", "unknown")
+    assert rows(dataclasses.replace(CARD, nodes=tuple("abcdef")))["Nodes"] == "6 (a, b, c, d, ...)"
+    # in the notebook's own colours
+    assert set(re.findall(r"(?:^|[ ;\"])(?:color|background): (\w+)", CARD.html())) == {"inherit", "none"}
+
+
+@pytest.mark.parametrize("text", ['"><script>alert(1)</script>', "<b>&amp;'"])
+def test_all_is_escaped(text: str) -> None:
+    plain = Reader(CARD.html()).tags
+    for changed in (
+        dataclasses.replace(CARD, address=text),
+        dataclasses.replace(CARD, nodes=(text, "n2")),
+        dataclasses.replace(CARD, dashboard=f"http://{text}"),
+    ):
+        assert Reader(changed.html()).tags == plain
+    assert Reader(dataclasses.replace(CARD, dashboard="javascript:alert(1)").html()).links == []

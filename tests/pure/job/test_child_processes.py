@@ -1,28 +1,40 @@
-"""Which processes may bring up a cluster."""
+"""The processes that a script starts: which may bring up a cluster, how they find the script's, and ``os.exec``."""
 
 from __future__ import annotations
 
+import copy
 import errno
+import gc
+import json
 import os
+import stat
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.job import child_processes as module
-from dask_gpu_mpi.job.child_processes import RANK_PID, ChildrenOfCluster, mark_children, refuse_children
+from dask_gpu_mpi.job.child_processes import (
+    RANK_PID,
+    ChildrenOfCluster,
+    ClusterFile,
+    forget_cluster,
+    mark_children,
+    refuse_children,
+)
+from dask_gpu_mpi.network.credentials import make_credentials
+from support import ROOT
 
 WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
 
-@pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RANK_PID, "")
-    monkeypatch.delenv(RANK_PID)
-
-
-def child(**environ: str) -> str:
-    """What a child of this process prints that may not bring up a cluster."""
+def refused_child(**environ: str) -> str:
+    """What a refused_child of this process prints that may not bring up a cluster."""
     code = (
         "from dask_gpu_mpi.job.child_processes import refuse_children\n"
         "try:\n    refuse_children()\nexcept ValueError as error:\n    print(error)"
@@ -38,10 +50,10 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     mark_children()
     assert os.environ[RANK_PID] == str(os.getpid())
     refuse_children()  # the rank itself
-    assert "called in a child process of rank 1 of 2, which has its cluster already" in child(**WORLD)
-    assert child() == ""  # no launcher
-    for number in ("x", "²", "1" * 5000):
-        assert child(**WORLD, DGM_RANK_PID=number) == ""
+    assert "called in a child process of rank 1 of 2, which has its cluster already" in refused_child(**WORLD)
+    assert refused_child() == ""  # no launcher
+    for number in ("²", "1" * 5000):
+        assert refused_child(**WORLD, DGM_RANK_PID=number) == ""
 
 
 def test_children_of_a_cluster_until_it_is_over() -> None:
@@ -71,3 +83,337 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
         "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the job with --sch"
         in said
     )
+
+
+SETTINGS = {"scheduler-address": "tls://h:1", **make_credentials().dask_config()}
+KEYS = (
+    "scheduler-address",
+    "distributed.comm.tls.client.key",
+    "distributed.comm.require-encryption",
+    "mine.a",
+)
+ASK = f"import dask, json; print(json.dumps([dask.config.get(key, None) for key in {KEYS!r}]))"
+KEY = SETTINGS["distributed.comm.tls.client"]["key"]
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No configuration of whoever runs the tests, and none of theirs is left."""
+    for name in environ():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    lists = [(each, list(each)) for each in (dask.config.defaults, dask.config.paths)]
+    config = copy.deepcopy(dask.config.config)
+    yield
+    for name in environ():
+        del os.environ[name]
+    dask.config.config.clear()
+    dask.config.config.update(config)
+    for each, before in lists:
+        each[:] = before
+
+
+def child(code: str = ASK, **environ: str) -> Any:
+    """What a child of this process prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("DASK_", "DGM_"))}
+
+
+def test_children_read_the_settings_while_it_is_open() -> None:
+    """Only this user may, and it has no name."""
+    before = environ()
+    file = ClusterFile(SETTINGS)
+    assert child() == ["tls://h:1", KEY, True, None]
+    assert "PRIVATE KEY" not in json.dumps(environ())
+    found = os.stat(file.path)
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_nlink) == (0o600, os.geteuid(), 0)
+    assert not os.get_inheritable(int(file.path.rpartition("/")[2]))
+    file.close()
+    file.close()
+    assert environ() == before
+    assert child() == [None, None, None, None]
+    assert not os.path.exists(file.path)
+
+
+@pytest.mark.parametrize("shared_memory", ["/nowhere", "/proc"])
+def test_elsewhere_where_there_is_no_shared_memory(
+    shared_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = environ()
+    monkeypatch.setattr(module, "SHARED_MEMORY", shared_memory)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = ClusterFile(SETTINGS)
+    assert os.stat(file.path).st_dev == tmp_path.stat().st_dev
+    assert list(tmp_path.iterdir()) == []
+    assert "scheduler-address: tls://h:1" in Path(file.path).read_text()
+    file.close()
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(OSError, match="No such file"):
+        ClusterFile(SETTINGS)
+    assert environ() == before
+
+
+def test_a_process_whose_files_nobody_else_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, descriptors = environ(), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(
+        os, "geteuid", lambda: 12345
+    )  # /proc/PID belongs to root where a process is not dumpable
+    with pytest.raises(OSError, match="not dumpable"):
+        ClusterFile(SETTINGS)
+    assert (environ(), len(os.listdir("/proc/self/fd"))) == (before, descriptors)
+
+
+def test_descriptors_that_the_script_has_closed(tmp_path: Path) -> None:
+    file = ClusterFile(SETTINGS)
+    number = int(file.path.rpartition("/")[2])
+    os.close(number)
+    with (tmp_path / "mine").open("w") as mine:  # gets the same number
+        assert mine.fileno() == number
+        file.close()
+        mine.write("whole")
+    gc.collect()
+    assert (tmp_path / "mine").read_text() == "whole"
+
+
+USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"
+
+
+@pytest.mark.parametrize("place", ["directory", "relative"])
+def test_the_users_configuration_holds_in_children(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "it's my\nfolder"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("mine: {a: 0, b: 2}")
+    (folder / "z.yml").write_text(USERS)
+    (folder / "no").write_text("mine: {a: 7}")
+    whole = {"directory": str(folder), "relative": "z.yml"}[place]
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DASK_CONFIG", whole)
+    file = ClusterFile(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    assert child() == ["tls://h:1", KEY, True, 1]
+    if place == "directory":
+        assert "b: 2" in Path(file.path).read_text()
+    file.close()
+    assert os.environ["DASK_CONFIG"] == whole
+
+
+def test_a_pipe_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # DASK_CONFIG=<(...) of a shell: to open it would wait for ever
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("DASK_CONFIG", str(pipe))
+    ClusterFile(SETTINGS).close()
+    assert os.environ["DASK_CONFIG"] == str(pipe)
+
+
+def test_variables_do_not_override_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SCHEDULER_ADDRESS", "DISTRIBUTED__COMM__TLS__CLIENT__KEY"):
+        monkeypatch.setenv(f"DASK_{name}", "mine")
+    monkeypatch.setenv("dask_nothing", "mine")
+    monkeypatch.setenv("DASK_MINE__A", "3")
+    before = dict(os.environ)
+    file = ClusterFile(SETTINGS)
+    assert child() == ["tls://h:1", KEY, True, 3]
+    file.close()
+    assert dict(os.environ) == before
+
+
+def test_what_the_script_has_set_since_stays() -> None:
+    file = ClusterFile(SETTINGS)
+    os.environ["DASK_CONFIG"] = "/mine"
+    found = child(FORGET.replace("FIRST", ""))  # in a nested job, too
+    assert found == [None, None, None, None, ["DASK_CONFIG"]]
+    file.close()
+    assert environ() == {"DASK_CONFIG": "/mine"}
+
+
+FORGET = (
+    "import os\nFIRST\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
+    f"{ASK[:-2]} + [sorted(name for name in os.environ if name.startswith(('DASK_', 'DGM_')))]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "own"),
+    [
+        ("", False),
+        ("", True),
+        ("import dask", False),
+        ("import dask; dask.config.set({'mine.a': 9})", True),
+    ],
+)
+def test_a_nested_job_finds_the_users_own(
+    first: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.yaml").write_text(USERS)
+    names = ["DASK_CONFIG", "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] if own else []
+    for name, value in zip(names, (str(tmp_path / "own.yaml"), "false"), strict=False):
+        monkeypatch.setenv(name, value)
+    file = ClusterFile(SETTINGS)
+    found = child(FORGET.replace("FIRST", first))
+    expected: list[object] = ["tcp://mine:1", None, False, 1] if own else [None, None, None, None]
+    if "set" in first:
+        expected[3] = 9
+    assert found == [*expected, names]
+    file.close()
+
+
+def test_a_refresh_does_not_bring_it_back() -> None:
+    file = ClusterFile(SETTINGS)
+    code = (
+        FORGET.replace("FIRST", "import dask")
+        + "\ndask.config.refresh()\nprint(dask.config.get('scheduler-address', None))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "None"
+    file.close()
+
+
+def test_a_job_without_dask_imports_none_for_it() -> None:
+    file = ClusterFile(SETTINGS)
+    code = "import sys\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
+    assert child(code + "print(int(bool({'dask', 'yaml'} & sys.modules.keys())))") == 0
+    file.close()
+
+
+def test_nothing_to_forget() -> None:
+    before = dict(os.environ)
+    forget_cluster()
+    os.environ["DGM_DASK_BEFORE"] = "no JSON"
+    forget_cluster()
+    del os.environ["DGM_DASK_BEFORE"]
+    assert dict(os.environ) == before
+    # by a command that the script itself calls: its children are to find the cluster afterwards, too
+    file = ClusterFile(SETTINGS)
+    before = environ()
+    forget_cluster()
+    assert environ() == before
+    file.close()
+
+
+HEAD = """
+import atexit, os, signal, sys, threading
+from dask_gpu_mpi.job.child_processes import ExecAsChild
+replaced = ExecAsChild()
+atexit.register(print, "the end")
+PYTHON = sys.executable
+"""
+
+
+def run_script(body: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """A script; `before`: what happens before the cluster is there."""
+    return subprocess.run(
+        [sys.executable, "-c", "import os\n" + before + HEAD + textwrap.dedent(body)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.execl(PYTHON, 'name', '-c', CODE, str(os.getpid()))",
+        "os.execvp('python3', ['name', '-c', CODE, str(os.getpid())])",
+        "os.execle(PYTHON, 'name', '-c', CODE, str(os.getpid()), {**os.environ, 'MINE': '1'})",
+    ],
+)
+def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code(call: str) -> None:
+    code = "import os, sys; print(os.getppid() == int(sys.argv[1]), os.environ.get('MINE')); sys.exit(7)"
+    done = run_script(f"CODE = {code!r}\nprint('begin')\n{call}\nprint('never')")
+    has_environ = "1" if "MINE" in call else "None"
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.splitlines() == ["begin", f"True {has_environ}", "the end"]
+
+
+INHERITS = """
+read, write = os.pipe()
+os.set_inheritable(write, True)
+again = os.dup2(write, OF_LAUNCHER)  # another file by a number that was there before
+private = os.dup(write)
+code = "import os, sys; print(*(os.path.exists('/dev/fd/' + fd) for fd in sys.argv[1:]))"
+os.execv(PYTHON, ["x", "-c", code, *map(str, (write, again, private, STAYS))])
+"""
+
+
+def test_descriptors_that_the_script_made_inheritable_are_the_programs() -> None:
+    before = "OF_LAUNCHER, STAYS = os.pipe()\n" + "".join(
+        f"os.set_inheritable({name}, True)\n" for name in ("OF_LAUNCHER", "STAYS")
+    )
+    done = run_script(INHERITS, before)
+    assert done.stdout.splitlines() == ["True True False False", "the end"], done.stderr
+
+
+@pytest.mark.parametrize(("program", "code"), [("exit 0", 0), ("kill -9 $$", 137)])
+def test_exit_codes_of_a_program(program: str, code: int) -> None:
+    done = run_script(f"os.execv('/bin/sh', ['sh', '-c', {program!r}])")
+    assert (done.returncode, done.stdout) == (code, "the end\n")
+
+
+def test_no_such_program() -> None:
+    done = run_script(
+        """
+        for call in (lambda: os.execv("/nowhere/x", ["x"]), lambda: os.execvp("dgm-nowhere", ["x"])):
+            try:
+                call()
+            except FileNotFoundError:
+                print("not found")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "not found\nnot found\nthe end\n")
+
+
+def test_forked_children_replace_themselves() -> None:
+    done = run_script(
+        """
+        pid = os.fork()
+        if pid == 0:
+            code = "import os, sys; sys.exit(11 if os.getppid() == int(sys.argv[1]) else 12)"
+            os.execv(PYTHON, ["x", "-c", code, str(os.getppid())])
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "11\nthe end\n"), done.stderr
+
+
+def test_what_ends_the_script_ends_the_program() -> None:
+    done = run_script(
+        """
+        def end(*_):
+            raise SystemExit(143)
+
+        signal.signal(signal.SIGTERM, end)
+        code = "import os, signal, sys, time; print('up', flush=True); os.kill(int(sys.argv[1]), signal.SIGTERM); time.sleep(60)"
+        os.execv(PYTHON, ["x", "-c", code, str(os.getpid())])
+        """
+    )
+    assert (done.returncode, done.stdout) == (143, "up\nthe end\n"), done.stderr
+
+
+def test_the_program_ends_with_a_script_that_is_killed() -> None:
+    read, write = os.pipe()
+    code = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
+    # close_fds is for what is opened: standard output stays, and has its end of file when both have ended
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + f"os.execv(PYTHON, ['x', '-c', {code!r}])"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=write,
+        timeout=60,
+    )
+    os.close(write)
+    assert done.returncode == -9
+    assert os.read(read, 1) == b""  # waits for the end of the child
+    os.close(read)

@@ -1,15 +1,19 @@
-"""The clients that a script leaves: which are closed, and which are abandoned."""
+"""What a session does with Dask in the script's process: its clients, its loggers, its configuration; and takes back."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.job import dask_client
+from dask_gpu_mpi.job.dask_client import DaskSettings
 
 HERE = "tls://here:1"
 
@@ -48,16 +52,13 @@ def test_what_could_not_be_closed_is_abandoned(clients: list[Client]) -> None:
     assert [client.status for client in clients] == ["closed", "closed", "running"]
 
 
-def test_a_lost_client(clients: list[Client]) -> None:
+def test_a_lost_client(clients: list[Client], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dask_client.has_lost_client()
     clients.append(Client())
     assert not dask_client.has_lost_client()
     clients.append(Client("connecting"))
     assert dask_client.has_lost_client()
-
-
-def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "distributed.client", raising=False)
+    monkeypatch.delitem(sys.modules, "distributed.client")  # a script without Dask
     dask_client.close_clients(HERE)
     dask_client.abandon_clients(HERE)
     assert not dask_client.has_lost_client()
@@ -109,3 +110,50 @@ def test_a_client_that_knows_its_dashboard() -> None:
         "https://hub/PORT",
     ]
     assert dask_client.client_with_link(None) is distributed.Client
+
+
+SETTINGS = {
+    "scheduler-address": "tls://h:1",
+    "distributed.probe.a": 1,
+    "distributed.probe.b": 2,
+    "gpu-probe": 3,
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    config, defaults = copy.deepcopy(dask.config.config), list(dask.config.defaults)
+    yield
+    dask.config.config.clear()
+    dask.config.config.update(config)
+    dask.config.defaults[:] = defaults
+
+
+def test_taken_back() -> None:
+    dask.config.set({"gpu-probe": "mine"})
+    config, defaults = copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
+    for _ in range(2):
+        settings = DaskSettings(SETTINGS)
+        assert {key: dask.config.get(key) for key in SETTINGS} == SETTINGS
+        settings.take_back()
+        settings.take_back()
+        assert dask.config.config == config
+        assert dask.config.defaults == defaults
+
+
+def test_a_refresh_keeps_them_until_then() -> None:
+    settings = DaskSettings(SETTINGS)
+    dask.config.refresh()
+    assert dask.config.get("scheduler-address") == "tls://h:1"
+    settings.take_back()
+    dask.config.refresh()
+    for key in SETTINGS:
+        assert dask.config.get(key, None) is None
+
+
+def test_what_the_script_has_set_since_stays() -> None:
+    settings = DaskSettings(SETTINGS)
+    dask.config.set({"scheduler-address": "tcp://mine:2"})
+    settings.take_back()
+    assert dask.config.get("scheduler-address") == "tcp://mine:2"
+    assert dask.config.get("distributed.probe", None) is None

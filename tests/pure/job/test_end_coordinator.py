@@ -71,18 +71,17 @@ def test_a_stop_and_then_the_end_each_once() -> None:
     assert (rank.said, rank.state) == ([("stop", None), ("end", 0)], State.ENDING_AFTER_STOP)
 
 
-def test_without_a_script_a_lost_cluster_is_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lost", [True, False])
+def test_without_a_script_a_lost_cluster_or_a_signal_is_the_end(
+    lost: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     rank = Rank0(has_client=False)
-    rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)", 0))
-    rank.end.end_cluster(final=True, signal=15)  # too late
-    assert (rank.said, rank.state, rank.ending.exit_code()) == ([("end", 0)], State.ENDING, 1)
-    assert capsys.readouterr().err.count("the cluster is lost") == 1
-
-
-def test_a_signal_ends_a_job_without_a_script() -> None:
-    rank = Rank0(has_client=False)
-    rank.end.end_cluster(final=True, signal=15)
-    assert (rank.said, rank.ending.exit_code()) == ([("end", 0)], 143)
+    if lost:
+        rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)", 0))
+    rank.end.end_cluster(final=True, signal=15)  # or too late
+    assert (rank.said, rank.state) == ([("end", 0)], State.ENDING)
+    assert rank.ending.exit_code() == (1 if lost else 143)
+    assert capsys.readouterr().err.count("the cluster is lost") == lost
 
 
 def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,37 +1,64 @@
-"""One rank, from messages to its end, without processes."""
+"""One rank, from messages to its end, without processes: what it tells whom, when it leaves, and how it gets another agent."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.timeouts import TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import end_coordinator
-from dask_gpu_mpi.job import member as member_module
+from dask_gpu_mpi.job import member as module
 from dask_gpu_mpi.job.ending import State
 from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.messages import Event
+from dask_gpu_mpi.startup.messages import Event, Start
+
+LAUNCHED = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+
+
+class Agent:
+    """Notes what it is sent, and never answers."""
+
+    killed = False
+    scratch = "/scratch"
+
+    def __init__(self, said: list[Any]) -> None:
+        self._said = said
+
+    def configure(self, options: Any, *, speaks: bool) -> None:
+        self._said.append(("configure", speaks))
+
+    def send(self, order: str, payload: Any = None) -> None:
+        self._said.append((order, payload))
+
+    def kill(self) -> None:
+        self._said.append(("killed", None))
 
 
 class Channels:
-    """Messages of two ranks: what is to be heard, a list for each `pump`, and what was said."""
+    """Messages of two ranks: what is to be heard, a list for each `pump` or at its time, and what was said.
+
+    Time passes only where this rank waits, and while it removes its agent's scratch, which takes very long.
+    """
 
     size = 2
+    now = 0.0
 
-    def __init__(self, rank: int, heard: list[list[Event]]) -> None:
-        self.rank = rank
-        self.heard = heard
+    def __init__(self, rank: int, heard: list[list[Event]], timed: list[tuple[float, Event]]) -> None:
+        self.rank, self.heard, self.timed = rank, heard, timed
         self._to_self: list[Event] = []
         self.said: list[Any] = []
         self.left: list[str] = []
-        self.agent = None
+        self.agent: Any = None
         self.flushed: list[float] = []
         #: Seconds for which `free` waits for the other ranks, and for rank 0; and whether this one agrees.
         self.freed: tuple[float | bool, ...] = ()
@@ -51,12 +78,35 @@ class Channels:
         if rank == self.rank:
             self._to_self.append(Event(rank, kind, payload))
 
+    def order(self, order: str, payload: Any = None) -> None:
+        self.agent.send(order, payload)
+
     def events(self, timeout: float) -> list[Event]:
+        Channels.now += timeout
         events, self._to_self = self._to_self, []
-        return events + (self.heard.pop(0) if self.heard else [])
+        events += self.heard.pop(0) if self.heard else []
+        while self.timed and Channels.now > self.timed[0][0]:
+            events.append(self.timed.pop(0)[1])
+        return events
 
     def drop_agent(self, timeout: float) -> None:
-        pass
+        if self.agent is not None:
+            self.agent = None
+            self.said.append(("removed", None))
+            Channels.now += 500.0
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was said, without what it carried."""
+        return [kind for kind, _ in self.said]
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Channels, "now", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: Channels.now)
+    yield
+    monkeypatch.undo()
 
 
 def mail(kind: str, payload: Any = None, source: int = 0) -> list[Event]:
@@ -83,22 +133,30 @@ def member(
     is_client: bool = False,
     has_scheduler: bool = False,
     environ: dict[str, str] | None = None,
+    workers: str = "1",
+    timed: Any = (),
+    shutdown_timeout: float = 1.0,
 ) -> tuple[Member, Channels]:
-    channels = Channels(rank, list(heard))
-    workers = (SimpleNamespace(rank=1),)
-    plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=workers)
+    channels = Channels(rank, list(heard), list(timed))
+    plan = SimpleNamespace(
+        scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=(SimpleNamespace(rank=1),)
+    )
+    own: Any = tuple(SimpleNamespace(name=name) for name in workers.split())
     joined: Any = SimpleNamespace(
         channels=channels,
-        options=Options(shutdown_timeout=1.0),
+        options=Options(shutdown_timeout=shutdown_timeout),
         environ=environ or {},
         host="h1",
-        start=SimpleNamespace(workers=(SimpleNamespace(name="1"),), is_client=is_client),
+        start=Start("tls://h:1", "tls", None, own, {"key": "secret"}, is_client=is_client),
         scheduler_file=None,
         has_scheduler=has_scheduler,
         cluster=SimpleNamespace(plan=plan, absent=()),
     )
     signals: Any = Signals()
     return Member(joined, signals, leave_open=leave_open, has_client=has_client), channels
+
+
+# -- ranks without the script
 
 
 def test_a_rank_that_serves_until_the_end() -> None:
@@ -128,7 +186,7 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     if has_client:
         rank, channels = member([], mail("end", 0), leave_open=True)
-        rank.signals.got = (15, time.monotonic())
+        rank.signals.got = (15, 0.0)
     else:
         heard = [mail("signal", 15, 1), [], mail("closed", 1, 1)]
         rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
@@ -140,59 +198,60 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
 
 def test_a_signal_where_the_script_has_written_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks end with its code, where a launcher makes one of those of all."""
-    monkeypatch.setattr(member_module, "is_ours", lambda number: True)
+    monkeypatch.setattr(module, "is_ours", lambda number: True)
     rank, _ = member([], mail("end", 75), leave_open=True)
-    rank.signals.got = (15, time.monotonic())
+    rank.signals.got = (15, 0.0)
     with pytest.raises(SystemExit) as ended:
         rank.serve()
     assert ended.value.code == 75
 
 
-def test_a_stop_and_then_the_end() -> None:
-    rank, _ = member(mail("stop", "the scheduler"), [], mail("end", 0))
-    assert rank.serve() == 0
-    assert rank.ending.state is State.CLOSED_AFTER_STOP
-    assert rank.ending.lost is None  # the client says it
-
-
-def test_the_client_hears_why() -> None:
-    rank, _ = member(mail("stop", "the scheduler"), is_client=True)
+@pytest.mark.parametrize("is_client", [False, True])
+def test_a_stop_and_then_the_end(is_client: bool) -> None:
+    """The client hears why, and says it."""
+    rank, _ = member(mail("stop", "the scheduler"), [], mail("end", 0), is_client=is_client)
     rank.pump(0.0)
-    assert (rank.ending.state, rank.ending.lost) == (State.STOPPED, "the scheduler")
+    assert (rank.ending.state, rank.ending.lost) == (State.STOPPED, "the scheduler" if is_client else None)
+    if not is_client:
+        assert rank.serve() == 0
+        assert rank.ending.state is State.CLOSED_AFTER_STOP
 
 
 def test_a_signal_while_nobody_answers() -> None:
     rank, _ = member()
-    rank.signals.got = (15, time.monotonic() - TERM_GRACE - 1)
+    rank.signals.got = (15, -TERM_GRACE - 1)
     assert rank.serve() == 143
     assert rank.ending.state is State.LEFT
+
+
+@pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
+def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
+    rank, _ = member()
+    assert rank.signal_relay.leaves(15, -passed) is leaves
 
 
 def test_a_signal_while_the_script_is_busy() -> None:
     """Its `finally` runs: the end is told."""
     rank, _ = member(mail("busy"), [], [], mail("end", 0))
-    rank.signals.got = (15, time.monotonic() - TERM_GRACE - 1)
+    rank.signals.got = (15, -TERM_GRACE - 1)
     assert rank.serve() == 0
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool) -> None:
-    rank, channels = member(rank=0, has_client=False, is_client=True)
-    if elsewhere:
-        channels.heard.append(mail("signal", 2, 1))
-    else:
-        rank.signals.got = (2, time.monotonic())
-    channels.heard.append([])
-    channels.heard.append(mail("closed", 1, 1))
-    assert rank.serve() == 130
-    assert ("end", 0) in channels.said
 
 
 def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
     rank, channels = member([], [], [], mail("end", 0))
-    rank.signals.got = (15, time.monotonic() - TERM_GRACE + 0.5)
+    rank.signals.got = (15, -TERM_GRACE + 0.5)
     assert rank.serve() == 0
     assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool) -> None:
+    heard = [*([mail("signal", 2, 1)] if elsewhere else []), [], mail("closed", 1, 1)]
+    rank, channels = member(*heard, rank=0, has_client=False, is_client=True)
+    if not elsewhere:
+        rank.signals.got = (2, 0.0)
+    assert rank.serve() == 130
+    assert ("end", 0) in channels.said
 
 
 def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
@@ -217,6 +276,17 @@ def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
     assert capsys.readouterr().err.count("the cluster is lost") == 1
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_launcher(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, _ = member(environ=LAUNCHED if launched else {})
+    assert not rank.launcher_gone()
+    monkeypatch.setattr(os, "getppid", lambda: 0)  # of no process
+    assert rank.launcher_gone() is launched
+
+
+# -- the client's rank
+
+
 def test_busy_is_told_once() -> None:
     rank, channels = member()
     rank.signal_relay.script_is_interrupted()
@@ -237,18 +307,45 @@ def test_the_client_elsewhere_waits_for_rank_0(final: bool, word: str, state: St
 
 
 def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
-    rank, channels = member(is_client=True)
-    channels.events = lambda timeout: time.sleep(0.05) or []  # type: ignore[method-assign, func-returns-value]
+    rank, _ = member(is_client=True)
     rank.client_done(final=True)
     assert rank.ending.state is State.LEFT
+    assert Channels.now == pytest.approx(1.0, abs=0.1)
 
 
 def test_nobody_listens_any_more() -> None:
     rank, channels = member(mail("stop"), is_client=True, leave_open=True)
     rank.pump(0.0)
     rank.client_done(final=True)
-    assert "over" not in [said[0] for said in channels.said]
+    assert "over" not in channels.kinds
     assert not channels.freed
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script continues after a stop, and closes its part only at its end."""
+    aborts: list[int] = []
+    monkeypatch.setattr(end_coordinator, "abort", aborts.append)
+    rank, channels = member(mail("over", (False, None, 0), 1), rank=0)
+    rank.pump(0.0)
+    rank.pump(0.0)
+    rank.leave()
+    assert rank.ending.state is State.STOPPED_AND_CLOSED
+    assert aborts == []
+    channels.heard.append(mail("over", (True, None, 0), 1))
+    rank.pump(0.0)
+    if answers:
+        channels.heard += [[], mail("closed", 1, 1)]
+    since = Channels.now
+    rank.leave()
+    assert aborts == ([] if answers else [1])
+    # the shutdown timeout, and a second
+    assert Channels.now - since == pytest.approx(0.02 if answers else 2.0, abs=0.015)
+
+
+# -- its agent
 
 
 @pytest.mark.parametrize(
@@ -275,70 +372,15 @@ def test_what_an_agent_says_after_the_end_is_no_news() -> None:
     assert rank._restarts.due is None
 
 
-@pytest.mark.parametrize("launched", [False, True])
-def test_the_launcher(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    rank, _ = member(environ=environ if launched else {})
-    assert not rank.launcher_gone()
-    monkeypatch.setattr(os, "getppid", lambda: 0)  # of no process
-    assert rank.launcher_gone() is launched
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
-    answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script continues after a stop, and closes its part only at its end."""
-    aborts: list[int] = []
-    monkeypatch.setattr(end_coordinator, "abort", aborts.append)
-    rank, channels = member(rank=0)
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def events(timeout: float) -> list[Event]:
-        now[0] += timeout
-        found, channels._to_self = channels._to_self, []
-        return found + (channels.heard.pop(0) if channels.heard else [])
-
-    monkeypatch.setattr(channels, "events", events)
-    channels.heard.append(mail("over", (False, None, 0), 1))
-    rank.pump(0.0)
-    rank.pump(0.0)
-    rank.leave()
-    assert rank.ending.state is State.STOPPED_AND_CLOSED
-    assert aborts == []
-    channels.heard.append(mail("over", (True, None, 0), 1))
-    rank.pump(0.0)
-    if answers:
-        channels.heard += [[], mail("closed", 1, 1)]
-    since = now[0]
-    rank.leave()
-    assert aborts == ([] if answers else [1])
-    # the shutdown timeout, and a second
-    assert now[0] - since == pytest.approx(0.02 if answers else 2.0, abs=0.015)
-
-
-@pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
-def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
-    rank, _ = member()
-    assert rank.signal_relay.leaves(15, time.monotonic() - passed) is leaves
-
-
-@pytest.mark.parametrize(
-    ("failed", "tried", "said"),
-    [
-        (False, 1, []),
-        (True, 0, ["the agent of rank 1 on h1 failed (why); restarting it in 0.5 s"]),
-        (True, 1, ["the agent of rank 1 on h1 failed (why); restarting it in 2 s"]),
-    ],
-)
+@pytest.mark.parametrize(("failed", "tried", "delay"), [(False, 1, ""), (True, 0, "0.5"), (True, 1, "2")])
 def test_an_agent_that_fails(
-    failed: bool, tried: int, said: list[str], capsys: pytest.CaptureFixture[str]
+    failed: bool, tried: int, delay: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rank, _ = member(of_agent("failed", "why", 1) if failed else [])
     rank._restarts.tried = tried
     rank.pump(0.0)
-    assert capsys.readouterr().err.splitlines() == [f"dask_gpu_mpi: {line}" for line in said]
+    line = f"dask_gpu_mpi: the agent of rank 1 on h1 failed (why); restarting it in {delay} s"
+    assert capsys.readouterr().err.splitlines() == [line] * failed
 
 
 def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,18 +392,18 @@ def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert channels.said == [("workers-ended", (1, True))]
 
 
-def test_an_agent_whose_workers_have_all_ended_is_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    """They were removed, or retired: another agent would bring them back."""
-    rank, channels = member(
-        of_agent("worker-ended", "1", None),
-        of_agent("workers-ended", False),
-        of_agent("agent-lost", "x", False),
-    )
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_agent_whose_workers_have_all_ended_is_not_missed(
+    ended: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were removed, or retired, or there were none: another agent would bring them back."""
+    heard = [of_agent("worker-ended", "1", None), of_agent("workers-ended", False)] if ended else [[], []]
+    rank, channels = member(*heard, of_agent("agent-lost", "x", False), workers="1" if ended else "")
     for _ in range(3):
         rank.pump(0.0)
     assert rank._restarts.due is None
     assert capsys.readouterr().err == ""
-    assert channels.said == [("workers-ended", (1, False))]
+    assert channels.said == [("workers-ended", (1, False))] * ended
 
 
 @pytest.mark.parametrize(("code", "lost"), [(0, None), (9, "the scheduler's process ended (exit code 9)")])
@@ -369,3 +411,115 @@ def test_the_schedulers_end(code: int, lost: str | None) -> None:
     rank, channels = member(of_agent("scheduler-ended", code))
     rank.pump(0.0)
     assert channels.said == [("over", (False, lost, 0))]
+
+
+def test_an_agent_that_cannot_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another try each time, then the rank is removed; nothing is raised."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(module, "start_agent", full)
+    rank, channels = member()
+    rank._restarts.lost("the agent of rank 1 on h1 ended (killed)")
+    for _ in range(5):
+        rank.pump(10.0)
+    assert channels.said == [("workers-ended", (1, True))]
+    said = capsys.readouterr().err.splitlines()
+    assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]
+    assert said[1].endswith("could not be started (Too many open files); restarting it in 2 s")
+    assert said[3:] == [
+        "dask_gpu_mpi: the agent of rank 1 on h1 could not be started (Too many open files); rank 1 removed, "
+        "continuing with the other ranks"
+    ]
+
+
+def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the workers that have not ended for good."""
+    started: list[Any] = []
+    rank, channels = member(workers="1-0 1-1", environ={"A": "1"})
+    agent, again = Agent(channels.said), rank._restarts
+    monkeypatch.setattr(module, "start_agent", lambda *args: started.append(args) or agent)
+    again.start_if_due()
+    again.worker_ended("1-0", "five deaths")
+    again.lost("it died")
+    assert (again.due, again.tried) == (0.5, 1)
+    Channels.now = 0.5
+    again.start_if_due()
+    assert started == []
+    Channels.now = 0.6
+    again.start_if_due()
+    again.start_if_due()
+    assert started == [(Options(shutdown_timeout=1.0), {"A": "1"})]
+    assert (channels.agent, again.due) == (agent, None)
+    again.start_workers()
+    *before, (order, start) = channels.said
+    assert before == [("configure", False), (Order.JOINED, None)]
+    assert order == Order.START_WORKERS
+    assert ([worker.name for worker in start.workers], start.config) == (["1-1"], {"key": "secret"})
+
+
+# -- closing: with an agent that never answers
+
+
+def wind_down(rank: int = 0, **more: Any) -> tuple[Member, Channels]:
+    closing, channels = member(rank=rank, is_client=True, **{"shutdown_timeout": 10.0, **more})
+    channels.agent = Agent(channels.said)
+    closing._closing.run()
+    assert closing.ending.state is State.LEFT
+    return closing, channels
+
+
+@pytest.mark.parametrize("has_scheduler", [False, True])
+def test_a_slow_rank_0_tells_first_and_still_hears_the_others(has_scheduler: bool) -> None:
+    closed = [(2.0, Event(1, "closed", 1))]
+    rank, channels = wind_down(timed=closed, has_scheduler=has_scheduler)
+    assert channels.kinds[:4] == ["close-workers", "killed", "closed", "removed"]
+    assert rank.coordinator is not None
+    assert rank.coordinator.silent == []
+
+
+@pytest.mark.parametrize(("timeout", "slack"), [(5.0, 3.0), (10.0, 3.0), (60.0, 18.0)])
+def test_a_silent_rank_is_found_and_waited_for_within_a_deadline(timeout: float, slack: float) -> None:
+    """Workers get their grace and a second; the other ranks a share of the shutdown timeout more."""
+    rank, channels = wind_down(shutdown_timeout=timeout)
+    workers = min(2.0, timeout / 2) + 1.0
+    assert Channels.now == pytest.approx(workers + 500.0 + slack, abs=0.03)
+    assert channels.flushed == [1.0]
+    assert rank.coordinator is not None
+    assert rank.coordinator.silent == [1]
+
+
+def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting() -> None:
+    """Where rank 0 does not respond: it has not released the scheduler's rank, which is another one here."""
+    _, channels = wind_down(1, timed=[(1.0, Event(None, "closed", []))], has_scheduler=True)
+    # workers closed at 1.0; the deadline for them is 3.0, for all ranks 3.0 more, and for the scheduler one second more
+    assert Channels.now == pytest.approx(500.0 + 7.0, abs=0.03)
+    assert channels.kinds == ["close-workers", "closed", "removed", "closed"]
+
+
+def test_a_scheduler_closes_once_it_is_released() -> None:
+    wind_down(
+        1, timed=[(1.0, Event(None, "closed", [])), (2.0, Event(0, "release", None))], has_scheduler=True
+    )
+    assert Channels.now == pytest.approx(500.0 + 2.0, abs=0.03)
+
+
+def test_scratch_that_can_not_be_removed_in_time_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stays, goes = tmp_path / "stays", tmp_path / "goes"
+    stays.mkdir()
+    seconds: list[float] = []
+    monkeypatch.setattr(end_coordinator, "remove_scratch", lambda path, *, within: seconds.append(within))
+    closing, channels = member(rank=0, shutdown_timeout=10.0)
+    channels.agent, channels.left = Agent(channels.said), [str(stays), str(goes)]
+    closing._closing.run()
+    assert len(seconds) == 2
+    assert seconds[0] == pytest.approx(10.0 - 500.0, abs=0.03)  # this agent took all of it
+    said = capsys.readouterr().err
+    assert f"could not remove all of {stays} within 10 s" in said
+    assert str(goes) not in said
+    assert channels.left == []

@@ -1,4 +1,7 @@
-"""What the thread beside a script does, one event at a time; with real jobs: tests/faults."""
+"""What the thread beside a script does, one event at a time, and who hears that the job's time runs out.
+
+With real jobs: tests/faults.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signals import LOST, install
+from dask_gpu_mpi.base.signals import LOST, Action, install
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import client_end, outcome, start
 from dask_gpu_mpi.job import monitor as module
-from dask_gpu_mpi.job.monitor import Monitor
+from dask_gpu_mpi.job import session as session_module
+from dask_gpu_mpi.job.ending import Ending
+from dask_gpu_mpi.job.monitor import Monitor, Walltime
 
 
 @pytest.fixture
@@ -33,16 +40,12 @@ def pass_on(number: int) -> None:
     assert member.signal_relay.for_script is None
 
 
-def test_a_signal_whose_handler_is_ours(sent: list[int]) -> None:
+def test_a_signal_is_passed_on_whose_handler_is_ours_or_pythons(sent: list[int]) -> None:
     install(signal.SIGTERM, lambda *_: None)
     pass_on(signal.SIGTERM)
-    assert sent == [signal.SIGTERM]
-
-
-def test_sigint_where_python_handles_it(sent: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pass_on(signal.SIGINT)
-    assert sent == [signal.SIGINT]
+    assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_sigint_that_the_script_has_had_itself(sent: list[int]) -> None:
@@ -119,63 +122,40 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_it_watches_until_it_is_stopped(sent: list[int], exits: list[object]) -> None:
-    def look(watched: Watched) -> None:
-        if watched.looks == 3:
-            watched.monitor.stop()
+    """It leaves when the cluster is over, and passes on the signal of another rank."""
 
-    watched = Watched(look).run()
-    assert (watched.looks, watched.checks, watched.leaves) == (3, 3, 0)
-    assert sent == exits == []
-
-
-def test_it_leaves_when_the_cluster_is_over(sent: list[int], exits: list[object]) -> None:
-    def look(watched: Watched) -> None:
-        watched.ending.state.over = watched.looks >= 2
-        if watched.looks == 3:
-            watched.monitor.stop()
-
-    assert Watched(look).run().leaves == 2
-    assert sent == exits == []
-
-
-def test_signal_of_another_rank_is_passed_on_while_it_watches(sent: list[int], exits: list[object]) -> None:
     def look(watched: Watched) -> None:
         watched.signal_relay.for_script = signal.SIGTERM if watched.looks == 1 else None
-        if watched.looks == 2:
+        watched.ending.state.over = watched.looks >= 3
+        if watched.looks == 4:
             watched.monitor.stop()
 
     install(signal.SIGTERM, lambda *_: None)
-    Watched(look).run()
+    watched = Watched(look).run()
+    assert (watched.looks, watched.checks, watched.leaves) == (4, 4, 2)
     assert sent == [signal.SIGTERM]
     assert exits == []
 
 
-@pytest.mark.parametrize("what", ["cluster", "launcher"])
+@pytest.mark.parametrize("what", ["cluster", "launcher", "cluster, handled"])
 def test_script_is_ended_when_it_has_lost(
     what: str, sent: list[int], exits: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By a handler of the loss where there is one, not that of SIGTERM."""
+
     def look(watched: Watched) -> None:
         if watched.looks == 2:
-            watched.ending.lost = "the scheduler ended" if what == "cluster" else None
+            watched.ending.lost = "the scheduler ended" if what.startswith("cluster") else None
             watched.gone = what == "launcher"
 
+    if what.endswith("handled"):
+        install(LOST, lambda *_: None)
     watched = Watched(look).run()
     assert watched.looks == 2
-    assert sent == [signal.SIGTERM]
+    assert sent == [LOST if what.endswith("handled") else signal.SIGTERM]
     assert exits == ["silent", 1]
     assert watched.dropped == [1.0]
     assert "script still running 0.01 s after the cluster was lost; terminating it" in capsys.readouterr().err
-
-
-def test_a_handler_of_the_loss_is_called_and_not_that_of_sigterm(
-    sent: list[int], exits: list[object]
-) -> None:
-    def look(watched: Watched) -> None:
-        watched.ending.lost = "the scheduler ended"
-
-    install(LOST, lambda *_: None)
-    Watched(look).run()
-    assert sent == [LOST]
 
 
 def test_script_that_ends_in_time_is_not_ended_by_force(
@@ -235,3 +215,140 @@ def test_thread_is_waited_for_no_longer_than_the_shutdown() -> None:
     watched.monitor._thread = slow
     watched.monitor.stop()
     assert waits == [8.0]
+
+
+def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
+    """A session of a cluster that is not there."""
+    for of in (session_module, client_end):
+        monkeypatch.setattr(of, "_current", None)
+    cluster = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
+    joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
+    relay = SimpleNamespace(script_is_interrupted=lambda: None)
+    member: Any = SimpleNamespace(joined=joined, signal_relay=relay, ending=Ending())
+    return session_module.Session(client_end.ClientEnd(member, 0.0, start.on_signal))
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What SIGTERM and SIGUSR2 do is as it was afterwards."""
+    actions = [Action.now(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+    yield
+    for action in actions:
+        action.restore()
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_the_handler_that_was_there_comes_second_and_does_not_choose_the_code(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    calls: list[Any] = []
+
+    def own(number: int, _: Any) -> None:
+        calls.append(number)
+        raise SystemExit(0)
+
+    signal.signal(number, own)
+    make_session(monkeypatch).on_walltime(lambda: calls.append("callback"))
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(number)
+    assert ended.value.code == outcome.WALLTIME
+    assert calls == ["callback", number]
+    signal.raise_signal(number)  # Slurm's second
+    assert len(calls) == 2
+
+
+@pytest.mark.usefixtures("signals")
+def test_another_thread_can_not_replace_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = make_session(monkeypatch)
+    errors: list[InputError] = []
+
+    def call() -> None:
+        try:
+            session.on_walltime(print)
+        except InputError as error:
+            errors.append(error)
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=call, name="mine")
+        thread.start()
+        thread.join()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    in_a_thread()
+    assert "called in the thread 'mine', while SIGTERM has another handler" in str(errors[0])
+    session.on_walltime(print)
+    in_a_thread()
+    assert len(errors) == 1
+
+
+class Clock:
+    """Seconds since the epoch, the end of the job, and the signals that this process was sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: float | None = 1000.0) -> None:
+        self.now = 900.0
+        self.asked = 0
+        self.sent: list[tuple[int, int]] = []
+        self._end = end
+        monkeypatch.setattr(module, "end_time", self._end_time)
+        monkeypatch.setattr(module.time, "time", lambda: self.now)
+        monkeypatch.setattr(module.os, "kill", lambda *what: self.sent.append(what))
+
+    def _end_time(self, environ: Any) -> float | None:
+        self.asked += 1
+        return self._end
+
+
+def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    walltime = Walltime({}, None, lambda *_: None)
+    for clock.now, left in ((900.0, 100.0), (999.5, 0.5), (1001.0, 0.0)):
+        assert walltime.time_left() == left
+    assert clock.asked == 1
+
+
+@pytest.mark.usefixtures("signals")
+def test_without_an_end_there_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, None)
+    walltime = Walltime({}, None, lambda *_: None)
+    walltime.call_back(print, 30.0)
+    walltime.check()
+    assert walltime.time_left() is walltime.time_left() is None
+    assert (clock.asked, clock.sent) == (1, [])
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_signal_comes_in_time_and_the_callback_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    calls: list[str] = []
+    walltime = Walltime({}, None, lambda *_: None)
+    assert not walltime.run_callback(signal.SIGTERM, None)
+    clock.now = 2000.0
+    walltime.check()  # nobody has asked for it
+    clock.now = 900.0
+    walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
+    assert clock.asked == 1
+    clock.now = 970.0
+    walltime.check()
+    assert clock.sent == []
+    clock.now = 970.5
+    for _ in range(2):
+        walltime.check()
+    assert clock.sent == [(os.getpid(), signal.SIGTERM)]
+    assert [walltime.run_callback(signal.SIGTERM, None) for _ in range(2)] == [True, False]
+    assert calls == ["checkpoint"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_handler_that_replaces_ours_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Clock(monkeypatch)
+    walltime = Walltime({}, "USR2", lambda *_: None)
+    walltime.call_back(print, 30.0)
+    walltime.check()
+    assert capsys.readouterr().err == ""
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+    for _ in range(2):
+        walltime.check()
+    assert capsys.readouterr().err.count("warning: on_walltime: SIGUSR2 got another handler") == 1

@@ -1,13 +1,15 @@
-"""How a script has ended, in words and as an exit code."""
+"""How a script has ended, in words and as an exit code; and the hook for uncaught errors, which is given back."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error, outcome_of_signal
 
@@ -18,63 +20,67 @@ from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_o
         (None, ("the script ended", 0)),
         (SystemExit(), ("the script called sys.exit", 0)),
         (SystemExit("text"), ("the script called sys.exit", 1)),
+        (SystemExit(75), ("the script called sys.exit", 75)),
+        (SystemExit(-1), ("the script called sys.exit", 255)),
         (KeyError("x\ny"), ("KeyError: 'x\\ny'", 1)),
         (ValueError("first\nsecond"), ("ValueError: first", 1)),
         (ValueError("x" * 1_000), (f"ValueError: {'x' * 300}", 1)),
+        (MemoryError(), ("MemoryError", 1)),
         (KeyboardInterrupt(), ("KeyboardInterrupt", 130)),
+        (GeneratorExit(), ("GeneratorExit", 1)),
         (InputError("wrong"), ("InputError: wrong", 2)),
+        (SignalExit(15, 143), ("the job was sent SIGTERM", 143)),
+        (
+            SignalExit(10, 75),
+            ("its time was running out (SIGUSR1), and on_walltime has run", outcome.WALLTIME),
+        ),
     ],
+    ids=repr,
 )
 def test_of_what_it_raised(error: BaseException | None, expected: tuple[str, int]) -> None:
     assert outcome_of_error(error) == expected
 
 
-def test_of_signals() -> None:
-    assert outcome_of_signal(15, 143) == ("the job was sent SIGTERM", 143)
-    assert outcome_of_signal(10, 75)[0].startswith("its time was running out (SIGUSR1)")
-    end = SignalExit(15, 143)
-    assert (end.code, outcome_of_error(end)) == (143, ("the job was sent SIGTERM", 143))
-
-
-def test_the_last_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "_noted", None)
-    assert noted() is None
-    note(("a", 1))
-    note(("b", 2))
-    assert noted() == ("b", 2)
-
-
 @pytest.mark.parametrize(
-    ("exits", "uncaught", "signalled", "code"),
+    ("exits", "uncaught", "notes", "code"),
     [
-        (None, None, False, None),
-        (None, None, True, 143),
-        (None, ValueError(), False, 1),
-        (7, None, False, 7),
-        (0, None, False, None),
+        (None, None, [], None),
+        (None, None, [("a", 1), outcome_of_signal(15, 143)], 143),  # what is noted last counts
+        (
+            None,
+            None,
+            [("the job was sent SIGTERM", None)],
+            75,
+        ),  # that of the last signal: a requeue tests for it
+        (None, None, [("the job was sent SIGTERM", None), ("the script ended", 0)], None),
+        (None, ValueError(), [], 1),
+        (7, None, [], 7),
+        (0, None, [], None),
     ],
 )
 def test_whether_an_exception_ends_the_process(
     exits: int | None,
     uncaught: BaseException | None,
-    signalled: bool,
+    notes: list[outcome.Outcome],
     code: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outcome, "_noted", outcome_of_signal(15, 143) if signalled else None)
+    monkeypatch.setattr(outcome, "_noted", None)
+    monkeypatch.setattr(SignalExit, "last", None)
     monkeypatch.setattr(sys, "last_value", uncaught, raising=False)
+    SignalExit(15, 75)
+    for each in notes:
+        note(each)
+    assert noted() == (notes[-1] if notes else None)
     assert failure(exits) == code
 
 
-def test_the_code_of_a_signal_where_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a job that has to be aborted: a requeue tests for 75."""
-    monkeypatch.setattr(sys, "last_value", None, raising=False)
-    monkeypatch.setattr(outcome.SignalExit, "last", None)
-    note((outcome.SignalExit(15, 75).outcome[0], None))
-    assert failure() == 75
-    note(("the script ended", 0))
-    assert failure() is None
-    monkeypatch.setattr(outcome, "_noted", None)
+INSTALLED = """
+import atexit, sys, threading
+from dask_gpu_mpi.job import outcome
+outcome.install(lambda: None)
+atexit.register(lambda: print("code", outcome.code_of_exit()))
+"""
 
 
 @pytest.mark.parametrize(
@@ -95,12 +101,83 @@ def test_the_code_of_a_signal_where_nothing_else_is_known(monkeypatch: pytest.Mo
 )
 def test_code_of_the_exit_that_ends_the_script(script: str, code: int | None) -> None:
     """It is known when Python ends, though Python keeps nothing of it; and one that the script has caught does not count."""
-    head = """
-import atexit, sys, threading
-from dask_gpu_mpi.job import outcome
-outcome.install(lambda: None)
-atexit.register(lambda: print("code", outcome.code_of_exit()))
-"""
-    done = subprocess.run([sys.executable, "-c", head + script], capture_output=True, text=True, timeout=30)
+    words = [sys.executable, "-c", INSTALLED + script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.stdout.splitlines()[-1] == f"code {code}"
     assert "outcome.py" not in done.stderr
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
+    """What the hook that was there before is given."""
+    found: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: found.append(error))
+    yield found
+    outcome.retire()
+
+
+def report(error: BaseException) -> None:
+    sys.excepthook(type(error), error, None)
+
+
+def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.excepthook
+    outcome.install(lambda: None)
+    outcome.install(lambda: None)  # once is enough
+    with pytest.raises(SystemExit) as end:
+        report(InputError("no such thing"))
+    assert end.value.code == 2
+    with pytest.raises(SystemExit):
+        report(InputError("told already", reported=True))
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: no such thing\n"
+    other = ValueError("x")
+    report(other)
+    assert seen == [other]
+    outcome.retire()
+    assert sys.excepthook is before
+
+
+def test_what_a_gangs_function_raises_has_its_traceback(
+    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome.install(lambda: None)
+    error = SpmdError("spmd: rank 0 raised ValueError()")
+    report(error)
+    assert seen == [error]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_hook_around_ours_stays_and_runs_once(
+    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome.install(lambda: "rank 1 failed:")
+    inner, wrapped = sys.excepthook, []
+
+    def around(*args: Any) -> None:
+        wrapped.append(args[1])
+        inner(*args)
+
+    sys.excepthook = around
+    outcome.retire()
+    assert sys.excepthook is around
+    error = ValueError("x")
+    report(error)
+    assert (wrapped, seen) == ([error], [error])
+    assert capsys.readouterr().err == ""
+    for _ in range(2):  # further clusters, of which the last is still there
+        outcome.install(lambda: "rank 1 failed:")
+    report(error)
+    assert (wrapped, seen) == ([error] * 2, [error] * 2)
+    assert capsys.readouterr().err == "dask_gpu_mpi: rank 1 failed:\n"
+
+
+def test_a_library_that_finds_mpis_ucx_gets_a_line_before_its_traceback(
+    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome.install(lambda: None)
+    error = ImportError("libuct.so: undefined symbol: ucs_ifname_to_ndev_index")
+    report(error)
+    assert seen == [error]
+    assert "Fix: call initialize() before mpi4py is imported" in capsys.readouterr().err
+    report(ImportError("no module named cudf"))
+    assert capsys.readouterr().err == ""

@@ -1,16 +1,22 @@
-"""What a job runs: how it is found, what of ``sys`` is set for it, and what is refused."""
+"""The user's program: how it is found, what is refused, and that it runs as Python itself would run it."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import program as module
 from dask_gpu_mpi.job.program import Program, ProgramKind
+from dask_gpu_mpi.sites.command import START
+from support import ROOT
 
 
 @pytest.mark.parametrize(
@@ -27,40 +33,32 @@ def test_what_a_command_line_runs(words: list[str], program: Program) -> None:
     assert Program.of(words) == program
 
 
-def test_a_zip_file_is_a_folder(tmp_path: Path) -> None:
+def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("other.py", "")
-    program = Program.of([str(tmp_path / "x")])
-    assert program.kind is ProgramKind.FOLDER
-    with pytest.raises(InputError, match=r"is a zip file without __main__\.py"):
-        program.check()
-
-
-@pytest.mark.parametrize(("name", "word"), [("none.py", "does not exist"), ("", "is a directory without")])
-def test_what_is_no_script(tmp_path: Path, name: str, word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        Program.of([str(tmp_path / name)]).check()
-
-
-def test_a_script_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "s.py"
-    script.touch()
+    assert Program.of([str(tmp_path / "x")]).kind is ProgramKind.FOLDER
+    (tmp_path / "s.py").touch()
+    for name, words in (
+        ("x", r"is a zip file without __main__\.py"),
+        ("none.py", "does not exist"),
+        ("", "is a directory without"),
+        (os.devnull, "'/dev/null' is no regular file"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Program.of([str(tmp_path / name)]).check()
+    with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
+        Program.of(["pan"]).check(["check", "plan"])
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)  # root may read all
     with pytest.raises(InputError, match="can't be read"):
-        Program.of([str(script)]).check()
+        Program.of([str(tmp_path / "s.py")]).check()
 
 
 def test_a_script_that_is_there(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.touch()
-    Program.of([str(script)]).check()
     (tmp_path / "__main__.py").touch()
-    Program.of([str(tmp_path)]).check()
-    Program.of(["-c", "anything"]).check()
-    with pytest.raises(InputError, match="'/dev/null' is no regular file"):
-        Program.of([os.devnull]).check()
-    with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
-        Program.of(["pan"]).check(["check", "plan"])
+    for words in ([str(script)], [str(tmp_path)], ["-c", "anything"]):
+        Program.of(words).check()
 
 
 @pytest.mark.parametrize("name", ["json.tool", "json", "json.none", "sys", "__main__"])
@@ -89,27 +87,275 @@ def test_a_script_in_a_deleted_working_directory(tmp_path: Path, monkeypatch: py
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    for argv, before, after in (
-        (["-c"], ["", "/lib"], ["", "/lib"]),
-        (["/env/bin/dask-gpu-mpi"], ["/env/bin", "/lib"], ["", "/lib"]),
-        (
-            ["/env/dask_gpu_mpi/__main__.py"],
-            ["/lib"],
-            ["", "/lib"],
-        ),  # -m puts nothing there, and must lose nothing
+    for argv, before, words, path in (
+        ("-c", ["", "/lib"], ["s.py"], ["", "/lib"]),
+        ("/env/bin/dask-gpu-mpi", ["/env/bin", "/lib"], ["s.py"], ["", "/lib"]),
+        ("/env/dask_gpu_mpi/__main__.py", ["/lib"], ["s.py"], ["", "/lib"]),  # -m puts nothing there
+        ("/env/bin/dask-gpu-mpi", ["/env/bin", "/lib"], ["-m", "s", "a"], ["/lib"]),
     ):
-        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(sys, "argv", [argv])
         monkeypatch.setattr(sys, "path", before)
-        program = Program.of(["s.py"])
-        program.prepare()
-        assert sys.path == after
-        assert sys.argv == ["s.py"]
-    with pytest.raises(
-        InputError,
-        match=r"script 's.py' does not exist \(the working directory was deleted; expected a Python file, or",
-    ):
-        program.check()
-    monkeypatch.setattr(sys, "argv", ["/env/bin/dask-gpu-mpi"])
-    monkeypatch.setattr(sys, "path", ["/env/bin", "/lib"])
-    Program.of(["-m", "s", "a"]).prepare()
-    assert (sys.argv, sys.path) == (["-m", "a"], ["/lib"])
+        Program.of(words).prepare()
+        assert sys.path == path
+        assert sys.argv == [word for word in words if word != "s"]
+    says = r"script 's.py' does not exist \(the working directory was deleted; expected a Python file, or"
+    with pytest.raises(InputError, match=says):
+        Program.of(["s.py"]).check()
+
+
+RUN = """
+import sys
+from dask_gpu_mpi.job.program import Program, run_script
+program = Program.of(sys.argv[1:])
+program.prepare()
+run_script(program)
+"""
+
+
+@pytest.mark.parametrize(("text", "code"), [("import sys; sys.exit(7)", 7), ("raise KeyboardInterrupt", 130)])
+def test_exit_codes(tmp_path: Path, text: str, code: int) -> None:
+    script = tmp_path / "my script.py"
+    script.write_text(text)
+    assert subprocess.run([sys.executable, "-c", RUN, str(script)], timeout=60).returncode == code
+
+
+#: What a script sees of itself: nothing of it may depend on who runs it.
+SELF = """
+import json, os, sys
+plain = {key: repr(value) for key, value in vars().items() if isinstance(value, (str, dict, type(None)))}
+seen = {
+    "names": sorted(vars()),
+    "plain": plain,
+    "loader": [str(__loader__).partition(" at ")[0], getattr(__loader__, "name", ""), getattr(__loader__, "path", "")],
+    "spec": [str(getattr(__spec__, key, "")) for key in ("name", "origin", "parent", "cached", "has_location")],
+    "builtins": __builtins__ is sys.modules["builtins"],
+    "main": vars(sys.modules["__main__"]) is globals(),
+    "argv": sys.argv,
+    "path": sys.path,
+    "code": sys._getframe().f_code.co_filename,
+}
+sys.stdout.buffer.write(json.dumps(seen, sort_keys=True).encode())
+"""
+GONE = "mkdir gone && cd gone && rmdir ../gone && "
+
+
+def run_both(
+    *words: str | bytes,
+    cwd: Path,
+    environ: dict[str, str] | None = None,
+    before: str = "",
+    flags: str = "",
+    start: str = "",
+) -> list[subprocess.CompletedProcess[bytes]]:
+    """A program with two arguments, run by Python and by us (where `start` comes first), in `cwd` after the command `before`."""
+    own = f"{start}\nimport sys; sys.path.append({str(ROOT)!r})\n{RUN}"  # with -I there is no PYTHONPATH
+    shell = ["bash", "-c", before + 'exec "$@"', "bash", sys.executable, *flags.split()]
+    env = {**os.environ, "PYTHONPATH": "", **(environ or {})}
+    return [
+        subprocess.run([*shell, *ours, *words, "a", "--b"], capture_output=True, timeout=60, cwd=cwd, env=env)
+        for ours in ([], ["-c", own])
+    ]
+
+
+def both(*words: str | bytes, cwd: Path, **how: Any) -> list[dict[str, Any]]:
+    """What `SELF` sees, run by Python and by us."""
+    seen = []
+    for done in run_both(*words, cwd=cwd, **how):
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        seen.append(json.loads(done.stdout))
+    seen[1]["path"].remove(str(ROOT))
+    return seen
+
+
+def test_main_is_as_python_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(f'"""Its docstring."""\nNUMBER: int = 5\n{SELF}')
+    python, ours = both("s.py", cwd=tmp_path)
+    assert ours == python
+    python, ours = both(str(tmp_path / "s.py"), cwd=tmp_path, before=GONE)
+    assert ours == python
+
+
+@pytest.mark.parametrize("path", ["link.py", "folder-link/../sub/s.py", "{tmp}/link.py", "./absolute.py"])
+def test_links_are_followed_as_python_follows_them(tmp_path: Path, path: str) -> None:
+    real = tmp_path / "elsewhere" / "real"
+    real.mkdir(parents=True)
+    (real / "s.py").write_text(SELF)
+    (real / "link.py").symlink_to("s.py")
+    (tmp_path / "sub").mkdir()
+    (real.parent / "sub").symlink_to(real)
+    (tmp_path / "folder-link").symlink_to(real)
+    (tmp_path / "link.py").symlink_to(Path("folder-link", "link.py"))
+    (tmp_path / "absolute.py").symlink_to(real / "s.py")
+    python, ours = both(path.format(tmp=tmp_path), cwd=tmp_path)
+    assert ours == python
+
+
+HOSTILE = ["a b.py", "quote'\"$(x).py", "line\nbreak.py", "emoji \N{SNAKE}.py", "-dash.py", b"latin-\xe4.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "utf8"), [*((name, "") for name in HOSTILE), *((name, "0") for name in HOSTILE[3::2])], ids=ascii
+)
+def test_any_name_is_a_name(tmp_path: Path, name: str | bytes, utf8: str) -> None:
+    """In UTF-8 and in ASCII."""
+    script = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
+    with open(script, "w") as file:
+        file.write(SELF)
+    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
+    python, ours = both(script, cwd=tmp_path, environ=environ)
+    assert ours == python
+
+
+#: How Python finds its program, where `SELF` is a script, in a folder, in a zip file, and in modules and packages.
+PROGRAMS = {
+    "script": ("s.py",),
+    "folder": ("folder",),
+    "folder by a link": ("folder-link",),
+    "folder, absolute": ("{tmp}/folder",),
+    "folder, with a slash": ("./folder/",),
+    "working directory": (".",),
+    "zip": ("program.zip",),
+    "zip of any name": ("program",),
+    "module": ("-m", "s"),
+    "package": ("-m", "package"),
+    "module of a package": ("-m", "package.s"),
+    "package below a package": ("-m", "package.sub"),
+    "namespace": ("-m", "folder.__main__"),
+    "module in a zip": ("-m", "zipped"),
+    "code": ("-c", SELF),
+}
+
+
+def make_programs(tmp_path: Path, text: str) -> dict[str, str]:
+    """All of them with this text; the environment in which they are found."""
+    for folder in ("folder", "package/sub"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("s", "__main__", "folder/__main__", "package/s", "package/__main__", "package/sub/__main__"):
+        (tmp_path / f"{name}.py").write_text(text)
+    for name in ("package", "package/sub"):
+        (tmp_path / name / "__init__.py").write_text("import sys\nARGV = list(sys.argv)\n")
+    (tmp_path / "folder-link").symlink_to("folder")
+    for path, inside in (("program.zip", "__main__"), ("program", "__main__"), ("modules.zip", "zipped")):
+        with zipfile.ZipFile(tmp_path / path, "w") as archive:
+            archive.writestr(f"{inside}.py", text)
+    return {"PYTHONPATH": f"{tmp_path}:{tmp_path}/modules.zip"}
+
+
+#: With Python's options that change the import path; one of each kind is enough.
+FLAGS = [("", words) for words in PROGRAMS.values()] + [
+    ("-P", ("folder",)),
+    ("-P", ("-c", SELF)),
+    ("-I", ("program.zip",)),
+    ("-I", ("-m", "package")),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), FLAGS, ids=lambda value: "".join(value)[:30])
+def test_every_program_sees_what_it_sees_in_python(
+    tmp_path: Path, words: tuple[str, ...], flags: str
+) -> None:
+    environ = make_programs(tmp_path, SELF)
+    given = [word if word == SELF else word.format(tmp=tmp_path) for word in words]
+    if (flags, words[0]) == ("-I", "-m"):  # which sees no PYTHONPATH
+        python, ours = run_both(*given, cwd=tmp_path, environ=environ, flags=flags)
+        assert b"No module named package" in python.stderr
+        assert (ours.returncode, ours.stderr) == (1, python.stderr)
+        return
+    seen = both(*given, cwd=tmp_path, environ=environ, flags=flags)
+    assert seen[1] == seen[0]
+
+
+KINDS = {name: PROGRAMS[name] for name in ("script", "folder", "module of a package", "code")}
+
+
+@pytest.mark.parametrize("words", [*KINDS.values(), ("program.zip",)], ids=lambda value: "".join(value)[:30])
+@pytest.mark.parametrize("safe", ["", "1"], ids=["", "safe path"])
+def test_below_launch_it_sees_what_it_sees_in_python(
+    tmp_path: Path, words: tuple[str, ...], safe: str
+) -> None:
+    """Python's own entry was removed there before; what is first then is the user's, even if it is the working directory."""
+    environ = {**make_programs(tmp_path, SELF), "PYTHONSAFEPATH": safe}
+    python, ours = both(*words, cwd=tmp_path, environ=environ, start=START.partition("from dask_gpu_mpi")[0])
+    assert ours == python
+
+
+#: Raises below a function, and asks for its own name by pickle where it is imported.
+RAISES = "def f():\n    1 / 0\ntry:\n    f()\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n"
+
+
+FAILURES = [
+    *((RAISES, words) for words in [*KINDS.values(), ("program.zip",), ("-m", "zipped")]),
+    *((text, words) for text in ("def f(:\n", "import package.none") for words in list(KINDS.values())[::2]),
+    ("raise SystemExit('no')", KINDS["script"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), FAILURES, ids=lambda value: ascii("".join(value)[:20]))
+def test_tracebacks_are_pythons(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    environ = make_programs(tmp_path, text)
+    given = [text if word == SELF else word for word in words]
+    python, ours = run_both(*given, cwd=tmp_path, environ=environ)
+    assert ours.stderr.decode() == python.stderr.decode()
+    assert ours.returncode == python.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["package.none", "package.empty", "s.py", "none.s"])
+def test_modules_that_are_not_found_are_named_by_python(tmp_path: Path, name: str) -> None:
+    make_programs(tmp_path, SELF)
+    (tmp_path / "package" / "empty").mkdir()
+    python, ours = run_both("-m", name, cwd=tmp_path)
+    assert ours.stderr == python.stderr
+    assert ours.returncode == python.returncode == 1
+
+
+#: Processes of multiprocessing find the program's function again, and leave its main part alone.
+SPAWNS = """
+import multiprocessing, pickle
+
+def double(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(double)) is double
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2, 3]))
+"""
+
+
+@pytest.mark.parametrize("words", [KINDS["script"], KINDS["module of a package"]], ids=" ".join)
+def test_functions_of_main_are_pickled(tmp_path: Path, words: tuple[str, ...]) -> None:
+    python, ours = run_both(*words, cwd=tmp_path, environ=make_programs(tmp_path, SPAWNS))
+    assert (ours.stdout, ours.returncode) == (python.stdout, python.returncode)
+    assert ours.stdout == b"[2, 4, 6]\n", ours.stderr.decode()
+
+
+THREAD = """
+import pickle, threading
+def f(): return 5
+go = threading.Event()
+threading.Thread(target=lambda: (go.wait(10), print(pickle.loads(pickle.dumps(f))()))).start()
+go.set()
+"""
+
+
+@pytest.mark.parametrize("words", [("-m", "s"), ("-c", THREAD)], ids=["module", "code"])
+def test_main_stays_for_threads(tmp_path: Path, words: tuple[str, ...]) -> None:
+    make_programs(tmp_path, THREAD)
+    _, ours = run_both(*words, cwd=tmp_path)
+    assert ours.stdout == b"5\n", ours.stderr.decode()
+
+
+@pytest.mark.parametrize("kind", [ProgramKind.MODULE, ProgramKind.FOLDER])
+def test_without_pythons_own_function(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_programs(tmp_path, "import sys\nprint(__name__, sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.delattr("runpy._run_module_as_main")
+    program = Program(kind, "s" if kind is ProgramKind.MODULE else "folder", ("a",))
+    program.prepare()
+    module.run_script(program)
+    assert capsys.readouterr().out == "__main__ ['a']\n"

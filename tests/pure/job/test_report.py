@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,9 +124,14 @@ def test_after_an_answer_that_was_too_late_it_asks_again(
 
 
 def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
-    scheduler: SlowScheduler, reporter: Reporter, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    scheduler: SlowScheduler,
+    reporter: Reporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert reporter.fetch(20.0)
+    monkeypatch.setattr(module, "ASKING", 0.5)
     scheduler.call(scheduler.idle.clear)
     path = tmp_path / "report.json"
     reporter.begin(str(path), ("the script ended", 0), fetch=True)
@@ -135,7 +139,9 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
     assert (scheduler.asked, scheduler.idle.is_set()) == (2, False)
     assert seen(path) == (False, 3)
     told = capfd.readouterr().err
-    assert told.count("warning: the scheduler did not answer within 3 s at the end; the report tells of") == 1
+    assert (
+        told.count("warning: the scheduler did not answer within 0.5 s at the end; the report tells of") == 1
+    )
     assert ". Fix: " in told
 
 
@@ -144,10 +150,7 @@ def test_what_was_fetched_before_a_shutdown_is_all(
 ) -> None:
     assert reporter.fetch(20.0, last=True)
     scheduler.call(scheduler.over.set)
-    deadline = time.monotonic() + 20
-    while not reporter._comm.closed():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(reporter._comm.closed)
     path = tmp_path / "report.json"
     reporter.begin(str(path), ("the script ended", 0), fetch=True)
     reporter.finish()
@@ -164,14 +167,9 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
     monkeypatch.setattr(module, "REFRESHING", 0.05)
     path = tmp_path / "report.json"
     reporter = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
-    deadline = time.monotonic() + 20
-    while scheduler.asked < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: scheduler.asked >= 3)
     scheduler.call(scheduler.over.set)
-    while not reporter._comm.closed():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(reporter._comm.closed)
     reporter.begin(str(path), ("the cluster was lost", 1), fetch=False, lost=True)
     reporter.finish()
     assert seen(path) == (False, 3)
@@ -185,6 +183,10 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
 def test_what_makes_a_page_is_imported_before_the_end(
     path: str | None, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = "dask_gpu_mpi.view.report_figures"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module._import_page()
+    assert name in sys.modules
     done = threading.Event()
     monkeypatch.setattr(module, "PREPARING", 0.0)
     monkeypatch.setattr(module, "_import_page", done.set)
@@ -194,10 +196,3 @@ def test_what_makes_a_page_is_imported_before_the_end(
         assert done.wait(20.0 if imported else 0.1) is imported
     finally:
         reporter.close()
-
-
-def test_the_import_is_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "dask_gpu_mpi.view.report_figures"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    module._import_page()
-    assert name in sys.modules

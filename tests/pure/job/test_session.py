@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import client_end
+from dask_gpu_mpi.job import api, client_end
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.client_end import ClientEnd
 from dask_gpu_mpi.job.ending import Cause, Ending
 from dask_gpu_mpi.job.session import Session
+from dask_gpu_mpi.options.model import Options
 
 
 class Member:
@@ -66,17 +69,17 @@ def make(member: Any) -> Session:
 
 def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
     session = make(member)
-    assert not session.closed
-    assert repr(session).endswith(" open>")
+    assert (session.closed, repr(session).endswith(" open>")) == (False, True)
     session.close()
     session.close()
-    assert session.closed
-    assert repr(session).endswith(" closed>")
+    assert (session.closed, repr(session).endswith(" closed>")) == (True, True)
     session._end.finish()
     session._end.finish()
     session.close()
     assert member.done == [False, True]
     assert capsys.readouterr().err.count("ended after") == 1
+    with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
+        session.spmd(print)
 
 
 @pytest.mark.parametrize("way", [ClientEnd.close, ClientEnd.finish])
@@ -91,38 +94,22 @@ def test_what_the_script_starts_at_its_end_is_without_the_cluster(
     assert len(released) == 1
 
 
-@pytest.fixture
-def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is taken away from what Python calls at the end of the process."""
+@pytest.mark.parametrize("others_go_on", [True, False])
+def test_whether_a_close_is_the_end_of_the_other_ranks(
+    others_go_on: bool, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they go on, nothing is left to do when this process ends; else they wait for the script's end."""
     calls: list[Any] = []
     monkeypatch.setattr(client_end.atexit, "unregister", calls.append)
-    return calls
-
-
-def test_where_the_other_ranks_go_on_a_close_is_their_end(
-    member: Member,
-    unregistered: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """And nothing is left to do when this process ends."""
-    member.leave_open = True
+    member.leave_open = others_go_on
     with make(member) as session:
         pass
-    assert member.done == [True]
-    assert unregistered == [session._end.finish]
-    session._end.finish()  # called when MPI is finalized
-    assert member.done == [True]
+    assert member.done == [others_go_on]
+    assert calls == [session._end.finish] * others_go_on
+    session._end.finish()  # called when MPI is finalized, or at the end of the process
+    assert member.done == ([True] if others_go_on else [False, True])
+    assert calls == [session._end.finish]
     assert capsys.readouterr().err.count("ended after") == 1
-
-
-def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregistered: list[Any]) -> None:
-    with make(member) as session:
-        pass
-    assert unregistered == []
-    session._end.finish()
-    assert member.done == [False, True]
-    assert unregistered == [session._end.finish]
 
 
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
@@ -153,20 +140,16 @@ def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
     assert not session.closed
 
 
-def test_a_signal_is_an_exit(member: Member) -> None:
-    session = make(member)
+def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
+    end = make_end(member)
     with pytest.raises(SystemExit) as ended:
-        session._end.end_script(15, None)
+        end.end_script(15, None)
     assert ended.value.code == 143
     assert member.interruptions == [True]
-
-
-def test_a_lost_cluster_comes_first(member: Member) -> None:
-    session = make(member)
-    session._end.walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
+    end.walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
     member.ending.lost = "the scheduler"
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
-        session._end.end_script(15, None)
+        end.end_script(15, None)
     assert lost.value.reported
 
 
@@ -224,16 +207,15 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
-def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
-    member.joined.cluster.address = address
-    session = make(member)
-    assert session.security is None
+def test_without_tls_there_is_no_security(member: Member) -> None:
+    for address in ("tcp://h:1", "ucx://h:1"):
+        member.joined.cluster.address = address
+        assert make(member).security is None
 
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize(
-    "error", [None, ValueError("x"), InputError("x")], ids=lambda error: type(error).__name__
+    "error", [None, ValueError("x"), InputError("x")], ids=lambda each: type(each).__name__
 )
 def test_the_excepthook_stays_while_it_has_something_to_report(
     error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
@@ -241,14 +223,14 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
     """A lost cluster, or an error of ours that is being raised."""
     retired: list[bool] = []
     monkeypatch.setattr(client_end.outcome, "retire", lambda: retired.append(True))
-    session = make(member)
+    end = make_end(member)
     member.ending.lost = "the scheduler" if lost else None
     try:
         if error is not None:
             raise error
-        session._end.give_back()
+        end.give_back()
     except Exception:
-        session._end.give_back()
+        end.give_back()
     assert bool(retired) is not (lost or isinstance(error, InputError))
 
 
@@ -262,20 +244,16 @@ def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.Monkey
 
 
 def test_its_card_in_a_notebook(member: Member) -> None:
-    member.joined.cluster.plan = SimpleNamespace(
-        workers=[SimpleNamespace(devices=("GPU-1",)), SimpleNamespace(devices=())],
-        hosts=[SimpleNamespace(host="n1")],
-    )
-    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
+    workers = [SimpleNamespace(devices=("GPU-1",)), SimpleNamespace(devices=())]
+    member.joined.cluster.plan = SimpleNamespace(workers=workers, hosts=[SimpleNamespace(host="n1")])
+    member.joined.cluster.dashboard = link = "http://localhost:8787/status?token=abc"
     session = make(member)
     card = session._repr_html_()
-    assert all(
-        text in card
-        for text in ("(open)", "1 (n1)", "tls://nowhere", 'href="http://localhost:8787/status?token=abc"')
-    )
+    assert all(text in card for text in ("(open)", "1 (n1)", "tls://nowhere", f'href="{link}"'))
     session.close()
-    assert "(closed)" in session._repr_html_()
-    assert "localhost" not in session._repr_html_()
+    card = session._repr_html_()
+    assert "(closed)" in card
+    assert "localhost" not in card
 
 
 class Client:
@@ -318,8 +296,37 @@ def test_the_client_of_gangs(
         assert session._own_client() is not found
 
 
-def test_a_session_that_has_ended_has_no_gangs(member: Member) -> None:
+@pytest.mark.parametrize("raises", [False, True])
+def test_execute_ends_the_cluster_with_its_function(
+    raises: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(number: int) -> float:
+        return 6 / number
+
     session = make(member)
-    session.close()
-    with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
-        session.spmd(print)
+    monkeypatch.setattr(api, "prepare_process", lambda: None)
+    monkeypatch.setattr(api, "start", lambda *_, **__: (member, session))
+    with pytest.raises(ZeroDivisionError) if raises else contextlib.nullcontext():
+        assert api.execute(function, (0 if raises else 3,)) == 2
+    assert member.done == [True]
+
+
+def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address and its link; and a shuffle by tasks where all workers have GPUs."""
+    for name in ("shut_down_once", "prefer_cluster", "before_finalize", "ChildrenOfCluster"):
+        monkeypatch.setattr(client_end, name, lambda *_: SimpleNamespace(release=lambda: None))
+    monkeypatch.setattr(client_end.Monitor, "start", lambda monitor: None)
+    member.joined.options = Options()  # type: ignore[assignment]
+    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
+    member.joined.cluster.plan.workers = (SimpleNamespace(kind="gpu", devices=()),)
+    keys = ("scheduler-address", "distributed.dashboard.link", "dataframe.shuffle.method")
+    before = [dask.config.get(key, None) for key in keys]
+    end = make_end(member)
+    end.open()
+    assert [dask.config.get(key) for key in keys] == [
+        "tls://nowhere",
+        member.joined.cluster.dashboard,
+        "tasks",
+    ]
+    end.close()
+    assert [dask.config.get(key, None) for key in keys] == before

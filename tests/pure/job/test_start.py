@@ -1,34 +1,47 @@
-"""What goes wrong before a rank has an agent, and one cluster at a time; the start: tests/mpi, tests/faults/test_starts.py."""
+"""What goes wrong before a rank has an agent, one cluster at a time, and what it changes in its process.
+
+The start itself: tests/mpi, tests/faults/test_starts.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
+import signal
+import ssl
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import distributed
 import pytest
 
-from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi import connect
+from dask_gpu_mpi.base.signals import LOST, Action, is_ours
+from dask_gpu_mpi.errors import ClusterLostError, InputError, StartupError
+from dask_gpu_mpi.job import client_end, outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
+from dask_gpu_mpi.job.client_end import Use
+from dask_gpu_mpi.job.program import run_script
 
 
-def test_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(InputError, match=r"sys.executable is '' \(expected the path of a Python program\)"):
-        module._start_agent({})
-
-
-def test_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "")
+        with pytest.raises(
+            InputError, match=r"sys.executable is '' \(expected the path of a Python program\)"
+        ):
+            module._start_agent({})
     monkeypatch.setattr(module, "AgentProcess", full)
-    with pytest.raises(
-        StartupError, match="could not start the agent of this rank .Too many open files.. Fix: "
-    ):
+    with pytest.raises(StartupError, match="not start the agent of this rank .Too many open files.. Fix: "):
         module._start_agent({})
 
 
@@ -43,23 +56,17 @@ def member(*, leave_open: bool = True, over: bool = True, client: bool = True) -
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "refused"),
-    [
-        (None, False),
-        (member(), False),
-        (member(over=False), True),
-        (member(leave_open=False), True),
-        (member(leave_open=False, over=False), True),
-    ],
-)
-def test_one_cluster_at_a_time(monkeypatch: pytest.MonkeyPatch, before: Any, refused: bool) -> None:
-    monkeypatch.setattr(module, "_member", before)
-    if refused:
+@pytest.mark.parametrize("leave_open", [True, False])
+@pytest.mark.parametrize("over", [True, False])
+def test_one_cluster_at_a_time(monkeypatch: pytest.MonkeyPatch, leave_open: bool, over: bool) -> None:
+    monkeypatch.setattr(module, "_member", None)
+    module.refuse_second()
+    monkeypatch.setattr(module, "_member", member(leave_open=leave_open, over=over))
+    if leave_open and over:
+        module.refuse_second()
+    else:
         with pytest.raises(InputError, match=r"called a second time in this job .* Fix: remove this call"):
             module.refuse_second()
-    else:
-        module.refuse_second()
 
 
 @pytest.mark.parametrize(
@@ -86,3 +93,89 @@ def test_traceback_of_a_rank_that_is_not_the_clients_has_its_number(monkeypatch:
     assert module._label() is None
     monkeypatch.setattr(module, "_member", member(client=False))
     assert module._label() == "rank 2 of 4 on n3 failed:"
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_given_back() -> Iterator[None]:
+    actions = [Action.now(number) for number in (signal.SIGTERM, LOST)]
+    yield
+    for action in actions:
+        action.restore()
+    outcome.retire()
+
+
+def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_end, "_current", None)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    module.prepare_process()
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    signal.raise_signal(signal.SIGTERM)  # Slurm's second
+
+
+def test_handlers_of_the_script_stay() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(LOST, lambda *_: None)
+    module.prepare_process()
+    module.handle_loss()
+    assert not is_ours(signal.SIGTERM)
+    assert not is_ours(LOST)
+
+
+@pytest.mark.parametrize("lost", [None, "the scheduler ended"])
+def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's has no effect, as by default."""
+
+    def end(number: int, frame: object) -> None:
+        raise ClusterLostError(lost or "")
+
+    member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
+    session = SimpleNamespace(member=member, use=Use.OPEN, end_script=end)
+    monkeypatch.setattr(client_end, "_current", session)
+    module.handle_loss()
+    with pytest.raises(ClusterLostError) if lost else contextlib.nullcontext():
+        signal.raise_signal(LOST)
+    module.handle_loss()  # of a second cluster
+    assert is_ours(LOST)
+
+
+def test_between_two_ends_nothing_is_raised() -> None:
+    """The script has raised, and what reports that runs: the frame is inside the excepthook, or in `run_script`."""
+    frames = []
+
+    class Failing(InputError):
+        def __str__(self) -> str:
+            frames.append(sys._getframe())
+            return "no"
+
+    outcome.install(lambda: None)
+    with pytest.raises(SystemExit):
+        sys.excepthook(Failing, Failing("no"), None)
+    assert module._script_has_ended(frames[0])
+    reporting: Any = SimpleNamespace(f_code=run_script.__code__, f_back=None)
+    assert module._script_has_ended(reporting)
+    assert not module._script_has_ended(sys._getframe())
+    assert not module._script_has_ended(None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised"),
+    [
+        ("certificate has expired", "connect: the job's certificate has expired by the clock of "),
+        ("unable to get local issuer certificate", "TLS certificate does not match"),
+    ],
+)
+def test_connect_names_a_clock_that_is_wrong(
+    reason: str, raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("TLS certificate does not match. Check your security settings.") from ssl.SSLError(
+            reason
+        )
+
+    monkeypatch.setattr(distributed, "Client", refused)
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": "tls://10.0.0.1:8786"}))
+    with pytest.raises((InputError, OSError), match=raised):
+        connect(file)

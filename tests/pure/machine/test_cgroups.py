@@ -1,17 +1,22 @@
-"""Memory limits and cores from made-up cgroup trees."""
+"""Memory limits and cores from made-up cgroup trees, and the mounts by which they are found."""
 
 from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list
+from dask_gpu_mpi.machine.cgroups import (
+    Mount,
+    allowed_cpus,
+    cpu_quota,
+    host_memory,
+    parse_cpu_list,
+    parse_mountinfo,
+)
 
 GIB = 1024**3
 NO_LIMIT_V1 = "9223372036854771712"
@@ -47,26 +52,23 @@ def tree(tmp_path: Path) -> Tree:
 V2 = [("cgroup2", "/", "rw")]
 
 
-def test_a_limit_of_resident_memory_counts(tmp_path: Path) -> None:
+def test_without_a_cgroup_physical_and_resident_memory_count(tmp_path: Path) -> None:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert host_memory(tmp_path) == physical
+    assert (host_memory(tmp_path, 64 * GIB), host_memory(tmp_path, 0)) == (64 * GIB, 0)
     # Slurm's word for --mem where it confines no memory
-    assert host_memory(tmp_path, 64 * GIB, resident=4 * GIB) == 4 * GIB
-    assert host_memory(tmp_path, 64 * GIB, resident=80 * GIB) == 64 * GIB
-    assert host_memory(tmp_path, 64 * GIB, resident=resource.RLIM_INFINITY) == 64 * GIB
+    for resident, memory in ((4 * GIB, 4 * GIB), (80 * GIB, 64 * GIB), (resource.RLIM_INFINITY, 64 * GIB)):
+        assert host_memory(tmp_path, 64 * GIB, resident=resident) == memory
+    # this machine
+    assert 0 < host_memory() <= physical
+    assert allowed_cpus()
+    assert (cpu_quota() or 1) > 0
 
 
-def test_the_limit_of_this_process() -> None:
-    script = "from dask_gpu_mpi.machine.cgroups import host_memory; print(host_memory())"
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_RSS, (1 << 20, 1 << 20)); {script}"
-    done = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == f"{1 << 20}\n"
-
-
-def test_no_cgroup_is_physical_memory(tmp_path: Path) -> None:
-    assert host_memory(tmp_path, 64 * GIB) == 64 * GIB
-    assert host_memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert host_memory(tmp_path, 0) == 0
+def test_the_limit_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_RSS: (-1, 1 << 20)}
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits[what])
+    assert host_memory(tmp_path) == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -114,33 +116,32 @@ def test_hybrid_takes_the_smaller(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "root"),
+    ("path", "root", "below"),
     [
-        ("/", "/"),  # a cgroup namespace of its own
-        ("/docker/abc", "/docker/abc"),  # the host's path, the container's own group mounted
-        ("/docker/abc", "/docker/xyz"),  # a mount that does not hold the process
-        ("/../other", "/"),  # moved out of the namespace
-        ("/", "/../.."),  # the host's hierarchy, mounted before the namespace was left
+        ("/", "/", ""),  # a cgroup namespace of its own
+        ("/docker/abc", "/docker/abc", ""),  # the host's path, the container's own group mounted
+        ("/docker/abc", "/docker/xyz", ""),  # a mount that does not hold the process
+        ("/../other", "/", ""),  # moved out of the namespace
+        ("/", "/../..", ""),  # the host's hierarchy, mounted before the namespace was left
+        ("/docker/abc/job", "/docker/abc", "job/"),
     ],
 )
-def test_in_a_container_the_mount_point_counts(tree: Tree, path: str, root: str) -> None:
-    proc = tree(f"0::{path}\n", [("cgroup2", root, "rw")], {"0/memory.max": str(6 * GIB)})
+def test_in_a_container_the_mount_point_counts(tree: Tree, path: str, root: str, below: str) -> None:
+    files = {f"0/{below}memory.max": str(6 * GIB), f"0/{below}cpu.max": "200000 100000"}
+    proc = tree(
+        f"\n4\n7:memory\n0::{path}\n", [("cgroup2", root, "rw")], files
+    )  # after lines that name no group
     assert host_memory(proc, 64 * GIB) == 6 * GIB
+    assert cpu_quota(proc) == 2.0
 
 
-def test_below_a_containers_mount(tree: Tree) -> None:
-    proc = tree("0::/docker/abc/job\n", [("cgroup2", "/docker/abc", "rw")], {"0/job/memory.max": str(GIB)})
-    assert host_memory(proc, 64 * GIB) == GIB
-
-
-def test_cpus_are_cut_to_the_cpuset(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cpuset", "cpus"), [("1-2,8-10", (1, 2, 9)), ("64-127", (0, 1, 2, 3, 9))])
+def test_cpus_are_cut_to_the_cpuset(
+    tree: Tree, cpuset: str, cpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to a foreign one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 9}, raising=False)
-    assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": "1-2,8-10"})) == (1, 2, 9)
-
-
-def test_a_foreign_cpuset_is_passed_over(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": "64-127"})) == (0, 1)
+    assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": cpuset})) == cpus
 
 
 @pytest.mark.parametrize(
@@ -192,11 +193,6 @@ def test_the_cpu_quota_of_v1(
     assert cpu_quota(proc) == cores
 
 
-def test_the_cpu_quota_of_a_container(tree: Tree) -> None:
-    proc = tree("0::/docker/abc\n", [("cgroup2", "/docker/abc", "rw")], {"0/cpu.max": "200000 100000"})
-    assert cpu_quota(proc) == 2.0
-
-
 def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
@@ -220,13 +216,28 @@ def test_cpu_lists(text: str, cpus: set[int]) -> None:
     assert parse_cpu_list(text) == cpus
 
 
-def test_this_machine() -> None:
-    assert 0 < host_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert allowed_cpus()
-    quota = cpu_quota()
-    assert quota is None or quota > 0
+TEXT = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+31 23 0:28 /job\\0407 /sys/fs\\011cgroup rw,nosuid shared:9 master:2 - cgroup cgroup rw,cpu,cpuacct
+32 23 0:29 / /nothing/more rw - tmpfs
+cut short
+33 23 0:30 / /no/separator rw tmpfs tmpfs rw
+34 23 0:31 - too - few
+35 23 0:32 / /five - bpf bpf
+"""
 
 
-def test_lines_that_name_no_group_are_passed_over(tree: Tree) -> None:
-    proc = tree("\n4\n7:memory\n", [("cgroup2", "/", "rw")], {"0/memory.max": "5"})
-    assert host_memory(proc, physical=GIB, resident=-1) == GIB
+def test_mountinfo() -> None:
+    assert list(parse_mountinfo(TEXT)) == [
+        Mount("/", "/", "ext4", ("rw",)),
+        Mount("/job 7", "/sys/fs\tcgroup", "cgroup", ("rw", "cpu", "cpuacct")),
+        Mount("/", "/nothing/more", "tmpfs", ()),
+        Mount("/", "/five", "bpf", ()),
+    ]
+    assert list(parse_mountinfo("")) == []
+
+
+def test_this_process() -> None:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        mounts = list(parse_mountinfo(file.read()))
+    assert "/" in [mount.point for mount in mounts]

@@ -1,4 +1,4 @@
-"""Where another user may have put a link, nothing of ours is led elsewhere: seen with two users, where root runs the tests."""
+"""Files of ours where other users may put theirs: which are read, and that no planted link leads elsewhere."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base import files
 from dask_gpu_mpi.base.files import (
     PlantedError,
+    UntrustedFileError,
     located,
     make_folder,
     open_regular,
     open_to_append,
+    read_trusted,
     remove,
     replace,
     write,
@@ -207,6 +211,11 @@ def test_relative_paths_and_links_of_ours(tmp_path: Path, monkeypatch: pytest.Mo
     for path in (Path("/"), Path()):
         with pytest.raises(IsADirectoryError):
             append(path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    replace(tmp_path / "absolute", b"text")  # needs no working directory
+    assert (tmp_path / "absolute").read_bytes() == b"text"
 
 
 def test_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -220,6 +229,8 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
             replace(tmp_path / name, b"3")
     with pytest.raises(TypeError):
         replace(path, "no bytes")  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=r"no regular file"):
+        replace("/dev/null", b"")
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
     assert path.read_bytes() == b"2"
 
@@ -263,17 +274,21 @@ WRITE = "import sys; from dask_gpu_mpi.base.files import write; write(sys.argv[1
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_own_descriptors(tmp_path: Path, path: str) -> None:
     """What they lead to may have no path that can be opened, and is written where it is at."""
-    command = [sys.executable, "-c", WRITE, path]
-    assert subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout == b"text"
+
+    def run(stdout: Any) -> bytes:
+        return subprocess.run(
+            [sys.executable, "-c", WRITE, path], check=True, stdout=stdout, timeout=60
+        ).stdout
+
+    assert run(subprocess.PIPE) == b"text"
     (tmp_path / "log").write_bytes(b"before ")
     with open(tmp_path / "log", "ab") as file:
-        subprocess.run(command, check=True, stdout=file, timeout=60)
         (tmp_path / "log").rename(tmp_path / "moved")
-        subprocess.run(command, check=True, stdout=file, timeout=60)
-    assert (tmp_path / "moved").read_bytes() == b"before texttext"
+        run(file)
+    assert (tmp_path / "moved").read_bytes() == b"before text"
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        subprocess.run(command, check=True, stdout=theirs, timeout=60)
+        run(theirs)
         assert ours.recv(100) == b"text"
 
 
@@ -284,21 +299,6 @@ def test_pipe_that_eve_has_planted_is_not_written_to(world: Path) -> None:
     plant(lambda: (folder / "pipe").chmod(0o666))
     with pytest.raises(PlantedError, match="belongs to another user"):
         write(folder / "pipe", b"text")
-
-
-def test_absolute_paths_need_no_working_directory(tmp_path: Path) -> None:
-    program = (
-        "import os, sys\nfrom dask_gpu_mpi.base.files import replace\n"
-        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nreplace(sys.argv[2], b'text')\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "gone"), str(tmp_path / "file")]
-    subprocess.run(command, check=True, timeout=60)
-    assert (tmp_path / "file").read_bytes() == b"text"
-
-
-def test_device_is_not_replaced() -> None:
-    with pytest.raises(OSError, match=r"no regular file"):
-        replace("/dev/null", b"")
 
 
 def test_removing(tmp_path: Path) -> None:
@@ -313,3 +313,195 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="no regular file"):
         open_regular(folder, name)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: False)  # of whoever runs the tests
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    file = folder / "file"
+    file.write_text("text")
+    file.chmod(0o644)
+    return file
+
+
+def test_own_file_of_any_readers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_trusted(file) == "text"
+    monkeypatch.chdir(file.parent)
+    assert read_trusted("file") == "text"
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o602])
+def test_file_that_others_may_write(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(
+        UntrustedFileError, match=rf"others may write .*file' \(mode {mode:04o}\)\. Fix: chmod go-w"
+    ):
+        read_trusted(file)
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_folder_that_others_may_write(file: Path, mode: int) -> None:
+    file.parent.chmod(mode)
+    with pytest.raises(
+        UntrustedFileError, match=rf"others may write its folder .*folder' \(mode {mode:04o}\)"
+    ):
+        read_trusted(file)
+    file.parent.chmod(mode | 0o1000)  # as /tmp: they may not replace what is there
+    assert read_trusted(file) == "text"
+
+
+def owner(monkeypatch: pytest.MonkeyPatch, path: Path, uid: int) -> None:
+    """Have `path` belong to somebody else, for whoever asks."""
+    number = os.lstat(path).st_ino
+
+    def told(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*given: Any, **words: Any) -> Any:
+            status = ask(*given, **words)
+            return os.stat_result((*status[:4], uid, *status[5:])) if status.st_ino == number else status
+
+        return asked
+
+    for name in ("stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, told(getattr(os, name)))
+
+
+@pytest.mark.parametrize(("which", "what"), [("file", "'/"), ("folder", "its folder '/")])
+def test_file_and_folder_of_a_stranger(
+    file: Path, monkeypatch: pytest.MonkeyPatch, which: str, what: str
+) -> None:
+    owner(monkeypatch, file if which == "file" else file.parent, os.geteuid() + 7)
+    with pytest.raises(
+        UntrustedFileError, match=rf"^{what}.*{which}' belongs to another user \(uid {os.geteuid() + 7};"
+    ):
+        read_trusted(file)
+
+
+def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.parent.chmod(0o1777)
+    owner(monkeypatch, file.parent, 65534)
+    monkeypatch.setattr(files, "unmapped_root", lambda: 65534)
+    assert read_trusted(file) == "text"
+    file.parent.chmod(0o755)
+    with pytest.raises(UntrustedFileError, match="another user"):
+        read_trusted(file)
+    file.parent.chmod(0o1777)
+    monkeypatch.setattr(files, "unmapped_root", lambda: None)
+    with pytest.raises(UntrustedFileError, match="another user"):
+        read_trusted(file)
+
+
+def test_file_of_roots(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    for path in (file, file.parent):
+        owner(monkeypatch, path, 0)
+    assert read_trusted(file) == "text"
+
+
+def test_link_is_followed_to_what_is_ours(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert read_trusted(link) == "text"
+    file.chmod(0o666)
+    with pytest.raises(UntrustedFileError, match="others may write"):
+        read_trusted(link)
+    file.chmod(0o600)
+    file.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="its folder"):
+        read_trusted(link)
+    file.parent.chmod(0o700)
+    (tmp_path / "folder-link").symlink_to(file.parent)
+    assert read_trusted(tmp_path / "folder-link" / "file") == "text"
+    owner(monkeypatch, tmp_path / "folder-link", os.geteuid() + 7)
+    with pytest.raises(UntrustedFileError, match="the symbolic link .*link' belongs to another user"):
+        read_trusted(tmp_path / "folder-link" / "file")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        read_trusted(tmp_path / "loop")
+    owner(monkeypatch, link, os.geteuid() + 7)
+    with pytest.raises(UntrustedFileError, match="link' belongs to another user"):
+        read_trusted(link)
+
+
+def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_trusted(file.parent / "other")
+    os.mkfifo(file.parent / "pipe", mode=0o600)
+    for path in (file.parent / "pipe", file.parent):
+        with pytest.raises(OSError, match=r"no regular file|Is a directory"):
+            read_trusted(path)
+    with pytest.raises(ValueError, match="null byte"):
+        read_trusted(f"{file}\0")
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="utf-8"):
+        read_trusted(file)
+    monkeypatch.setattr(files, "LARGEST", 3)
+    file.write_text("123")
+    assert read_trusted(file) == "123"
+    file.write_text("1234")
+    with pytest.raises(OSError, match="far too large"):
+        read_trusted(file)
+
+
+@pytest.fixture(autouse=True)
+def _forget_groups() -> Iterator[None]:
+    files._is_own_group.cache_clear()
+    yield
+    files._is_own_group.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "primary", "acl", "others"),
+    [
+        ("ann", [], ["ann"], False, False),
+        ("ann", ["ann"], ["ann"], False, False),
+        ("ann", ["ann", "eve"], ["ann"], False, True),
+        ("ann", [], ["ann", "eve"], False, True),  # in no list of members, but in the group
+        ("ann", [], ["ann", "ann's alias"], False, False),
+        ("lab", [], ["ann"], False, True),
+        ("ann", [], ["ann"], True, True),
+    ],
+)
+def test_group_of_the_user_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[str],
+    primary: list[str],
+    acl: bool,
+    others: bool,
+) -> None:
+    me, here = os.geteuid(), os.getegid()
+    user = SimpleNamespace(pw_uid=me, pw_gid=here, pw_name="ann")
+    accounts = [SimpleNamespace(pw_uid=me + 7 * (name == "eve"), pw_gid=here) for name in primary]
+    accounts.append(SimpleNamespace(pw_uid=me + 8, pw_gid=here + 1))
+    group = SimpleNamespace(gr_gid=here, gr_name=name, gr_mem=members)
+    monkeypatch.setattr(files.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(files.pwd, "getpwall", lambda: accounts)
+    monkeypatch.setattr(files.grp, "getgrgid", lambda gid: group)
+    if acl:
+        monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")
+    tmp_path.chmod(0o775)
+    with located(tmp_path / "file") as (folder, _):
+        assert files.others_may_write(folder) is others
+        tmp_path.chmod(0o757)
+        assert files.others_may_write(folder)
+        tmp_path.chmod(0o755)
+        assert not files.others_may_write(folder)
+
+
+@pytest.mark.parametrize(("uid", "own"), [(1007, True), (1008, False)])
+def test_a_directory_that_lists_no_accounts(monkeypatch: pytest.MonkeyPatch, uid: int, own: bool) -> None:
+    """As sssd: nobody knows who else has this group, so it is the user's only by the convention of such groups."""
+    monkeypatch.setattr(
+        files.pwd, "getpwuid", lambda _: SimpleNamespace(pw_uid=uid, pw_gid=1007, pw_name="ann")
+    )
+    monkeypatch.setattr(files.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=0, pw_gid=0)])
+    monkeypatch.setattr(
+        files.grp, "getgrgid", lambda _: SimpleNamespace(gr_gid=1007, gr_name="ann", gr_mem=[])
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert files._is_own_group(1007) is own

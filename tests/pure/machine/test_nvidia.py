@@ -1,0 +1,284 @@
+"""The GPUs of a host and their health, from a mock of NVML; what a rank sees of them; and contexts that it has made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.nvidia import (
+    driver_is_installed,
+    gpu_health,
+    hide_gpus,
+    list_gpus,
+    own_contexts,
+    parse_visible,
+    sees_none,
+)
+from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
+from support.mocks.pynvml import (
+    FUNCTION_NOT_FOUND,
+    GIB,
+    LOST,
+    NO_DRIVER,
+    NO_LIBRARY,
+    NO_PERMISSION,
+    UNKNOWN,
+    Nvml,
+    device,
+)
+
+
+def test_all_that_a_gpu_tells() -> None:
+    busy = [(77, GIB), (78, 5), (99, 100), (98, None), (97, 0)]
+    nvml = Nvml(device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=busy))
+    seen = {"cpus": (0, 1, 3, 64), "pci": "00000000:0A:00.0", "free": 38 * GIB}
+    others = ((78, 5), (99, 100), (98, None))
+    assert list_gpus(nvml, own_pid=77) == (Gpu("GPU-0", 0, "A100", 40 * GIB, processes=others, **seen),)
+    assert nvml.calls == ["init", "shutdown"]
+    assert list_gpus(Nvml({"uuid": b"GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
+
+
+@pytest.mark.parametrize("code", [NO_DRIVER, NO_LIBRARY, UNKNOWN])
+def test_no_nvidia_driver_is_no_gpu(code: int) -> None:
+    assert list_gpus(Nvml(init=code)) == ()
+
+
+def test_mig_instances_stand_in_for_their_parent() -> None:
+    name = "A100 MIG 1g"
+    first = {"uuid": "MIG-a", "name": name, "memory": [5 * GIB, GIB], "busy": [(1, 9)]}
+    nvml = Nvml(device(0, mode=[0, 0]), device(1, pci="x", cpus=[2], mig=[first, None, {"uuid": "MIG-c"}]))
+    place: Any = {"cpus": (1,), "pci": "X", "parent": "GPU-1"}
+    assert list_gpus(nvml)[1:] == (
+        Gpu("MIG-a", 1, name, 5 * GIB, slice=0, processes=((1, 9),), free=4 * GIB, **place),
+        Gpu("MIG-c", 1, "A100", 0, slice=2, **place),
+    )
+
+
+def test_devices_of_other_jobs_do_not_count() -> None:
+    found = list_gpus(Nvml(NO_PERMISSION, device(1), NO_PERMISSION, device(3)))
+    assert [(gpu.uuid, gpu.index) for gpu in found] == [("GPU-1", 0), ("GPU-3", 1)]
+
+
+def test_without_the_python_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(InputError, match="pip install nvidia-ml-py"):
+        list_gpus()
+
+
+def test_health_is_the_drivers_version_and_the_memory_errors_of_each_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = [Gpu("GPU-0", 0, "A", 0), Gpu("MIG-a", 1, "A MIG", 0, parent="GPU-1"), Gpu("GPU-2", 2, "A", 0)]
+    nvml = Nvml(device(0, ecc=[7]), device(1, ecc=[0]), device(2), driver=b"580.1")
+    counters: list[tuple[int, int]] = []
+    ask = nvml.nvmlDeviceGetTotalEccErrors
+    monkeypatch.setattr(
+        nvml, "nvmlDeviceGetTotalEccErrors", lambda of, *what: counters.append(what) or ask(of, *what)
+    )
+    # without ECC there is no number
+    assert gpu_health(gpus, nvml) == ("580.1", {"GPU-0": 7, "MIG-a": 0})
+    assert nvml.calls == ["init", "shutdown"]
+    assert {*counters} == {(1, 0)}  # nvml.h: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+    assert gpu_health(gpus[:1], Nvml(device(0, ecc=LOST), driver=FUNCTION_NOT_FOUND)) == ("", {})
+    nvml = Nvml(device(0, ecc=[7]), driver="580.1", init=NO_DRIVER)
+    assert gpu_health(gpus[:1], nvml) == ("", {})
+    assert nvml.calls == ["init"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_whether_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    def load(name: str) -> None:
+        assert name == "libnvidia-ml.so.1"
+        if not installed:
+            raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", load)
+    assert driver_is_installed() is installed
+
+
+def test_a_compute_mode_that_lets_one_process_in() -> None:
+    found = list_gpus(Nvml(device(0), device(1, compute_mode=3)))
+    assert [gpu.exclusive for gpu in found] == [False, True]
+
+
+def named_gpu(index: int, uuid: str) -> Gpu:
+    return Gpu(uuid=uuid, index=index, name="A100", memory=40 * GIB)
+
+
+FOUR = tuple(named_gpu(i, uuid) for i, uuid in enumerate(["GPU-aa00", "GPU-aa11", "GPU-bb22", "GPU-cc33"]))
+PARENT = "GPU-dd00"
+MIG = (
+    named_gpu(0, "GPU-aa00"),
+    *(Gpu(f"MIG-ee0{i}", 1, "A100 MIG 1g.5gb", 5 * GIB, parent=PARENT, slice=i) for i in range(3)),
+    named_gpu(2, "GPU-bb22"),
+)
+ONE_LOST = (*FOUR[:2], Gpu(uuid="", index=2, name="GPU is lost", memory=0), FOUR[3])
+
+
+@pytest.mark.parametrize(
+    ("value", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("0,1", [0, 1]),
+        ("3,1", [3, 1]),
+        (" 2 , 0 ", [2, 0]),
+        ("00", [0]),
+        ("GPU-cc33,GPU-aa00", [3, 0]),
+        ("GPU-b,GPU-c", [2, 3]),
+        ("GPU-BB22", [2]),
+        ("1,-1,3", [1]),
+        ("1,-1,what ever", [1]),
+        ("", []),
+        (" ", []),
+        ("-1", []),
+        ("-1,0", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_values(value: str | None, indices: list[int]) -> None:
+    assert [named_gpu.index for named_gpu in parse_visible(value, FOUR)] == indices
+    assert sees_none(value) == (not indices)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("4", "'4' | there is no GPU"), ("0,9", "'9' | there is no GPU"), ("GPU-ff", "'GPU-ff' | there is no GPU"),
+        ("MIG-ff", "'MIG-ff' | there is no GPU"), ("0,0", "twice"), ("0,GPU-aa00", "twice | '0' | 'GPU-aa00'"),
+        ("GPU-aa1,GPU-aa11", "twice"), ("GPU-aa", "fits 2"), ("0,", "'' | expected an index"),
+        (",0", "'' | expected an index"), (",", "'' | expected an index"),
+        *((entry, f"invalid entry {entry!r} ") for entry in ("0;1", "all", "-2", "²", "-1x", "0x1", "gpu-1111", "GPU-", "MIG-")),
+    ],
+)  # fmt: skip
+def test_errors_name_the_value_and_what_is_there(value: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_visible(value, FOUR)
+    message = str(caught.value)
+    for word in (f"CUDA_VISIBLE_DEVICES={value!r}", "0 (GPU-aa00)", "3 (GPU-cc33)", *words.split(" | ")):
+        assert word in message
+    assert "\n" not in message
+
+
+def test_without_any_gpu() -> None:
+    assert parse_visible(None, ()) == ()
+    assert parse_visible("", ()) == ()
+    with pytest.raises(InputError, match="NVML lists no GPU"):
+        parse_visible("0", ())
+
+
+def test_an_exact_uuid_wins_over_longer_ones() -> None:
+    devices = (named_gpu(0, "GPU-a"), named_gpu(1, "GPU-ab"))
+    assert parse_visible("GPU-a", devices) == devices[:1]
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        (None, "GPU-aa00 MIG-ee00 MIG-ee01 MIG-ee02 GPU-bb22"),
+        ("MIG-ee02,MIG-ee00", "MIG-ee02 MIG-ee00"),
+        ("1", "MIG-ee00"),
+        ("GPU-dd", "MIG-ee00"),
+        ("2,MIG-ee01", "GPU-bb22 MIG-ee01"),
+        ("MIG-ee", "fits 3"),
+        ("1,MIG-ee00", "twice"),
+    ],
+)
+def test_mig(value: str | None, uuids: str) -> None:
+    if "-" in uuids:
+        assert [gpu.uuid for gpu in parse_visible(value, MIG)] == uuids.split()
+    else:
+        with pytest.raises(InputError, match=uuids):
+            parse_visible(value, MIG)
+
+
+def test_the_oldest_mig_syntax_where_the_driver_uses_it() -> None:
+    devices = (Gpu("MIG-GPU-dd00/1/0", 0, "A100", GIB, parent=PARENT, slice=0),)
+    assert parse_visible("MIG-GPU-dd00/1/0", devices) == devices
+
+
+def test_lost_gpus_come_back_where_they_are_asked_for() -> None:
+    assert parse_visible("0,1", ONE_LOST) == ONE_LOST[:2]
+    assert parse_visible("0,2", ONE_LOST) == (ONE_LOST[0], ONE_LOST[2])
+    assert parse_visible(None, ONE_LOST) == ONE_LOST
+    # its UUID can't be read any more
+    assert parse_visible("GPU-bb22,GPU-cc33", ONE_LOST) == (ONE_LOST[2], ONE_LOST[3])
+    with pytest.raises(InputError, match="lost: GPU is lost"):
+        parse_visible("GPU-bb22,GPU-ff", ONE_LOST)
+
+
+@given(st.text(alphabet="01-,GPUMIabc \x00é", max_size=12))
+def test_any_text_is_read_or_refused(value: str) -> None:
+    try:
+        found = parse_visible(value, FOUR)
+    except InputError as error:
+        message = str(error)
+        assert "\n" not in message
+    else:
+        assert len({named_gpu.uuid for named_gpu in found}) == len(found)
+
+
+def test_gpus_are_hidden_from_a_process() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/"}
+    hide_gpus(environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "", "HOME": "/"}
+    assert sees_none(environ["CUDA_VISIBLE_DEVICES"])
+    hide_gpus(environ, but="GPU-x")
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
+
+
+STAGES = """
+import ctypes, json
+from dask_gpu_mpi.machine.nvidia import own_contexts
+
+def loaded():
+    return "libcuda" in open("/proc/self/maps").read()
+
+told = [(own_contexts(), loaded())]
+cuda = ctypes.CDLL("libcuda.so.1")
+told.append((own_contexts(), loaded()))
+cuda.cuInit(0)
+told.append((own_contexts(), loaded()))
+for device in (1, 3):
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
+told.append((own_contexts(), loaded()))
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    libdir = compile_cuda(tmp_path / "lib")
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(libdir), "EMULATED_CUDA": "4", LOG_VARIABLE: str(log)}
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", STAGES], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    one, three = (
+        f"device {n}, GPU-{f'{n:02x}' * 4}-{'-'.join([f'{n:02x}' * 2] * 3)}-{f'{n:02x}' * 6}" for n in (1, 3)
+    )
+    assert json.loads(done.stdout) == [[[], False], [[], True], [[], True], [[one, three], True]]
+    # what the process itself asked for, and no more
+    assert [function for _, function in read_log(log)] == ["cuInit", *["cuDevicePrimaryCtxRetain"] * 2]
+
+
+def test_other_files_are_no_driver(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    assert own_contexts(maps) == ()
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)\n"
+        "7f00-7f01 r-xp 00000000 08:01 1 /home/me/libcuda.so.1.d/data\n"
+        f"7f00-7f01 r-xp 00000000 08:01 1 {tmp_path}/libcuda.so.1\n"
+    )
+    assert own_contexts(maps) == ()
