@@ -126,7 +126,7 @@ def initialize(
     require_idle_gpus : bool, optional
         Refuse GPUs on which other processes hold memory. Default: a warning.
     default_workers : {"all", "gpu"}, optional
-        Where tasks run that ask for no worker and no resource. ``"gpu"``: on the GPU workers, where there are any. Default:
+        Workers for tasks that request no worker and no resource. ``"gpu"``: the GPU workers, if the cluster has any. Default:
         ``"all"``.
     tolerate_lost_ranks : int, optional
         MPI ranks other than rank 0 that may be lost, with their workers, before the job ends: it continues on the others, if the

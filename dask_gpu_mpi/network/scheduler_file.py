@@ -122,7 +122,7 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
-            f"{name} is no scheduler file",
+            f"{name} is not a scheduler file",
             expected='JSON with an "address"',
             fix="the file that the cluster has written (--scheduler-file)",
         ) from None

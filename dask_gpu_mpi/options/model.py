@@ -120,8 +120,8 @@ class Options:
         "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the node's cores.",
         ("--nthreads",), topic="Workers", same=True, plan=True, minimum=1)
     memory_limit: int | float | str | None = option("memory", "auto",
-        "Memory of each worker: bytes, a text such as 4GB, a fraction of the node's memory, 0 for no "
-        "limit, or auto: the node's memory divided by its workers.",
+        "Memory of each worker: bytes, 4GB, a fraction of the node's memory, or 0 for no limit. "
+        "auto: the node's memory divided by its workers.",
         ("--memory-limit",), topic="Workers", plan=True, nullable=True)
     worker_class: str | type = option("class", "auto",
         "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
@@ -137,8 +137,8 @@ class Options:
         "CPU workers on every node, in addition to those of the GPUs.",
         ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
     default_workers: str = option("choice", "all",
-        "Where tasks run that ask for no worker and no resource. gpu: on the GPU workers, where there are any. all: on any "
-        "worker, CPU workers too.",
+        "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any. "
+        "all: any worker, including CPU workers.",
         ("--default-workers",), topic="Workers", same=True, choices=("all", "gpu"))
     name: str | None = option("str", None,
         "Prefix of the workers' names, which become PREFIX-RANK.",
@@ -148,7 +148,7 @@ class Options:
         "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
         ("--local-directory",), topic="Workers")
     require_idle_gpus: bool = option("bool", False,
-        "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",
+        "Refuse GPUs on which other processes hold memory. By default there is a warning.",
         ("--require-idle-gpus/--no-require-idle-gpus",), topic="Workers", same=True, plan=True)
     layout: str = option("choice", "shared",
         "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
@@ -167,11 +167,11 @@ class Options:
         "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
         ("--shutdown-timeout",), topic="Ranks")
     tolerate_lost_ranks: int = option("int", 0,
-        "MPI ranks that may be lost, with their workers, before the job ends: it continues on the others. The launcher must be "
-        "able to as well (docs/exit-codes.md).",
+        "MPI ranks that may be lost, with their workers, before the job ends. It continues on the others, if the launcher "
+        "can as well (docs/exit-codes.md).",
         ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
-        "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",
+        "Signal that the batch system sends before the walltime, in addition to TERM, for Session.on_walltime.",
         ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))
     interface: str | None = option("str", None,
         "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one node, else a fast one "
@@ -179,22 +179,21 @@ class Options:
         ("--interface",), topic="Network and security",
         pattern=r"[^\s/]+", expected="the name of a network interface, such as 'ib0'")
     protocol: Protocol = option("choice", None,
-        "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
+        "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX if "
         "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
         "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
         ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol))
     #: What workers use beside the protocol; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
     security: bool = option("bool", None,
-        "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated "
-        "always, encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
+        "Encrypt and authenticate connections, with certificates made for this job. Default: all are authenticated, and all "
+        "but data over UCX encrypted. --security: all are encrypted. --no-security: neither.",
         ("--security/--no-security",), topic="Network and security", resolved=True)
     scheduler_port: int | None = option("int", None,
         "Port of the scheduler. Default: a random one.",
         ("--scheduler-port",), topic="Network and security", minimum=0, maximum=65535)
     dashboard: bool = option("bool", True,
-        "Whether the scheduler serves the dashboard, which the token in the printed link opens. If not, nothing "
-        "listens for HTTP.",
+        "Serve the dashboard, which the token in the printed link opens. --no-dashboard: nothing listens for HTTP.",
         ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
     dashboard_address: str = option("listen", None,
         f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
@@ -212,14 +211,14 @@ class Options:
         "Written on the client rank when the script ends, however it ends.",
         ("--report",), topic="Dashboard, logs and report")
     summary: bool = option("bool", False,
-        "Whether the job's output ends with the report's summary: were the GPUs busy, where did the time go, what to change.",
+        "End the job's output with the report's summary: were the GPUs busy, where did the time go, what to change.",
         ("--summary/--no-summary",), topic="Dashboard, logs and report")
     scheduler_file: str | None = option("path", None,
         "File by which others find the scheduler and its credentials: written, or "
         "read with --no-scheduler.",
         ("--scheduler-file",), topic="Other clusters")
     scheduler: bool = option("bool", True,
-        "Whether to start a scheduler; without one the workers attach to a running cluster.",
+        "Start a scheduler. Without one, the workers attach to a running cluster.",
         ("--scheduler/--no-scheduler",), topic="Other clusters", same=True)
     scheduler_address: str | None = option("str", None,
         "Address of the running scheduler to attach to, with --no-scheduler; its credentials come from a scheduler file.",
@@ -230,7 +229,7 @@ class Options:
         "mpi4py communicator to use instead of COMM_WORLD.",
         cli=False, config=False)
     exit: bool = option("bool", True,
-        "Whether ranks other than the client's end in initialize().",
+        "End all ranks but the client's in initialize().",
         cli=False, config=False)
     # fmt: on
     #: Warnings for the user, to be printed once, on rank 0.

@@ -404,7 +404,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     except (ValueError, KeyError, TypeError) as error:  # no JSON, of something else, or of a later version
         reason = " ".join(str(error).split())
-        say(f"error: {where}: {source} is no report that is known here: {reason}. {fix}")
+        say(f"error: {where}: {source} can't be read as a report: {reason}. {fix}")
         return 2
     return 0
 

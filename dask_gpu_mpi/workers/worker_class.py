@@ -40,7 +40,7 @@ def import_worker_class(value: str | type) -> type:
     if not module_name:
         known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
         near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
-        raise OptionError(f"{where} is no dotted path of a class{_hint(near, 'package.module.Class')}")
+        raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

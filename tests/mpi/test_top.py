@@ -197,7 +197,7 @@ sys.exit(done.returncode or done.stderr or 0)
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no scheduler file"), ("{}", "is no scheduler file"), ("no JSON", "is no scheduler file")],
+    [(None, "no scheduler file"), ("{}", "is not a scheduler file"), ("no JSON", "is not a scheduler file")],
 )
 def test_a_wrong_file(content: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"

@@ -97,7 +97,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no scheduler file"):
+    with pytest.raises(InputError, match="is not a scheduler file"):
         read_scheduler_file(path)
 
 
