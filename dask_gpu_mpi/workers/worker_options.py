@@ -1,4 +1,4 @@
-"""What the user sets for workers (``worker_options``): read once, before anything starts."""
+"""The option ``worker_options``: read once, before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dask_gpu_mpi.workers.worker_class import (
     sets_itself,
 )
 
-#: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
+#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
 SET_ELSEWHERE = {
     "name": "name (--name) for a prefix",
     "scheduler": "scheduler_address (--scheduler-address)",
@@ -34,7 +34,7 @@ SET_ELSEWHERE = {
 }
 
 
-#: Names of options by type, if that is beyond doubt. Sizes of device memory may be fractions too, or "auto" and "default".
+#: Names of options by type, if that is certain. Sizes of device memory may be fractions too, or "auto" and "default".
 _BY_TYPE: dict[Setting, tuple[str, ...]] = {
     Setting("int", minimum=1, nullable=True): ("nthreads",),
     Setting("int", minimum=0, nullable=True): ("cudf_spill_stats",),
@@ -56,7 +56,7 @@ LISTS = frozenset({"preload", "preload_nanny"})
 COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list", "pre_import"})
 #: Lists of words, which may also be written as one text, as on a command line.
 WORD_LISTS = frozenset({"preload_argv", "preload_nanny_argv"})
-#: Options that CUDAWorker takes, but not as None.
+#: Options that CUDAWorker accepts, but not as None.
 NEVER_NONE = LISTS | WORD_LISTS | {"nthreads", "resources"}
 #: Options of CUDAWorker that do nothing, or fail late, without one of these (dask_cuda.plugins.RMMSetup, CUDFSetup).
 NEEDS = {
@@ -79,9 +79,9 @@ def read_worker_options(
 ) -> dict[str, Any]:
     """Check and read the options for a class, each value once, before anything starts; `where` is for the OptionError.
 
-    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. A class of
-    somebody else's gets its options as they are; one that takes ``**kwargs`` takes everything. For ``"auto"`` the plan
-    chooses CUDAWorker or Nanny, and one of them must accept the options.
+    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. The user's
+    class gets its options as they are; one with ``**kwargs`` accepts all. For ``"auto"`` the plan chooses CUDAWorker or Nanny,
+    and one of them must accept the options.
 
     >>> from distributed import Nanny
     >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
@@ -110,7 +110,7 @@ def read_worker_options(
 
 
 def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `read_worker_options` has read, as this class accepts it: CUDAWorker needs a text for resources, and no None for some.
+    """The result of `read_worker_options` for this class: CUDAWorker needs a text for resources, and accepts None for few.
 
     >>> from distributed import Nanny
     >>> options_for(Nanny, {"resources": {"A": 1.0}})
@@ -125,7 +125,7 @@ def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> bool:
-    """Whether the class accepts certain options alone; an OptionError if one of these is not among them."""
+    """Raise an OptionError for an option that the class does not accept; returns whether the accepted names are known."""
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
@@ -146,7 +146,7 @@ def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> 
 
 def _read(name: str, value: Any, origin: str) -> Any:
     if name in TYPES:
-        # The value stays as it is: Dask's classes read it as well as we do, and a message shows it as the user wrote it.
+        # The value stays as it is: Dask's classes read it too, and their messages then show the user's spelling.
         if not (name == "device_memory_limit" and value == "default"):
             convert(TYPES[name], value, origin, "keyword")
     elif name == "worker_class" and isinstance(value, str):
@@ -192,7 +192,7 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         pairs = [*value.items()]
     if pairs is not None and all(len(pair) == 2 for pair in pairs):
         found = {str(name): _amount(number) for name, number in pairs}
-        # CUDAWorker reads a text, in which a name with one of these would be another name
+        # CUDAWorker reads a text, in which a name must not have these characters
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
     raise OptionError(
@@ -202,7 +202,7 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
 
 
 def _amount(number: Any) -> float:
-    """The amount of a resource; not a number: nan."""
+    """The amount of a resource; nan if it is not a number."""
     try:
         return math.nan if isinstance(number, bool) else float(number)
     except (TypeError, ValueError, OverflowError):
@@ -210,7 +210,7 @@ def _amount(number: Any) -> float:
 
 
 def _check_together(options: Mapping[str, Any], where: str) -> None:
-    """Refuse options of CUDAWorker that exclude each other, or that have no effect without another."""
+    """Refuse options of CUDAWorker that exclude each other, or have no effect without another."""
     for one, other in EXCLUDE:
         if options.get(one) and options.get(other):
             raise OptionError(f"{where}: {one} and {other} exclude each other", expected="one of them")
