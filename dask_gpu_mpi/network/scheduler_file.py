@@ -174,7 +174,7 @@ def _check_open_cluster(target: Target, options: Options) -> None:
     wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
     if wanted and options.scheduler_file:
         raise InputError(
-            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} asks "
+            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} requests "
             "for encryption",
             fix="start that cluster with TLS, or join it with --no-security on a network that you trust",
         )

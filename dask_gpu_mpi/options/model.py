@@ -1,4 +1,4 @@
-"""Every option, once: what it may be, its default and its help (`OPTIONS`), and what a rank has of them all (`Options`)."""
+"""Every option, once: its type, default and help (`OPTIONS`), and all values of a rank (`Options`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
-#: What an option's value may be:
+#: The kinds of values:
 #:
 #: - ``path``: a text or `os.PathLike`;
 #: - ``json``: an object of names and values;
@@ -21,27 +21,27 @@ from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 Kind = Literal[
     "str", "path", "int", "bool", "choice", "json", "class", "duration", "memory", "listen", "object"
 ]
-#: Where an option is set. Environment variables reach us by Dask's configuration.
+#: The place at which an option is set. Environment variables are a part of Dask's configuration.
 Source = Literal["keyword", "command line", "configuration"]
 
-#: Where Dask's dashboard listens by default: on the loopback interface, since it lets everyone run code.
+#: The address at which Dask's dashboard listens by default: the loopback interface, since it lets everyone run code.
 DASHBOARD_ADDRESS = "127.0.0.1:8787"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a value may be: of an option, or of a worker option whose type is known."""
+    """The allowed values of an option, or of a worker option whose type is known."""
 
     kind: Kind
-    #: What a ``choice`` may be.
+    #: The values of a ``choice``.
     choices: tuple[str, ...] = field(default=(), kw_only=True)
     #: Bounds of an ``int``, both allowed.
     minimum: int | None = field(default=None, kw_only=True)
     maximum: int | None = field(default=None, kw_only=True)
     #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
     pattern: str = field(default="", kw_only=True)
-    #: What `pattern` asks for, in words.
+    #: The meaning of `pattern`, in words.
     expected: str = field(default="", kw_only=True)
     #: Whether None is a value.
     nullable: bool = field(default=False, kw_only=True)
@@ -54,11 +54,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Option(Setting):
-    """One option: its name, what it may be, and where it may be set."""
+    """One option: its name, its values, and the places at which it may be set."""
 
     #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
     name: str
-    #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
+    #: Its value if it is not set. If that is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
     help: str
@@ -94,9 +94,9 @@ class Option(Setting):
 def option(
     kind: Kind, default: Any, help: str, flags: tuple[str, ...] = (), *, resolved: Any = ..., **more: Any
 ) -> Any:
-    """A field of `Options`, with what `Option` says of it; its name is the field's.
+    """A field of `Options`, with the arguments of its `Option`; the name of both is the same.
 
-    `resolved` is its value if it is set nowhere, if that is not the default: the user's None means "let dask_gpu_mpi choose".
+    `resolved` is its value if it is not set and `default` is None, which means "let dask_gpu_mpi choose".
     """
     metadata = {"kind": kind, "default": default, "help": help, "flags": flags, **more}
     if resolved is dict:
@@ -109,7 +109,7 @@ class Options:
     """The options of a rank, with every default filled in; times in seconds. Each is declared here, and nowhere else.
 
     ``initialize()``, ``execute()``, the command line, ``gpu-mpi.yaml`` and the documentation are made from these fields, or
-    checked against them (`OPTIONS`). `security` and `protocol` agree with each other; `protocol` is what all processes speak.
+    checked against them (`OPTIONS`). `security` and `protocol` agree with each other; all processes use `protocol`.
     """
 
     # Names and meanings are dask-mpi's if it has the option. Changed on purpose: its defaults of nthreads (1), worker_class
@@ -183,7 +183,7 @@ class Options:
         "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
         "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
         ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol))
-    #: What workers use beside the protocol; follows from `protocol` and `security`.
+    #: The use of UCX between workers; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
     security: bool = option("bool", None,
         "Encrypt and authenticate connections, with certificates made for this job. Default: all are authenticated, and all "
@@ -249,14 +249,14 @@ class Options:
 
     @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:
-        """What the class is for: CUDAWorker needs GPUs, Nanny and Worker leave them alone, others take what there is."""
+        """The kind of the class: CUDAWorker needs GPUs, Nanny and Worker use none, others use those that there are."""
         cls = self.worker_class
         bases = cls.__mro__ if isinstance(cls, type) else ()
         paths = [f"{base.__module__}.{base.__name__}" for base in bases] or [str(cls)]
         if any(path.rpartition(".")[2] == "CUDAWorker" for path in paths):
             return "gpu"
         package, _, name = paths[0].rpartition(".")
-        # A subclass of Nanny is the user's own, and may well be made for GPUs: only Dask's two are certain.
+        # A subclass of Nanny may be made for GPUs: only Dask's two classes are certain.
         if name in ("Nanny", "Worker") and package.split(".")[0] in ("distributed", "dask"):
             return "cpu"
         return "auto"

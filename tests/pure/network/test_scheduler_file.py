@@ -167,7 +167,7 @@ def test_encryption_that_is_asked_for_is_not_dropped(tmp_path: Path, options: di
     write_scheduler_file(str(path), "tcp://h:1", None, "a", {})
     with pytest.raises(
         InputError,
-        match=r"is not encrypted \(tcp://h:1\), but (security=True|protocol='tls') .* asks for encryption",
+        match=r"is not encrypted \(tcp://h:1\), but (security=True|protocol='tls') .* requests encryption",
     ):
         joins("", path, **options)
     # an address without a protocol is one of TLS then, for which there are no certificates here
