@@ -81,7 +81,7 @@ ROWS = (
     ),
     Row(
         "ucx with security",
-        ("ucx", "cannot encrypt", "--no-security"),
+        ("ucx", "can't encrypt", "--no-security"),
         ("--protocol", "ucx", "--security"),
         None,
     ),
