@@ -14,8 +14,8 @@ from dask_gpu_mpi.base.text import natural, ranks_text
 class Leases:
     """Sets of workers, each leased to one gang at a time, in the order of the requests.
 
-    A gang holds all of its workers or none, and only gangs that share no worker with it overtake a gang that waits. So two gangs
-    never wait for each other, and none waits forever.
+    A gang has all of its workers or none. Only gangs that share no worker with a waiting gang overtake it. So two gangs never
+    wait for each other, and none waits forever.
 
     >>> leases = Leases()
     >>> leases.ask("first", ["a", "b"]), leases.ask("second", ["b", "c"]), leases.ask("third", ["c"])

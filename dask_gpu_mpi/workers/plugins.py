@@ -18,6 +18,7 @@ from distributed.protocol import pickle
 from distributed.utils import offload
 
 from dask_gpu_mpi.base.timeline import METRIC
+from dask_gpu_mpi.base.timeouts import UCX_PROBE
 from dask_gpu_mpi.machine.nvidia import NO_GPU, VISIBLE_DEVICES
 from dask_gpu_mpi.workers.logs import log_to_file
 
@@ -129,8 +130,6 @@ GPU_FIX = (
 #: Seconds between a worker's start and that of its UCX, if no connection needs UCX before. UCX's start takes a second of the
 #: process, which must delay neither the cluster's start nor a short job.
 START_UCX_AFTER = 1.0
-#: Seconds for the start of UCX, and for the connection that tests it.
-PROBE_TIMEOUT = 120.0
 
 
 class LogFile(WorkerPlugin):
@@ -220,7 +219,7 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
     """Connect to a worker on the next node, in a ring; a connection that can't use UCX logs that (`ucx_comm`)."""
     # The result does not matter: connections that transfer data find out whether they can use UCX.
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(PROBE_TIMEOUT):
+        async with asyncio.timeout(UCX_PROBE):
             await asyncio.wait({starting})
             scheduler: Any = worker.scheduler
             first: dict[str, str] = {}

@@ -78,11 +78,11 @@ class Cluster:
 @contextmanager
 def quick_return() -> Iterator[None]:
     """Workers that do not come back are not waited for long."""
-    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
+    before, scheduler_plugin.GANG_RETURN = scheduler_plugin.GANG_RETURN, 0.1
     try:
         yield
     finally:
-        scheduler_plugin.RETURN_TIMEOUT = before
+        scheduler_plugin.GANG_RETURN = before
 
 
 Test = Callable[[], Coroutine[Any, Any, None]]
