@@ -24,18 +24,8 @@ from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 #: Modules that distributed imports. Each takes some hundredths of a second, so the first frame is read soon after it arrives.
 WAITING = (
-    "asyncio",
-    "ssl",
-    "yaml",
-    "jinja2",
-    "psutil",
-    "tlz",
-    "cloudpickle",
-    "click",
-    "tornado.ioloop",
-    "msgpack",
-    "numpy",
-)
+    "asyncio", "ssl", "yaml", "jinja2", "psutil", "tlz", "cloudpickle", "click", "tornado.ioloop", "msgpack", "numpy",
+)  # fmt: skip
 
 
 def main(reply: int, *, gpus: int, parent: int) -> None:

@@ -165,7 +165,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     listen_where_routes_are()
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
-    worker_options = read_worker_options(options.worker_class, options.worker_options, where="worker_options")
+    worker_options = read_worker_options(options.worker_class, options.worker_options)
     needs_ucx = options.protocol.moves_device_memory or options.worker_ucx is WorkerUcx.ALL
     if needs_ucx and (missing := missing_ucx(device_memory=False)):
         raise InputError(

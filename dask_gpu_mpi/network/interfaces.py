@@ -1,7 +1,7 @@
 """The choice of the network interface for the cluster, from the interfaces of all ranks.
 
 Sites have similar names for fast networks: ``hsn0`` (Slingshot), ``ib0`` (IP over InfiniBand). Otherwise the interface of the
-default route is used. A job on one host uses the loopback interface, which nobody else can reach.
+default route is used. A job on one host uses the loopback interface, which no other host can reach.
 """
 
 from __future__ import annotations

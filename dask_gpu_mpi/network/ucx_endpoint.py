@@ -46,7 +46,7 @@ class Ucx:
     loopback = False
     #: Whether it may lead to other nodes.
     leads = False
-    #: Whether the user knows that it opens a port.
+    #: Whether the user has been warned that it opens a port.
     warned = False
     #: The worker's event loop. Tasks may have others, for further clients.
     _loop: asyncio.AbstractEventLoop | None = None

@@ -26,15 +26,8 @@ from dask_gpu_mpi.errors import InputError
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 #: The loggers to which distributed gives a handler (`distributed.config`), the root, and asyncio.
 _NAMES = (
-    "",
-    "distributed",
-    "distributed.client",
-    "distributed.gc",
-    "tornado",
-    "tornado.application",
-    "bokeh",
-    "asyncio",
-)
+    "", "distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application", "bokeh", "asyncio",
+)  # fmt: skip
 #: For files: independent of the locale, and able to write names of files that are not UTF-8.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
 #: Of each process's last output: the records that are kept, the characters of each, and the characters at which the file is cut.
@@ -113,13 +106,13 @@ def set_ending() -> None:
     _ending[0] = True
 
 
-def last_output(scratch: str, pid: int | None, lines: int = _LINES) -> str:
+def last_output(scratch: str, pid: int | None) -> str:
     """The last lines that a process logged (warnings and errors), or nothing."""
     if pid is None:
         return ""
     with contextlib.suppress(OSError):
         text = Path(_output_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-_LINES:])
     return ""
 
 

@@ -74,19 +74,17 @@ EXCLUDE = (
 )
 
 
-def read_worker_options(
-    worker_class: str | type, options: Mapping[str, Any], *, where: str
-) -> dict[str, Any]:
-    """Check and read the options for a class, each value once, before anything starts; `where` is for the OptionError.
+def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and read the options for a class, each value once, before anything starts; raises an OptionError.
 
     A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. The user's
     class gets its options as they are; one with ``**kwargs`` accepts all. For ``"auto"`` the plan chooses CUDAWorker or Nanny,
     and one of them must accept the options.
 
     >>> from distributed import Nanny
-    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
+    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"})
     {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
-    >>> read_worker_options(Nanny, {"lifetme": "1 hour"}, where="worker_options")
+    >>> read_worker_options(Nanny, {"lifetme": "1 hour"})
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
     """
@@ -94,18 +92,18 @@ def read_worker_options(
         return {}
     cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
     try:
-        is_closed = _check_names(cls, options, where)
+        is_closed = _check_names(cls, options)
     except OptionError:
         if worker_class != "auto":
             raise
         cls = import_worker_class(CUDA_WORKER)
-        is_closed = _check_names(cls, options, where)
+        is_closed = _check_names(cls, options)
     is_known = any(is_dasks(base) for base in cls.__mro__)
     if not is_known and not is_closed:
         return dict(options)
-    read = {name: _read(name, value, f"{where}: {name}") for name, value in options.items()}
+    read = {name: _read(name, value, f"worker_options: {name}") for name, value in options.items()}
     if is_cuda_worker(cls):
-        _check_together(options, where)
+        _check_together(options)
     return read if is_known else dict(options)
 
 
@@ -124,12 +122,13 @@ def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> bool:
+def _check_names(worker_class: type, options: Mapping[str, Any]) -> bool:
     """Raise an OptionError for an option that the class does not accept; returns whether the accepted names are known."""
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
-                f"{where}: {name!r} is set by dask_gpu_mpi", fix=f"use the option {SET_ELSEWHERE[name]}"
+                f"worker_options: {name!r} is set by dask_gpu_mpi",
+                fix=f"use the option {SET_ELSEWHERE[name]}",
             )
     below = options.get("worker_class")
     next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
@@ -140,7 +139,7 @@ def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> 
                 reason = f"sets {name!r} itself. Fix: leave it out"
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
-            raise OptionError(f"{where}: {worker_class.__name__} {reason}")
+            raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
     return accepted is not None
 
 
@@ -209,11 +208,15 @@ def _amount(number: Any) -> float:
         return math.nan
 
 
-def _check_together(options: Mapping[str, Any], where: str) -> None:
+def _check_together(options: Mapping[str, Any]) -> None:
     """Refuse options of CUDAWorker that exclude each other, or have no effect without another."""
     for one, other in EXCLUDE:
         if options.get(one) and options.get(other):
-            raise OptionError(f"{where}: {one} and {other} exclude each other", expected="one of them")
+            raise OptionError(f"worker_options: {one} and {other} exclude each other", expected="one of them")
     for name, others in NEEDS.items():
         if options.get(name) and not any(options.get(other) for other in others):
-            raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")
+            one_of = "one of " if len(others) > 1 else ""
+            raise OptionError(
+                f"worker_options: {name} requires {one_of}{', '.join(others)}",
+                fix=f"set it, or leave {name} out",
+            )

@@ -136,7 +136,7 @@ def test_file_that_others_may_write_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     path.chmod(0o666)
-    with pytest.raises(InputError, match=r"s.json' is not taken: others may write .* Fix: chmod go-w"):
+    with pytest.raises(InputError, match=r"s.json' is not used: others may write .* Fix: chmod go-w"):
         read_scheduler_file(path)
 
 
@@ -207,7 +207,7 @@ def test_strangers_link_leads_nothing_elsewhere(
         InputError, match=r"can't be written \(the symbolic link .*link' belongs to another user"
     ):
         write_scheduler_file(str(path), "tls://h:1", None, "b", {})
-    with pytest.raises(InputError, match=r"is not taken: the symbolic link .*link' belongs to another user"):
+    with pytest.raises(InputError, match=r"is not used: the symbolic link .*link' belongs to another user"):
         read_scheduler_file(path)
     remove_scheduler_file(str(path), "a")
     assert path.exists()

@@ -54,7 +54,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
     start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
     plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
-    options = read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options")
+    options = read_worker_options("dask_cuda.CUDAWorker", options)
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
