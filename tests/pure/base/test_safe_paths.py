@@ -215,7 +215,7 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
     replace(path, b"2", 0o600)
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"2", 0o600)
     os.mkfifo(tmp_path / "pipe")
-    for name, error in (("pipe", "no regular file"), ("", "Is a directory")):
+    for name, error in (("pipe", "not a regular file"), ("", "Is a directory")):
         with pytest.raises(OSError, match=error):
             replace(tmp_path / name, b"3")
     with pytest.raises(TypeError):
@@ -251,7 +251,7 @@ def test_files_are_replaced_whichever_way(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             write(tmp_path / "socket", b"3")
     with pytest.raises(OSError, match="Is a directory"):
         write(tmp_path, b"3")
@@ -297,7 +297,7 @@ def test_absolute_paths_need_no_working_directory(tmp_path: Path) -> None:
 
 
 def test_device_is_not_replaced() -> None:
-    with pytest.raises(OSError, match=r"no regular file"):
+    with pytest.raises(OSError, match=r"not a regular file"):
         replace("/dev/null", b"")
 
 
@@ -311,5 +311,5 @@ def test_removing(tmp_path: Path) -> None:
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="no regular file"):
+    with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="not a regular file"):
         open_regular(folder, name)

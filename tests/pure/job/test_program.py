@@ -57,7 +57,7 @@ def test_a_script_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").touch()
     Program.of([str(tmp_path)]).check()
     Program.of(["-c", "anything"]).check()
-    with pytest.raises(InputError, match="'/dev/null' is no regular file"):
+    with pytest.raises(InputError, match="'/dev/null' is not a regular file"):
         Program.of([os.devnull]).check()
     with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
         Program.of(["pan"]).check(["check", "plan"])

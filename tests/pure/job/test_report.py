@@ -135,7 +135,10 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
     assert (scheduler.asked, scheduler.idle.is_set()) == (2, False)
     assert seen(path) == (False, 3)
     told = capfd.readouterr().err
-    assert told.count("warning: the scheduler did not answer within 3 s at the end; the report tells of") == 1
+    assert (
+        told.count("warning: the scheduler did not answer within 3 s at the end; the report has its work")
+        == 1
+    )
     assert ". Fix: " in told
 
 
