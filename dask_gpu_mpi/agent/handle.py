@@ -115,35 +115,6 @@ def _import_path() -> list[str]:
     return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
 
 
-class _Pipes:
-    """Pipes to a child that is started inside this context. At its end the child's ends are closed; after an error, all."""
-
-    def __init__(self) -> None:
-        self._ours: list[int] = []
-        self._theirs: list[int] = []
-
-    def to_child(self) -> tuple[int, int]:
-        """Our end and the child's."""
-        theirs, ours = self._keep(os.pipe(), ours=1)
-        return ours, theirs
-
-    def from_child(self) -> tuple[int, int]:
-        """Our end and the child's."""
-        return self._keep(os.pipe(), ours=0)
-
-    def _keep(self, ends: tuple[int, int], *, ours: int) -> tuple[int, int]:
-        self._ours.append(ends[ours])
-        self._theirs.append(ends[1 - ours])
-        return ends
-
-    def __enter__(self) -> _Pipes:
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        for fd in (*self._theirs, *(self._ours if error is not None else ())):
-            os.close(fd)
-
-
 class AgentProcess:
     """The agent of this rank.
 
@@ -156,10 +127,11 @@ class AgentProcess:
         self.environ = _agent_environ(environ)
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
-        with _Pipes() as pipes:
-            self._stdin, orders = pipes.to_child()
-            answers, reply = pipes.from_child()
-            gpus_read, gpus_write = pipes.from_child()
+        ends: list[int] = []
+        try:
+            for _ in range(3):
+                ends += os.pipe()
+            orders, self._stdin, answers, reply, gpus_read, gpus_write = ends
             arguments = (reply, gpus_write, os.getpid() if follow else 0)
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
@@ -170,6 +142,12 @@ class AgentProcess:
                 # A terminal's Ctrl-C and a launcher's signals are for the rank alone.
                 start_new_session=True,
             )
+        except BaseException:
+            for fd in ends:
+                os.close(fd)
+            raise
+        for fd in (orders, reply, gpus_write):
+            os.close(fd)
         self._identity = identity(self._stdin)
         self._reader = FrameReader(answers)
         #: Whether a child of it inspects the GPUs.

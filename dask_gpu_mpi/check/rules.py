@@ -90,7 +90,7 @@ def check_gpus(evidence: Evidence) -> Iterator[Finding]:
         wrong.append(
             Finding(
                 "warning", "GPUs", f"ranks see GPUs of different number or kind: {_for_ranks(kinds)}",
-                "request the same GPUs on every node, unless you want it so",
+                "request the same GPUs on every node, unless that is intended",
             )
         )  # fmt: skip
     yield from wrong
@@ -177,7 +177,10 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
     results = [(rank, result) for rank, test in evidence.tests.items() for result in test.kernels]
     if not evidence.kernel or not results:
         if evidence.gpus:
-            yield Finding("warning", "kernel", _not_run(evidence.kernel))
+            why = ": there is no plan that assigns the GPUs to ranks"
+            if not evidence.kernel:
+                why = " (--no-kernel): whether these GPUs compute is unknown"
+            yield Finding("warning", "kernel", f"not run{why}")
         return
     failures: dict[tuple[str, str], dict[str, int]] = {}
     for rank, result in results:
@@ -197,12 +200,6 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
         slowest = max(result.seconds for _, result in results)
         gpus = counted(len(results), "GPU")
         yield Finding("ok", "kernel", f"correct result from {gpus}, after {slowest:.1f} s at most")
-
-
-def _not_run(wanted: bool) -> str:
-    if wanted:
-        return "not run: there is no plan that assigns the GPUs to ranks"
-    return "not run (--no-kernel): whether these GPUs compute is unknown"
 
 
 #: Seconds by which clocks may differ without a warning.

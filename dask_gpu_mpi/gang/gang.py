@@ -33,7 +33,7 @@ class Leases:
     def ask(self, gang: str, workers: Iterable[str]) -> list[str]:
         """Request workers for a gang; returns the gangs that get theirs by this: this one, or none."""
         if gang in self._wanted:
-            raise ValueError(f"gang {gang} has asked already")
+            raise ValueError(f"gang {gang} has requested workers already")
         self._wanted[gang] = frozenset(workers)
         return self._grant()
 

@@ -176,7 +176,7 @@ def code_of_exit() -> int | None:
 #: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
 ADVICE = {
     r"undefined symbol: uc[mpst]_": (
-        "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
+        "this import needs the UCX of its packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
         "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
     ),
     r"without a global spill manager": (

@@ -129,7 +129,7 @@ def start(
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
     if not sys.executable:
         raise InputError(
-            f"this process does not know where Python is: sys.executable is {sys.executable!r}",
+            f"this process has no path of Python: sys.executable is {sys.executable!r}",
             expected="the path of a Python program",
             fix="set sys.executable before initialize()",
         )

@@ -44,15 +44,6 @@ def last_messages_hang(version: str) -> bool:
     return is_mpich_before_5(version)
 
 
-def finalize_may_hang(version: str) -> bool:
-    """Whether ``MPI_Finalize`` may never return, as with MPICH 4 and older over UCX.
-
-    A rank closes its connections and then waits for the others in PMI, without answering a rank that is still closing its own
-    (4.0.2, two nodes: one job of five). But if one node has several ranks, Hydra needs the call, or loses the exit code.
-    """
-    return is_mpich_before_5(version) and "ch4:ucx" in version
-
-
 def finalize_at_exit() -> None:
     """Let this process finalize MPI, but no process that it forks."""
     global _owner
@@ -77,7 +68,11 @@ def finalize() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     world = MPI.COMM_WORLD
-    may_hang = world.size > 1 and finalize_may_hang(MPI.Get_library_version())
+    version = MPI.Get_library_version()
+    # With MPICH 4 and older over UCX, MPI_Finalize may never return: a rank closes its connections and then waits for the others
+    # in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five). But if one node has
+    # several ranks, Hydra needs the call, or loses the exit code.
+    may_hang = world.size > 1 and is_mpich_before_5(version) and "ch4:ucx" in version
     # Like Finalize, this keeps each rank from ending before all have come to their end, and nothing else is needed of it.
     # mpi4py's allreduce would unpickle the other ranks' values.
     all_alone = bytearray([may_hang and _alone()])

@@ -162,7 +162,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
         launcher = f"{launched.name} ({launched.size_variable}={launched.size})"
         fix = _fix(launched, library)
     raise LauncherError(
-        f"the MPI library ({library_name(library)}) does not speak PMIx, and {launcher} offers nothing "
+        f"the MPI library ({library_name(library)}) does not support PMIx, and {launcher} offers nothing "
         f"else: {_MISMATCH}",
         fix=fix,
         where=f"{where} on {host}",
@@ -258,4 +258,4 @@ def _launch(launched: Launched) -> str:
 def _fix(launched: Launched, library: str) -> str:
     if launched.name == "srun":
         return f"use {_srun(library)}, or {_OWN_MPIRUN}"
-    return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` names it), or install the MPI library of this launcher"
+    return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` shows it), or install the MPI library of this launcher"

@@ -162,7 +162,7 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
     if not setting:
         return []
     return [
-        "MPI: the script has imported mpi4py.MPI before initialize(), so each rank listens on a TCP port that asks for no key: "
+        "MPI: the script has imported mpi4py.MPI before initialize(), so each rank listens on a TCP port without authentication: "
         "anyone who reaches it can read and write the memory of the ranks. Fix: call initialize() before mpi4py.MPI is imported, "
         f"or {setting} in the environment of a job on one node"
     ]

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by, variables
 
 PREFIX = "OMPI_MCA_"
@@ -80,16 +81,8 @@ def fewer_components(
     chosen = environ.get(BTL, "")
     if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
         settings[BTL] = f"{chosen},tcp"
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
+    with environment(settings):  # restored, since children of the script must not have these
         yield
-    finally:
-        for name, was in before.items():  # children of the script must not have our settings
-            if was is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = was
 
 
 def left_open(environ: Mapping[str, str], module: str) -> str:
@@ -108,7 +101,7 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
     if not setting:
         return ""
     return (
-        f"MPI: {setting} has each rank listen on a TCP port that asks for no key: anyone on this node who reaches it can read "
+        f"MPI: {setting} has each rank listen on a TCP port without authentication: anyone on this node who reaches it can read "
         f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
         + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
     )
@@ -215,7 +208,7 @@ def ucx_left_open(environ: Mapping[str, str], version: str) -> str:
     devices = environ.get("UCX_NET_DEVICES", "lo" if _by_memory(environ) else "")
     reached = "node" if devices == "lo" else "network"
     return (
-        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port that asks for no key: anyone on this {reached} "
+        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port without authentication: anyone on this {reached} "
         f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
     )
 

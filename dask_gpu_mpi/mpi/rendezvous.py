@@ -158,7 +158,8 @@ class Rendezvous:
             self._known[source] = key
         elif known != key:
             raise _fatal(
-                f"two different keys came from rank {source}: somebody else sends MPI messages in its name. Fix: {FIND_STRANGERS}"
+                f"two different keys came from rank {source}: another process sends MPI messages in its name. "
+                f"Fix: {FIND_STRANGERS}"
             )
         return known is None
 

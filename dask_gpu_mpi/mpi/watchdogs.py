@@ -125,7 +125,7 @@ class StartWatch:
         if checks >= (CHECKS if first else MORE_CHECKS):
             _say(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
-                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: see what they printed above"
+                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: read their output above"
             )
             loop.call_later(FORWARD, self._end_rank)
             return

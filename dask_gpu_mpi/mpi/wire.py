@@ -123,7 +123,7 @@ ARRIVAL_TIMEOUT = 30.0
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
 #: The fix if another process sends messages.
-FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
+FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one node or a separate network"
 
 
 #: All wires of this process. A sender may send an announced message at any time, even after the communicator's end, and MPI

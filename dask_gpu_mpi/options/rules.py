@@ -94,7 +94,7 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
         values["scheduler_address"] = None
     if not values["scheduler"] and address is None and values["scheduler_file"] is None:
         raise OptionError(
-            f"{origins['scheduler']}: no scheduler is started, and none is named",
+            f"{origins['scheduler']}: no scheduler is started, and no running one is set",
             fix="scheduler_address (--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to",
         )
 

@@ -14,13 +14,12 @@ CUDAWorker knows nothing of ranks. Its behaviour is corrected here, and nowhere 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from dask_gpu_mpi.base.files import make_folder
+from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
@@ -56,7 +55,7 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
     variables = options.pop("env", None) or {}
     switched = any(options.get(switch) is not None for switch in SWITCHES)
     # CUDAWorker sets it in this process, too, where it would make a context
-    with visible_device(plan.devices[0]), users_config():
+    with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
         try:
             worker = cls(**options)
         except ValueError as error:
@@ -114,17 +113,3 @@ def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
             f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "
             "directory that can be written there)"
         ) from None
-
-
-@contextmanager
-def visible_device(device: str) -> Iterator[None]:
-    """Set ``CUDA_VISIBLE_DEVICES`` to `device` within the context."""
-    before = os.environ.get(VISIBLE_DEVICES)
-    os.environ[VISIBLE_DEVICES] = device
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VISIBLE_DEVICES]
-        else:
-            os.environ[VISIBLE_DEVICES] = before

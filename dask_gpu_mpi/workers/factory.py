@@ -96,7 +96,10 @@ async def watch_nanny(
         if current == pid:
             continue
         code = getattr(process, "exitcode", None)
-        in_order = pid in asked or _is_closing(nanny) or (code == 0 and _has_lifetime(nanny))
+        # it ends together with its worker, which was retired, or with the cluster
+        status = getattr(getattr(nanny, "status", None), "name", "")
+        is_closing = status in ("closing_gracefully", "closing", "closed")
+        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
         if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)
@@ -104,11 +107,6 @@ async def watch_nanny(
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
             await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
-
-
-def _is_closing(nanny: Any) -> bool:
-    """Whether the nanny ends together with its worker: the worker was retired, or the cluster ends."""
-    return getattr(getattr(nanny, "status", None), "name", "") in ("closing_gracefully", "closing", "closed")
 
 
 def _has_lifetime(nanny: Any) -> bool:

@@ -113,3 +113,13 @@ def test_what_launch_has_passed_on_and_what_nobody_may_read() -> None:
     code = "from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
     for redirection in ("2>/dev/null", "2>&-"):
         assert python(code, redirection).stdout == "False\n"
+
+
+@pytest.mark.parametrize("before", [None, "0,1"])
+def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before or "")
+    if before is None:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    with streams.environment({"CUDA_VISIBLE_DEVICES": "GPU-x"}):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before

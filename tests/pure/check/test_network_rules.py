@@ -23,7 +23,7 @@ def test_rank_that_does_not_reach_the_scheduler() -> None:
 
 def test_hosts_that_share_no_network() -> None:
     problem = (
-        "the hosts share no network: rank 0: none; name the interface to use with interface (--interface)"
+        "the hosts share no network: rank 0: none; set the interface to use with interface (--interface)"
     )
     findings = bad(evidence(network_problem=Problem(problem), listening=None))
     assert [(one.what, one.level) for one in findings] == [("network", "error")]

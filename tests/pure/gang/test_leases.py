@@ -32,7 +32,7 @@ def test_one_that_gives_up_lets_others_pass() -> None:
 def test_a_gang_asks_once() -> None:
     leases = Leases()
     leases.ask("a", "1")
-    with pytest.raises(ValueError, match="a has asked already"):
+    with pytest.raises(ValueError, match="a has requested workers already"):
         leases.ask("a", "2")
 
 

@@ -112,7 +112,7 @@ def test_the_interface_auto_is_none() -> None:
     ("given", "said"),
     [
         ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
-        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "none is named"),
+        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "no running one is set"),
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
         ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
