@@ -13,13 +13,12 @@ import select
 import signal
 import threading
 
-from dask_gpu_mpi.agent.orders import Answer, Begin
+from dask_gpu_mpi.agent.orders import Begin, failed
 from dask_gpu_mpi.base.frames import read_frame, write_frame
 from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 #: Modules that distributed imports. Each takes some hundredths of a second, so the first frame is read soon after it arrives.
@@ -79,11 +78,8 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        failed: tuple[object, ...] = (Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
-        if isinstance(error, DaskGpuMpiError):
-            failed = (Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         with contextlib.suppress(OSError):
-            write_frame(reply, failed)
+            write_frame(reply, failed(error))
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)

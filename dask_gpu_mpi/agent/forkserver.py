@@ -143,7 +143,10 @@ def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], obje
 
 
 def _settle_signals() -> None:
-    """Give a process that a task starts (in a worker within the agent) the default actions: a `Pool` ends it by SIGTERM."""
+    """Unblock signals in a new process. If a task of an in-process worker starts it, it gets the default actions first.
+
+    A `Pool` ends such processes by SIGTERM.
+    """
     target: Any = getattr(current_process(), "_target", None)
     if (getattr(target, "__module__", None) or "").partition(".")[0] not in _OURS:
         for number in NUMBERS:

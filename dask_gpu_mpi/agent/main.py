@@ -25,7 +25,7 @@ from typing import Any
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
-from dask_gpu_mpi.agent.orders import Answer, Configuration
+from dask_gpu_mpi.agent.orders import Answer, Configuration, failed
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
@@ -113,7 +113,7 @@ def run(
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
-            write_frame(reply, (Answer.FAILED, error.problem, error.exit_code, type(error).__name__))
+            write_frame(reply, failed(error))
             return
         if look is not None:  # threads are allowed now; the child may hang in the driver
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.view.job_facts import JobFacts
 
@@ -74,6 +75,13 @@ class Answer(StrEnum):
     ENDED = "ended"
     #: How it died, and whether the script has closed the pipe. The rank makes this answer itself, when the agent is lost.
     LOST = "agent-lost"
+
+
+def failed(error: BaseException) -> tuple[Any, ...]:
+    """The answer for an error."""
+    if isinstance(error, DaskGpuMpiError):
+        return Answer.FAILED, error.problem, error.exit_code, type(error).__name__
+    return Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1
 
 
 @dataclass(frozen=True)

@@ -251,26 +251,20 @@ def _failure(
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
-        return (
-            Answer.FAILED,
-            Problem(
-                f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
-                "where the scheduler runs",
-                expected="an address of that node",
-                fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
-            ),
-            2,
+        problem = Problem(
+            f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
+            "where the scheduler runs",
+            expected="an address of that node",
+            fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
         )
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return (
-            Answer.FAILED,
-            Problem(
-                f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
-                fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
-            ),
-            2,
+    elif isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        problem = Problem(
+            f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
+            fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
         )
-    return (Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1)
+    else:
+        return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1
+    return Answer.FAILED, problem, 2
 
 
 async def _attach_dashboard(scheduler: Any) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dask_gpu_mpi.agent.forkserver import watch_fork_server
-from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings, failed
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
@@ -160,11 +160,9 @@ class Agent:
     async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
         try:
             await action
-        except DaskGpuMpiError as error:
-            self.answer(Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         except Exception as error:
-            logger.debug("the agent failed", exc_info=True)
-            self.answer(Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
+            logger.debug("an order failed", exc_info=True)
+            self.answer(*failed(error))
 
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
         self.answer(*await self._scheduler.start(self._options, settings))
@@ -187,9 +185,9 @@ class Agent:
         if self._ucx is not None and plans:
             stop_watching_ucx()  # its nannies have registered
         self.answer(Answer.READY, len(plans), self._timeline.take())
-        failed = await self._workers.follow()
+        has_failed = await self._workers.follow()
         if plans and not self._workers.closing and not self._stop.is_set():
-            self.answer(Answer.WORKERS_ENDED, failed)
+            self.answer(Answer.WORKERS_ENDED, has_failed)
 
     async def _close_workers(self) -> None:
         await self._workers.close()

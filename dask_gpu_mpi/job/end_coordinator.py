@@ -126,7 +126,7 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        #: The lost ranks, if `tolerate_lost_ranks` allows them.
+        #: The lost ranks, in a job that tolerates some.
         self._lost: set[int] = set()
         #: When the last message of each rank came.
         self._heard = dict.fromkeys(range(self._channels.size), time.monotonic())

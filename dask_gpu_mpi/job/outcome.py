@@ -203,20 +203,18 @@ class ExceptHook:
         # Python sets `last_value` before it calls this. A script may call the hook for an error that it has caught.
         if getattr(sys, "last_value", None) is error:
             note(outcome_of_error(error))
-        if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
-            if not self._retired and (label := self._label()) is not None:
+        if not self._retired:
+            if isinstance(error, DaskGpuMpiError) and not error.of_script:
+                if not error.reported:
+                    say(f"error: {error}")
+                # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
+                raise SystemExit(error.exit_code)
+            if (label := self._label()) is not None:
                 say(label)
-            if not self._retired:
-                for advice in (
-                    text for pattern, text in ADVICE.items() if re.search(pattern, text_of(error))
-                ):
+            for pattern, advice in ADVICE.items():
+                if re.search(pattern, text_of(error)):
                     say(f"error: {advice}")
-            self._before(kind, error, traceback)
-            return
-        if not error.reported:
-            say(f"error: {error}")
-        # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
-        raise SystemExit(error.exit_code)
+        self._before(kind, error, traceback)
 
     def retire(self) -> None:
         """Do nothing from now on; a hook of the script that calls this one stays."""

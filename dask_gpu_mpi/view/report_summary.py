@@ -45,14 +45,8 @@ def summarize(data: Data) -> dict[str, Any]:
     """The figures, and the lines for each question; no figures without a record of the scheduler."""
     usage = _usage(data)
     data = {**data, "summary": usage}
-    return {
-        **usage,
-        "lines": {
-            "busy": _busy_lines(usage),
-            "where": _where_lines(usage),
-            "change": [line for rule in _rules(usage) for line in rule(data)],
-        },
-    }
+    lines = {"busy": _busy_lines(usage), "where": _where_lines(usage), "change": _advice(data)}
+    return {**usage, "lines": lines}
 
 
 def printed(data: Data) -> list[str]:
@@ -218,18 +212,6 @@ def _where_lines(usage: Data) -> list[str]:
 # -- what to change --------------------------------------------------------------------------------------------
 
 
-def warned_at_start(data: Data) -> list[str]:
-    """Warnings of the options, the plan and the start."""
-    return list(data["warnings"])
-
-
-def warned_in_run(data: Data) -> list[str]:
-    """Warnings of the scheduler's process while the script ran."""
-    return [
-        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
-    ]
-
-
 def script_alone(data: Data) -> list[str]:
     """The script works, and its cluster has no task."""
     summary = data["summary"]
@@ -372,9 +354,7 @@ def unused_gpus(data: Data) -> list[str]:
     ]
 
 
-#: Each rule is a function from the report's data to lines, none if all is well. These two are for every job.
-WARNINGS: tuple[Callable[[Data], list[str]], ...] = (warned_at_start, warned_in_run)
-#: The rules on figures, for jobs that are long enough and have a record.
+#: Each rule is a function from the report's data to lines, none if all is well.
 RULES: tuple[Callable[[Data], list[str]], ...] = (
     script_alone,
     too_few_tasks,
@@ -386,9 +366,13 @@ RULES: tuple[Callable[[Data], list[str]], ...] = (
 )
 
 
-def _rules(usage: Data) -> tuple[Callable[[Data], list[str]], ...]:
-    long_enough = usage["workers"] and usage["seconds"] >= LEAST_SECONDS
-    return (*WARNINGS, *RULES) if long_enough else WARNINGS
+def _advice(data: Data) -> list[str]:
+    """The warnings of the start and of the run, and the lines of the rules if the job was long enough and has a record."""
+    in_run = (data["record"] or {}).get("warnings", ())
+    lines = [*data["warnings"], *(f"after {each['at']:.1f} s: {each['text']}" for each in in_run)]
+    if data["summary"]["workers"] and data["summary"]["seconds"] >= LEAST_SECONDS:
+        lines += [line for rule in RULES for line in rule(data)]
+    return lines
 
 
 def _longest(tasks: Data, prefix: str) -> float:
@@ -422,10 +406,4 @@ def _time(seconds: float) -> str:
     >>> _time(0.0031), _time(2.51), _time(61)
     ('3 ms', '2.5 s', '61 s')
     """
-    return (
-        f"{1e3 * seconds:.0f} ms"
-        if seconds < 1
-        else f"{seconds:.1f} s"
-        if seconds < 10
-        else f"{seconds:.0f} s"
-    )
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.{int(seconds < 10)}f} s"
