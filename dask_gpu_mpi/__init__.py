@@ -57,7 +57,7 @@ __all__ = [
     "submit",
 ]
 
-#: Where the names are that are only loaded when somebody asks for them.
+#: The modules of names that are imported at their first use.
 _LAZY = {
     "Group": "gang.group",
     "Plan": "plan.plan",

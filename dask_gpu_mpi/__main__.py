@@ -3,7 +3,7 @@
 try:
     from dask_gpu_mpi.cli.main import main
 except (ImportError, SyntaxError) as error:
-    # A node with another Python, on which only this package is found: no launcher would name the node.
+    # A node with another Python, which has only this package: no launcher would report the node.
     import platform
     import sys
 

@@ -1,7 +1,7 @@
-"""What is wrong, as data (`Problem`), and the exceptions that carry it: one hierarchy, each with its exit code.
+"""Problems as data (`Problem`), and the exceptions with them: one hierarchy, each class with its exit code.
 
 Exit codes: 2 for input that can't be used (options, placement, launcher, missing library), 1 for a cluster that
-could not start or was lost. Every problem says what was found, what was expected, and how to correct it.
+could not start or was lost. Every problem has what was found, what was expected, and the fix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, or unusual: of an error, a warning, or a line of `check`. It becomes text when it is printed.
+    """The problem of an error, a warning, or a line of `check`. It becomes text when it is printed.
 
     >>> print(Problem("no GPU", expected="4", fix="reset it", where="rank 1 of 2 on h1"))
     rank 1 of 2 on h1: no GPU (expected 4). Fix: reset it
@@ -37,9 +37,9 @@ class Problem:
     found: str
     expected: str = ""
     fix: str = ""
-    #: The rank that it is about, and its host, if they stand before the text.
+    #: Its rank and host, if they are printed before the text.
     where: str = ""
-    #: The line of `check` that it belongs to; empty: any.
+    #: Its line of `check`; empty: any.
     what: str = ""
     #: The ranks and the hosts that it concerns; empty: the job.
     ranks: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """All of it but the fix."""
+        """The problem without the fix."""
         where = f"{self.where}: " if self.where else ""
         return f"{where}{self.found}{f' (expected {self.expected})' if self.expected else ''}"
 
@@ -61,15 +61,15 @@ class DaskGpuMpiError(Exception):
     Attributes
     ----------
     problem : Problem
-        What the message says, as data.
+        The message as data.
     exit_code : int
-        The exit code of a process in which nobody catches the error.
+        The exit code of a process that does not catch the error.
     reported : bool
-        True once the message has been printed on rank 0: nobody prints it again.
+        True once the message has been printed on rank 0: it is not printed again.
     fatal : bool
         True if some ranks can't be reached: MPI can't be left in an orderly way, and the job has to be aborted.
     of_script : bool
-        True if the cause is in the script: uncaught, it is shown with its traceback, as any error of the script's.
+        True if the cause is in the script: uncaught, it is printed with its traceback, like any error of the script.
     """
 
     exit_code: int = 1
@@ -101,7 +101,7 @@ class OptionError(InputError):
 
 
 class PlacementError(InputError):
-    """The ranks' views of the GPUs fit no plan."""
+    """No plan is possible with the GPUs and options of the ranks."""
 
 
 class LauncherError(InputError):
@@ -115,7 +115,7 @@ class MpiMissingError(InputError, ImportError):
 class WorldTooSmallException(InputError, RuntimeError):
     """Fewer MPI ranks than the layout needs.
 
-    What is raised is also an instance of ``dask_mpi.WorldTooSmallException``, so that code written for dask-mpi
+    The raised exception is also an instance of ``dask_mpi.WorldTooSmallException``, so that code for dask-mpi
     catches it; see `world_too_small`.
     """
 
@@ -129,19 +129,19 @@ class ClusterLostError(DaskGpuMpiError):
 
 
 class SpmdError(DaskGpuMpiError):
-    """A gang (`spmd`) has failed; the other members were cancelled. What the member raised is the ``__cause__``.
+    """A gang (`spmd`) has failed; the other members were cancelled. The exception of the member is the ``__cause__``.
 
     Attributes
     ----------
     rank : int or None
-        The member that failed first; None: it is the gang as a whole.
+        The member that failed first; None: the gang as a whole.
     worker : str or None
         Name of its worker.
     host : str or None
         Host name of its node, or its address.
     died : tuple of int
-        The ranks whose workers have died, first or after the failure. If there are any, they are usually the cause: NCCL and
-        Gloo fail in the other members, sometimes before the cluster misses the worker.
+        The ranks whose workers have died, before or after the failure. If there are any, they are usually the cause: NCCL and
+        Gloo fail in the other members, sometimes before the cluster detects the death.
     """
 
     of_script = True
@@ -163,7 +163,7 @@ class SpmdError(DaskGpuMpiError):
 
 
 class SpmdTimeoutError(SpmdError, TimeoutError):
-    """A gang did not start, or not end, in time."""
+    """A gang did not start or end in time."""
 
 
 class GangCancelledError(DaskGpuMpiError):

@@ -1,6 +1,6 @@
-"""The first moments of an agent: it begins here what can go on while it imports Dask, which takes most of a second.
+"""The first moments of an agent: it starts here what can run while it imports Dask, which takes most of a second.
 
-So this module imports nothing that takes long itself.
+So this module itself imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -13,38 +13,27 @@ import select
 import signal
 import threading
 
-from dask_gpu_mpi.agent.orders import Answer, Begin
+from dask_gpu_mpi.agent.orders import Begin, failed
 from dask_gpu_mpi.base.frames import read_frame, write_frame
 from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
-#: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
+#: Modules that distributed imports. Each takes some hundredths of a second, so the first frame is read soon after it arrives.
 WAITING = (
-    "asyncio",
-    "ssl",
-    "yaml",
-    "jinja2",
-    "psutil",
-    "tlz",
-    "cloudpickle",
-    "click",
-    "tornado.ioloop",
-    "msgpack",
-    "numpy",
-)
+    "asyncio", "ssl", "yaml", "jinja2", "psutil", "tlz", "cloudpickle", "click", "tornado.ioloop", "msgpack", "numpy",
+)  # fmt: skip
 
 
 def main(reply: int, *, gpus: int, parent: int) -> None:
     """Run the agent; never returns.
 
-    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child has found. `parent` is the process id of
-    the rank, to die with the thread that started this process; 0 if that is not its main thread.
+    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child finds. `parent` is the process id of
+    the rank: this process dies with the thread that started it. It is 0 if that is not the rank's main thread.
     """
-    # What is imported stays: looking through it for garbage again and again is a tenth of the import.
+    # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()
     open_missing()
     print_by_line()
@@ -66,12 +55,12 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     if begin.inspect:
         from dask_gpu_mpi.machine.gpu_probe import start_look
 
-        with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
+        with contextlib.suppress(OSError), kept():  # if no process can be started, the rank gets no answer
             look = start_look(gpus, close=[reply, control], rank=os.getppid())
     else:
         os.close(gpus)
     if begin.cuda:
-        # RAPIDS libraries must not make a context in the process that all workers are forked from.
+        # RAPIDS libraries must not make a context in the process from which all workers are forked.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     timeline = Timeline("agent")
     timeline.lap("python")
@@ -89,18 +78,15 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        failed: tuple[object, ...] = (Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
-        if isinstance(error, DaskGpuMpiError):
-            failed = (Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         with contextlib.suppress(OSError):
-            write_frame(reply, failed)
+            write_frame(reply, failed(error))
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)
 
 
 def _import_until(control: int) -> None:
-    """Import one by one what every agent needs, until there is something to read. No thread is started, no device is touched."""
+    """Import the modules of `WAITING` until there is something to read. No thread is started, no device is used."""
     for name in WAITING:
         if select.select([control], [], [], 0)[0]:
             return
@@ -111,9 +97,9 @@ def _import_until(control: int) -> None:
 def ignore_signals() -> None:
     """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
 
-    Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
-    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more. Fork server,
-    workers and scheduler keep them (`base.signals.kept`); what tasks fork has the default actions.
+    A signal to every process of a job (from slurmstepd, a terminal) reaches the rank too. These are handlers, not SIG_IGN:
+    children of tasks would inherit that, and a `multiprocessing.Pool` could no longer end its processes. Fork server,
+    workers and scheduler keep the handlers (`base.signals.kept`). Processes that tasks fork have the default actions.
     """
     for number in NUMBERS:
         install(number, lambda *_: None, before=Action(number, signal.SIG_DFL))

@@ -1,9 +1,9 @@
 """The CUDA keep-alive process: it keeps the CUDA driver initialised while the processes of the workers start.
 
-The first process on a host to call ``cuInit`` waits for the driver to bring up its GPUs one after the other, even in persistence
-mode (on 4xH200 a second); while one has it, the others wait for a tenth of that. Neither the rank nor its agent can do that:
-CUDA does not work in what a process forks after ``cuInit``, and all workers are forked. So a process of its own does it from
-the start, makes no context, and ends when the workers are up.
+The first process on a node that calls ``cuInit`` waits until the driver has initialised all GPUs, even in persistence mode: a
+second on 4xH200. While one process has done so, the others wait a tenth of that. Neither the rank nor its agent can be that
+process: CUDA does not work in processes that are forked after ``cuInit``, and all workers are forked. So a separate process
+calls it at the start, makes no context, and ends when the workers are up.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, driver_is_installed, se
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import first_on_host, scrub
 
-__all__ = ["CudaKeepalive", "may_be_kept_up", "may_use_cuda", "start_cuda_keepalive"]
-
 #: Seconds after which it ends in any case: only the start needs it.
 LONGEST = 120.0
-#: Where MPS listens by default.
+#: The directory in which MPS listens by default.
 MPS = "/tmp/nvidia-mps"
 
-# Ends with its parent, by PR_SET_PDEATHSIG and by the end of its standard input, for which a thread waits while `cuInit` runs.
-# The workers report what is wrong with CUDA.
+# Ends with its parent, by PR_SET_PDEATHSIG and at the end of its standard input, for which a thread waits while `cuInit` runs.
+# It reports no errors of CUDA: the workers do.
 _CODE = """
 import _thread, ctypes, os, select, sys
 parent, longest = int(sys.argv[1]), float(sys.argv[2])
@@ -50,9 +48,9 @@ end()
 
 
 def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> CudaKeepalive | None:
-    """The process that keeps the GPUs of this host initialised, to be released once they are up; else None."""
+    """Start the process, if this rank is the first of its node and may have GPU workers; else return None."""
     if may_use_cuda(options, environ) and first_on_host(environ) and may_be_kept_up(environ):
-        with contextlib.suppress(OSError):  # no process can be started: what depends on one reports it
+        with contextlib.suppress(OSError):  # no process can be started: the agent's start reports that
             return CudaKeepalive(environ)
     return None
 
@@ -65,24 +63,14 @@ def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
 
 
 def may_be_kept_up(environ: Mapping[str, str]) -> bool:
-    """Not with MPS, where ``cuInit`` starts a server, which would count as a process of somebody else."""
+    """Whether MPS is off: with MPS, ``cuInit`` starts a server, which would count as a process of another user."""
     return "CUDA_MPS_PIPE_DIRECTORY" not in environ and not os.path.exists(MPS)
 
 
 class CudaKeepalive:
-    """The process that has called ``cuInit``.
+    """The process that calls ``cuInit``: an interpreter that imports nothing else, and so is there long before the agent.
 
-    An interpreter that imports nothing else, which starts long before an agent: with many GPUs, the start waits for them.
-
-    Parameters
-    ----------
-    environ : mapping
-        The process's environment: which GPUs it sees, where libraries are. The launcher's variables are removed.
-
-    Raises
-    ------
-    OSError
-        No process can be started.
+    It has the variables of `environ`, less those of the launcher. Raises an OSError if no process can be started.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -92,7 +80,7 @@ class CudaKeepalive:
             [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid() if follow else 0), str(LONGEST)],
             env=scrub(environ),
             stdin=subprocess.PIPE,
-            # Inside the driver it can't be killed at once, and a launcher waits for the end of these two.
+            # While it is in the driver it can't be killed, and a launcher waits for the end of these two streams.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -105,7 +93,6 @@ class CudaKeepalive:
         process, self._process = self._process, None
         assert process.stdin is not None
         process.stdin.close()
-        # In the driver it may hang, and nobody is to wait for that.
-        # no thread can be started: then it is reaped when this process ends
+        # It may hang in the driver, so a thread waits for it. If no thread can be started, the kernel reaps it later.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()

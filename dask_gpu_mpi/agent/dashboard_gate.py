@@ -1,16 +1,16 @@
-"""The gate before the scheduler's HTTP server: without the job's token there is nothing but 403.
+"""The gate in front of the scheduler's HTTP server: without the job's token, every answer is 403.
 
-Dask's dashboard asks nobody who he is, and shows every user of the node the keys, tracebacks and call stacks of tasks. Here the
-token of the link opens it, as in Jupyter: in the query of the first page, which sets a cookie; in that cookie from then on; or
-as ``Authorization: Bearer TOKEN``, for Prometheus. The gate stands where the server looks for what answers a request, so it is
-before all routes: pages, static files, websockets, and those that are added later.
+Dask's dashboard has no login, and shows every user of the node the keys, tracebacks and call stacks of tasks. Here it needs the
+token of the link, as in Jupyter: in the query of the first page, which sets a cookie; then in that cookie; or as
+``Authorization: Bearer TOKEN``, for Prometheus. The gate replaces the server's application, so it comes before all routes:
+pages, static files, websockets, and those that are added later.
 
-A connection has half a minute for each request, and is among the first to be closed when descriptors run out, until it has
-shown the token: else who connects to the dashboard and says nothing would lock the job's own processes out of the scheduler.
+Until it has shown the token, a connection has half a minute for each request, and is among the first to be closed when
+descriptors run out. Otherwise, silent connections to the dashboard could lock the job's processes out of the scheduler.
 
-A cluster without encryption is open to everyone, and so is its dashboard: there is no token then. The rest holds there as well.
+A cluster without encryption is open to everyone, and so is its dashboard: then there is no token. The rest is the same.
 
-Who has no token leaves no line in a log. Nor does the token: nothing behind the gate sees it.
+Requests without the token are not logged. The token is not logged either: code behind the gate never receives it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,16 @@ from tornado.routing import Router
 from dask_gpu_mpi.network.credentials import TOKEN
 from dask_gpu_mpi.network.listeners import until_known
 
-# Which of Dask's servers listen for HTTP: those that have something to serve there.
-#
-# distributed starts an HTTP server in the scheduler and in every worker, dashboard or not, and each tells every user of the
-# node what runs there. Whether one is wanted, its routes in Dask's configuration say: a worker has none, unless the user asks
-# for its server in ``worker_options``, and a scheduler without a dashboard has none.
+# distributed starts an HTTP server in the scheduler and in every worker, with or without a dashboard, and each shows every user
+# of the node what runs there. Here a server without routes in Dask's configuration does not start: that of a worker, unless the
+# user requests it in ``worker_options``, and that of a scheduler without a dashboard.
 
 NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
 NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
 
 
 def listen_where_routes_are() -> None:
-    """Have scheduler and workers of this process, and of those forked from it, start no HTTP server that has no routes.
-
-    May be called again.
-    """
+    """Start no HTTP server without routes, in this process and those forked from it. May be called again."""
     from distributed.node import ServerNode
 
     start = getattr(ServerNode, "start_http_server", None)
@@ -68,7 +63,7 @@ def listen_where_routes_are() -> None:
 
 
 def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
-    """Whether the user wants an HTTP server in each worker.
+    """Whether the user requests an HTTP server in each worker.
 
     >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
     [False, False, True, True]
@@ -77,7 +72,7 @@ def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
 
 
 def report_no_server(scheduler: Any) -> None:
-    """Let clients of a scheduler without a server know its port, 0: they look it up for their links, and fail without it."""
+    """Set the port of the HTTP server to 0 for clients, which need one for their links and fail without it."""
     scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)
 
 
@@ -89,8 +84,8 @@ REFUSED = (
     "dask_gpu_mpi: this dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with "
     "?token=...\n",
 )
-#: It is distributed's, for one page (individual-cluster-map.html). A request for it that does not become a websocket leaves a
-#: plugin behind that fails at every later transition of a task (distributed 2025.9.1 to 2026.8.0): nobody is let there.
+#: A route of distributed, for one page (individual-cluster-map.html). A request for it that does not become a websocket leaves a
+#: plugin behind that fails at every later transition of a task (distributed 2025.9.1 to 2026.8.0). So it is closed to everyone.
 EVENT_STREAM = "/eventstream"
 CLOSED = (
     404,
@@ -100,31 +95,23 @@ CLOSED = (
 
 
 class TokenGate(Router):
-    """What an `HTTPServer` asks for each request, in place of its application.
-
-    Parameters
-    ----------
-    application : Router
-        What is behind it.
-    token : str
-        The job's; empty: everyone comes in.
-    """
+    """The gate: an `HTTPServer` calls it instead of `application`. An empty token lets everyone in."""
 
     def __init__(self, application: Router, token: str) -> None:
         self._application = application
         self._token = token.encode()
-        #: A browser sends it to all ports of a host: tunnels to several jobs are told by its name.
+        #: The cookie's name. A browser sends cookies to all ports of a host, so each job's cookie has another name.
         self._cookie = f"dask-gpu-mpi-{hashlib.sha256(self._token).hexdigest()[:12]}"
-        #: What to call when a connection has shown the token.
+        #: By connection: the function to call when it has shown the token.
         self._unknown: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
     def guard(self, server: Any) -> None:
-        """Stand before an `HTTPServer` that has accepted no connection yet."""
+        """Guard an `HTTPServer` that has accepted no connection yet."""
         handle = server.handle_stream
 
         def handle_stream(stream: Any, address: Any) -> Any:
             is_known = self._unknown[stream] = until_known(stream.close)
-            # it has shown it by then, or is closed
+            # by then it has shown the token, or is closed
             asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)
             return handle(stream, address)
 
@@ -133,7 +120,7 @@ class TokenGate(Router):
         server.request_callback = self
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
-        """What answers this request; called by tornado once it has the headers."""
+        """Return the object that answers this request; called by tornado when it has the headers."""
         if self._token and not self._admits(request):
             return _Answer(request, *REFUSED)
         stream = getattr(request.connection, "stream", None)
@@ -144,35 +131,29 @@ class TokenGate(Router):
         return self._application.find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:
-        """Whether it has the token; from its query it goes into a cookie."""
+        """Whether the request has the token; a token in the query is removed there, and the answer sets a cookie."""
         if any(map(self._is_token, request.query_arguments.get(TOKEN, ()))):
             _take_token_out(request)
             secure = "; Secure" * (request.protocol == "https")
             cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
-            # the address of this page has the token in it, and goes with the links of the page
+            # this page's address has the token in it, and a browser sends the address with the links of the page
             _add_headers(
                 request, {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
             )
             return True
-        if self._has_header(request):
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip())):
             return True
-        if not self._has_cookie(request):
+        sent = request.cookies.get(self._cookie)
+        if sent is None or not self._is_token(_bytes(sent.value)) or _is_foreign(request):
             return False
         if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
-            # a browser that does not tell whether it is for a frame, in a page of another port perhaps
+            # this browser does not report whether the request is for a frame, perhaps in a page of another port
             _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
         return True
 
     def _is_token(self, given: bytes) -> bool:
         return hmac.compare_digest(given, self._token)
-
-    def _has_header(self, request: HTTPServerRequest) -> bool:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip()))
-
-    def _has_cookie(self, request: HTTPServerRequest) -> bool:
-        cookie = request.cookies.get(self._cookie)
-        return cookie is not None and self._is_token(_bytes(cookie.value)) and not _is_foreign(request)
 
 
 def _bytes(text: str) -> bytes:
@@ -180,22 +161,22 @@ def _bytes(text: str) -> bytes:
 
 
 def _is_foreign(request: HTTPServerRequest) -> bool:
-    """Whether a browser sends this for a page of somebody else's, which may come from another port of the same host.
+    """Whether a browser sends this on behalf of another site's page, which may come from another port of the same host.
 
-    To such ports the cookie goes as well. A link to a page may be followed from anywhere, since the other page can't read what
-    comes; a form may not be sent, nor a page be shown in a frame.
+    The cookie goes to such ports as well. A link may be followed from any page, since that page can't read the answer. A form
+    may not be sent, and a page may not be shown in a frame.
     """
     headers = request.headers
     if (site := headers.get("Sec-Fetch-Site")) is not None:
         is_link = request.method in ("GET", "HEAD") and headers.get("Sec-Fetch-Dest") == "document"
         return site not in ("same-origin", "none") and not is_link
-    # not every browser sends that with a websocket, and none on plain HTTP to another host
+    # not every browser sends that header with a websocket, and none on plain HTTP to another host
     origin = headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc != headers.get("Host")
 
 
 def _take_token_out(request: HTTPServerRequest) -> None:
-    """Leave no token to what is behind the gate: tornado logs the address of a page that is not there, for example."""
+    """Remove the token from the request: tornado logs the address of a page that does not exist, for example."""
     pairs = [pair for pair in request.query.split("&") if unquote_plus(pair.partition("=")[0]) != TOKEN]
     request.query = "&".join(pairs)
     request.uri = request.path + ("?" + request.query if request.query else "")
@@ -208,7 +189,7 @@ def _add_headers(request: HTTPServerRequest, headers: Mapping[str, str]) -> None
 
 
 class _AddingHeaders:
-    """A connection whose answer has more headers; otherwise the one it is made of."""
+    """A connection whose answer has these headers too."""
 
     def __init__(self, connection: Any, headers: Mapping[str, str]) -> None:
         self._connection = connection
@@ -225,7 +206,7 @@ class _AddingHeaders:
 
 
 class _Answer(HTTPMessageDelegate):
-    """A short answer, whatever else the request has; apart from the application, which would log it."""
+    """A short answer to any request; not made by the application, which would log it."""
 
     def __init__(self, request: HTTPServerRequest, code: int, reason: str, text: str) -> None:
         self._request = request

@@ -1,4 +1,4 @@
-"""Where tasks run that ask for nothing, in a cluster with GPU workers and CPU workers: on the GPU workers."""
+"""Tasks that request no worker and no resource run on the GPU workers (the option `default_workers`)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-__all__ = ["GpuByDefault"]
-
 
 class GpuByDefault(SchedulerPlugin):
-    """Restricts tasks without restrictions of their own to the workers that have the resource ``GPU``.
+    """Restricts tasks without restrictions to the workers that have the resource ``GPU``.
 
-    The tasks share one set of addresses, which changes as workers come and go: a task that waits is never bound to workers that
-    have gone. (Requiring the resource instead would do so as well, but a shuffle by P2P sends its output to workers
-    chosen by their addresses alone.) Before the first GPU worker has come, tasks run anywhere.
+    The tasks share one set of addresses, which changes as workers come and go: a waiting task is never bound to workers that
+    have gone. (A restriction to the resource would do the same, but a shuffle by P2P chooses the workers of its output by
+    addresses alone.) Before the first GPU worker has come, tasks run anywhere.
     """
 
     name = "dask_gpu_mpi-gpu-by-default"
 
     def __init__(self) -> None:
-        #: Addresses of the GPU workers. Never empty again, since Dask takes an empty set for no restriction: the address of
-        #: the last one stays, and tasks wait for its nanny to restart it.
+        #: Addresses of the GPU workers. Once there was one, the set is never empty, since to Dask that means no restriction:
+        #: the last address stays, and tasks wait until its nanny has restarted it.
         self.addresses: set[str] = set()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

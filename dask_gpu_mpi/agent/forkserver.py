@@ -1,11 +1,11 @@
-"""A fork server that has already imported everything, made of the agent itself.
+"""A fork server that has already imported everything, forked from the agent.
 
-`multiprocessing`'s own fork server is a new interpreter that imports all over again: a second import for every rank, which on
-a laptop with two cores, or on a thousand hosts that share one file system, is most of the start-up. So the agent imports once,
-while it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share
-their pages, and every worker starts from them in milliseconds. So does `multiprocessing`'s resource tracker.
+`multiprocessing`'s fork server is a new interpreter, which would import everything again, for every rank. On a laptop with two
+cores, or on a thousand hosts with one file system, that is most of the start. So the agent imports once, while it has one thread,
+and then forks: the child becomes the fork server, the parent stays the agent. Both share their pages, and every worker starts
+from them in milliseconds. `multiprocessing`'s resource tracker is made in the same way.
 
-The loops of both are the standard library's. Their clients' private attributes are set here, and nowhere else; where those of the
+Both run the loops of the standard library. Private attributes of their clients are set here, and nowhere else. If those of the
 fork server have changed (Python 3.14 added a key), the standard one is used instead: slower by one import, otherwise the same.
 """
 
@@ -28,13 +28,6 @@ from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, i
 from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
-__all__ = [
-    "become_fork_server",
-    "become_resource_tracker",
-    "leave_deleted_directory",
-    "watch_fork_server",
-]
-
 _get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
@@ -43,17 +36,11 @@ _OURS = ("dask_gpu_mpi", "distributed")
 
 
 def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
-    """Fork this process into itself and `multiprocessing`'s resource tracker.
+    """Fork `multiprocessing`'s resource tracker, which closes these descriptors and removes `scratch` at its end.
 
-    It unlinks the semaphores of processes that were killed, and their scratch: it ends last, when all of them have. The standard
-    library has it be a program of its own for each rank: 117 files and 9 MiB, where a fork opens none and shares its pages.
-
-    Parameters
-    ----------
-    close : sequence of int
-        As `become_fork_server`.
-    scratch : str, optional
-        A directory to remove, which is to be made after this: so there is no moment without somebody who removes it.
+    It ends last, and removes the semaphores of processes that were killed. As a new interpreter, as the standard library
+    starts it, it would open 117 files and need 9 MiB; a fork opens none and shares its pages. Make `scratch` after this
+    call: then there is always a process that removes it.
     """
     tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
     if not {"_fd", "_pid"} <= set(getattr(tracker, "__dict__", ())):
@@ -75,7 +62,7 @@ def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
         # Slurm sends the warning before the walltime to every process; the tracker must outlive it.
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
-        # It warns of each semaphore, which at the end of a job that was killed is noise; a launcher waits for the end of both.
+        # It warns of each semaphore, which is no help at the end of a killed job; and a launcher waits for the end of both.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -89,43 +76,31 @@ def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
 
 
 def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
-    """Fork this process into itself and the fork server of its future children.
+    """Fork the server of this process's future children; False if the standard one has to be used, which imports `preload`.
 
-    Must be called from the main thread, before any other thread is started, and after `become_resource_tracker`.
-
-    Parameters
-    ----------
-    directory : str
-        Where the server's socket goes; readable for nobody else. Its path may be too long for a socket.
-    close : sequence of int
-        File descriptors that the server must not keep (the pipes by which others see this process die).
-    preload : sequence of str
-        What the standard fork server is to import where it has to be used.
-
-    Returns
-    -------
-    bool
-        False where the standard fork server has to be used.
+    Call it from the main thread, before any other thread is started, and after `become_resource_tracker`. The server's socket is
+    in `directory`, which other users can't read. It closes the descriptors of `close`: the pipes by which this process's end is
+    noticed.
     """
     server: Any = getattr(stdlib, "_forkserver", None)
     spawn.get_preparation_data = _prepare
     flush()
-    # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
-    # every page of it, and nothing would be shared any more.
+    # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
+    # write into every page, and the processes would no longer share them.
     gc.freeze()
     known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(
         getattr(server, "__dict__", ())
     )
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
-        # It is a new Python, run with -c, which searches the working directory first: others may have put a module there. The
-        # processes that it forks change to the right directory themselves.
+        # It is a new Python, run with -c, which searches the working directory first: another user may have put a module there.
+        # The processes that it forks change to the right directory themselves.
         with away_from_here():
             stdlib.ensure_running()
         return False
     address = os.path.join(directory, "fork-server")
     if len(os.fsencode(address)) > _UNIX_PATH_MAX:
-        # The same place under a short name, which holds as long as this process: only here the server is ever called.
+        # A short name of the same directory. It is valid in this process alone, but no other one calls the server.
         address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -141,13 +116,13 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
-    # One that has died is not to be replaced by the standard one, whose children would have neither our loggers nor our signals.
+    # If it dies, the standard one must not replace it: its children would have neither our loggers nor our signal handlers.
     server.ensure_running = resource_tracker.ensure_running
     return True
 
 
 def leave_deleted_directory() -> None:
-    """Go elsewhere where the working directory was deleted: multiprocessing can't start a process without one."""
+    """Change to / if the working directory was deleted: multiprocessing can't start a process without one."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -155,7 +130,7 @@ def leave_deleted_directory() -> None:
 
 
 def _prepare(name: str) -> dict[str, Any]:
-    """Multiprocessing's, for a process that it starts: the directory may go at any time, and workers are restarted."""
+    """Replaces `get_preparation_data`: the working directory may be deleted at any time, and workers are restarted."""
     leave_deleted_directory()
     return _get_preparation_data(name)
 
@@ -163,14 +138,14 @@ def _prepare(name: str) -> dict[str, Any]:
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
     """Call `on_end` when the fork server of this process has ended, and with it all that it has forked."""
     server: Any = stdlib._forkserver
-    # The server alone has the other end of this pipe: where that is closed, epoll reports an error on this one.
+    # The server alone has the other end of this pipe: when that is closed, epoll reports an error on this one.
     loop.add_reader(server._forkserver_alive_fd, on_end)
 
 
 def _settle_signals() -> None:
-    """In a process of the server's, before anything else: a task's own process (in an in-process worker) is none of ours.
+    """Unblock signals in a new process. If a task of an in-process worker starts it, it gets the default actions first.
 
-    `Process.terminate`, and with it the end of a `Pool`, is a SIGTERM.
+    A `Pool` ends such processes by SIGTERM.
     """
     target: Any = getattr(current_process(), "_target", None)
     if (getattr(target, "__module__", None) or "").partition(".")[0] not in _OURS:
@@ -192,7 +167,7 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
         generation = [0]
 
         def in_child() -> None:
-            # Only what the server itself forks: a process that a task makes must not die with the task's thread.
+            # Only processes that the server itself forks: one that a task forks must not die with the task's thread.
             if generation[0] == 0:
                 generation[0] = 1
                 die_with_parent(me)
@@ -204,7 +179,7 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
 
         os.register_at_fork(after_in_child=in_child)
         keep_in_children()
-        # In its children too, until they know what they are: nothing is lost meanwhile.
+        # In its children too, until `_settle_signals`: no signal is lost in the meantime.
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
         util.register_after_fork(begin, begin)
         stdlib.main(listener.detach(), alive_r, [])

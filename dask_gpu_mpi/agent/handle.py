@@ -1,6 +1,6 @@
 """The rank's side of its agent: start it, exchange messages with it, end it within a deadline.
 
-A rank starts its agent first of all, before it reads its options: the agent imports meanwhile what the rank never does.
+A rank starts its agent first, before it reads its options: meanwhile the agent imports Dask, which the rank never does.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dask_gpu_mpi.sites.launchers import scrub
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
 
-# The empty __main__ of the agent: nothing that a child process could import again. With -c, Python searches the working directory
-# first, where others may have put a module. So no file is imported before the rank's path is set. -P would do the same, but
-# processes that tasks start inherit Python's flags.
+# The agent's __main__ is empty: a child process has nothing to import again. With -c, Python searches the working directory
+# first, where other users may have put a module. So no file is imported before the rank's path is set. -P would do the same,
+# but processes that tasks start inherit Python's flags.
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[4:]; from dask_gpu_mpi.agent.boot import main; "
     "main(int(sys.argv[1]), gpus=int(sys.argv[2]), parent=int(sys.argv[3]))"
 )
 
 
-#: distributed's defaults for ``distributed.nanny.pre-spawn-environ``: what must be set before a worker's process starts. Ours are
-#: forked from the agent, so it must have them from its own first moment. The seed makes hashes of str the same on all hosts
-#: (distributed gives this very number to each worker that it spawns).
+#: distributed's defaults for ``distributed.nanny.pre-spawn-environ``: variables to set before a worker's process starts. Workers
+#: are forked from the agent, so the agent must have them from its start. The seed makes hashes of str the same on all hosts;
+#: distributed gives the same number to each worker that it spawns.
 PRE_SPAWN = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "OMP_NUM_THREADS": "1",
@@ -54,7 +54,7 @@ PRE_SPAWN = {
 }
 
 
-#: Where Dask's users set such variables.
+#: The key by which Dask's users set such variables.
 _PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
 
 
@@ -63,7 +63,7 @@ _agents: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
 
 
 def _leave_agents() -> None:
-    """In a forked child: it must not hold the control pipe of an agent open when the rank has ended."""
+    """Called in a forked child, which must not hold the control pipe of an agent open when the rank has ended."""
     for agent in _agents:
         agent._close_stdin()
 
@@ -72,7 +72,7 @@ os.register_at_fork(after_in_child=_leave_agents)
 
 
 def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
-    """Start an agent in place of one that was lost; it still has to be configured."""
+    """Start an agent to replace a lost one; it still has to be configured."""
     agent = AgentProcess(environ)
     agent.begin(options, environ, inspect_gpus=False)
     return agent
@@ -81,7 +81,7 @@ def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
 def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str]) -> AgentProcess:
     """Send an agent that was started before the options were known its first frame, and return it.
 
-    If Dask's configuration sets variables that an agent must have from its first moment, another agent takes its place.
+    If Dask's configuration sets variables that an agent must have from its start, another agent replaces it.
     """
     if agent.environ != _agent_environ(environ):
         agent.close(1.0)
@@ -115,40 +115,11 @@ def _import_path() -> list[str]:
     return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
 
 
-class _Pipes:
-    """Pipes to a child that is started inside this context: its ends are closed afterwards, ours as well after an error."""
-
-    def __init__(self) -> None:
-        self._ours: list[int] = []
-        self._theirs: list[int] = []
-
-    def to_child(self) -> tuple[int, int]:
-        """Our end and the child's."""
-        theirs, ours = self._keep(os.pipe(), ours=1)
-        return ours, theirs
-
-    def from_child(self) -> tuple[int, int]:
-        """Our end and the child's."""
-        return self._keep(os.pipe(), ours=0)
-
-    def _keep(self, ends: tuple[int, int], *, ours: int) -> tuple[int, int]:
-        self._ours.append(ends[ours])
-        self._theirs.append(ends[1 - ours])
-        return ends
-
-    def __enter__(self) -> _Pipes:
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        for fd in (*self._theirs, *(self._ours if error is not None else ())):
-            os.close(fd)
-
-
 class AgentProcess:
     """The agent of this rank.
 
-    It is started at once, to import while this process reads its options and initialises MPI. What it is to do follows as frames
-    on its standard input: a `Begin` (`begin`), a `Configuration` (`configure`), then orders (`send`).
+    It is started at once, to import while this process reads its options and initialises MPI. Then it receives frames on its
+    standard input: a `Begin` (`begin`), a `Configuration` (`configure`), then orders (`send`).
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -156,10 +127,11 @@ class AgentProcess:
         self.environ = _agent_environ(environ)
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
-        with _Pipes() as pipes:
-            self._stdin, orders = pipes.to_child()
-            answers, reply = pipes.from_child()
-            gpus_read, gpus_write = pipes.from_child()
+        ends: list[int] = []
+        try:
+            for _ in range(3):
+                ends += os.pipe()
+            orders, self._stdin, answers, reply, gpus_read, gpus_write = ends
             arguments = (reply, gpus_write, os.getpid() if follow else 0)
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
@@ -167,9 +139,15 @@ class AgentProcess:
                 stdin=orders,
                 pass_fds=(reply, gpus_write),
                 env=self.environ,
-                # A terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
+                # A terminal's Ctrl-C and a launcher's signals are for the rank alone.
                 start_new_session=True,
             )
+        except BaseException:
+            for fd in ends:
+                os.close(fd)
+            raise
+        for fd in (orders, reply, gpus_write):
+            os.close(fd)
         self._identity = identity(self._stdin)
         self._reader = FrameReader(answers)
         #: Whether a child of it inspects the GPUs.
@@ -195,11 +173,11 @@ class AgentProcess:
 
     @property
     def taken(self) -> bool:
-        """True once the script has closed the pipe from the agent, and with it, most likely, all that MPI has open."""
+        """True once the script has closed the pipe from the agent, and most likely MPI's descriptors too."""
         return self._reader.taken
 
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
-        """Send the first frame, once, before the configuration is known; `inspect_gpus`: if there may be GPUs."""
+        """Send the first frame, once, before the configuration is known; `inspect_gpus`: have GPUs inspected, if any."""
         cuda = may_use_cuda(options, environ)
         self.looks = cuda and inspect_gpus
         if not self.looks:
@@ -225,7 +203,7 @@ class AgentProcess:
         self._write(frame, cloudpickle.dumps)
 
     def _write(self, frame: Any, dumps: Callable[[Any], bytes]) -> None:
-        # Its death shows as `lost`, with the reason on standard error.
+        # If it has died, that shows as `lost`, with the reason on standard error.
         if self._open and identity(self._stdin) == self._identity:
             with contextlib.suppress(BrokenPipeError):
                 write_frame(self._stdin, frame, dumps=dumps)
@@ -237,7 +215,7 @@ class AgentProcess:
             os.close(self._stdin)
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
-        """The agent's answers since, each with its payload, after waiting at most `timeout` seconds for one."""
+        """The agent's answers since the last call, each with its payload; waits at most `timeout` seconds for one."""
         with self._lock:
             frames = self._reader.read(timeout)
         for frame in frames:
@@ -266,15 +244,15 @@ class AgentProcess:
         return f"exit code {code}"
 
     def kill(self) -> None:
-        """End the agent and all below it now; `close` has still to be called."""
+        """End the agent and its processes now; `close` still has to be called."""
         self._process.kill()
 
     def close(self, timeout: float) -> bool:
-        """End the agent and all below it, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL.
+        """End the agent and its processes, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL.
 
         Returns False if it had to be killed.
         """
-        # As an order first: a process of the script's that was not forked through Python may hold the pipe open as well.
+        # First as an order: a process that the script did not fork through Python may hold the pipe open as well.
         self.send(Order.CLOSE)
         self._close_stdin()
         self._look.close()
@@ -282,7 +260,7 @@ class AgentProcess:
         limit = time.monotonic() + timeout
         while self._process.poll() is None:
             if time.monotonic() > limit:
-                # Its fork server and workers follow: pipes and PR_SET_PDEATHSIG see to it.
+                # Its fork server and workers end with it, by pipes and PR_SET_PDEATHSIG.
                 self._process.kill()
                 polite = False
                 try:
@@ -297,6 +275,6 @@ class AgentProcess:
         with self._lock:
             self._reader.close()
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
-            # its workers follow it, and may still be writing there
+            # its workers end just now, and may still write there
             remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)
         return polite

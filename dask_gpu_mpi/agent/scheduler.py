@@ -1,4 +1,4 @@
-"""The scheduler's process: a child of the agent of its rank, so that neither a busy script nor busy nannies slow it down.
+"""The scheduler's process: a child of its rank's agent, so that neither a busy script nor busy nannies slow it down.
 
 `SchedulerProcess` is the agent's side, `run_scheduler` what runs in the process; between them is a pipe.
 """
@@ -37,7 +37,7 @@ CLIENT_GRACE = 5.0
 
 
 class SchedulerProcess:
-    """The scheduler's process, as its agent sees it; until `start`, `send` and `close` do nothing.
+    """The scheduler's process, for its agent; until `start`, `send` and `close` do nothing.
 
     It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_answer(answer, *payload)`` for
     `Answer.CLIENT` and `Answer.UNREACHABLE`.
@@ -53,7 +53,7 @@ class SchedulerProcess:
         self._pipe: Any = None
 
     async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
-        """Start it; returns the answer for the rank once it is up, or has failed: an `Answer` with its payload."""
+        """Start it, wait until it is up or has failed, and return the answer for the rank: an `Answer` with its payload."""
         # A class of the script can't be pickled here, and the scheduler has no use for it.
         options = replace(options, worker_class="auto", worker_options={})
         begun = time.time()
@@ -106,7 +106,7 @@ class SchedulerProcess:
             self._pipe.send((order, payload))
 
     def close(self, grace: float) -> None:
-        """End it within the grace, if need be by force."""
+        """End it within the grace, if necessary by force."""
         if self._process is not None and self._process.is_alive():
             with contextlib.suppress(OSError):
                 self.send(Order.CLOSE)
@@ -119,13 +119,13 @@ class SchedulerProcess:
 def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends an answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, later `Answer.CLIENT`; takes
-    `Order.DASHBOARD` and `Order.CLOSE` from it, and ends at its end of file.
+    Sends an answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, later `Answer.CLIENT`. Obeys
+    orders from the pipe, and ends at its end of file.
     """
 
     async def serve_and_exit() -> None:
-        # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or an import of the
-        # dashboard that is still under way, must not keep the process.
+        # Not sys.exit, and inside the loop, which would wait for its threads: neither leftovers of Dask nor an unfinished
+        # import of the dashboard may keep the process.
         code = await _serve(options, settings, pipe)
         flush()
         os._exit(code)
@@ -146,9 +146,9 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
-    # Its pages need bokeh.
+    # The dashboard's pages need bokeh.
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
-    # distributed would ask NVML for device 0, and a lost one would end the scheduler.
+    # distributed would query NVML for device 0, and a lost one would end the scheduler.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     listen_where_routes_are()
     if not dashboard:
@@ -156,8 +156,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.
     hide_gpus(os.environ, but=settings.device)
     disable_gpu_transports(os.environ)
-    # distributed warns when the dashboard's port is taken and takes another; the link that we print says which. Tornado leaves
-    # the socket open that it could not bind, of which Python warns.
+    # distributed warns when it uses another port for the dashboard because this one is in use; the link that we print has the
+    # port. Tornado leaves the socket open that it could not bind, and Python warns of that.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
     scheduler: Any = None
@@ -171,7 +171,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             dashboard_address=options.dashboard_address,
         )
         if dashboard:
-            # It listens since the line above, and accepts nothing before the next turn of this loop.
+            # It listens already, and accepts no connection before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
         watch = JobWatch(settings.facts)
         watch.attach(scheduler)
@@ -179,7 +179,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             watch.report_unreachable(lambda names: pipe.send((Answer.UNREACHABLE, names)))
         await scheduler
     except Exception as error:
-        # Its constructor listens for HTTP, and nowhere else.
+        # Its constructor listens for HTTP only.
         pipe.send(_failure(error, options, settings, of_dashboard=scheduler is None))
         return 1
     if options.default_workers == "gpu":
@@ -215,15 +215,15 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
-    # One that its client closed may still be closing the workers; one that we close may have plugins to close. With bokeh
-    # 3.10.2 Scheduler.close raises: the job ends all the same.
+    # A scheduler that its client closed may still be closing the workers; one that we close may have plugins to close. With
+    # bokeh 3.10.2 Scheduler.close raises; the job ends all the same.
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
 
 
 def _record(scheduler: Any, *, from_start: bool) -> None:
-    """Have it tell what the job has done, for the report: from its start, or from when it is first asked."""
+    """Record what the job does, for the report: from its start, or from the first request on."""
 
     def tell() -> dict[str, Any]:
         from dask_gpu_mpi.view.recorder import recorder_of
@@ -238,7 +238,7 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
 
 
 def _warn_of_end(config: dict[str, Any]) -> None:
-    """Say in time that the certificate ends, should the cluster still run then."""
+    """Print a warning before the certificate ends, if the cluster still runs then."""
     validity = certificate_validity(config)
     if validity is not None:
         text = f"warning: {ending_soon(validity[1])}"
@@ -251,37 +251,31 @@ def _failure(
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
-        return (
-            Answer.FAILED,
-            Problem(
-                f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
-                "where the scheduler runs",
-                expected="an address of that node",
-                fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
-            ),
-            2,
+        problem = Problem(
+            f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
+            "where the scheduler runs",
+            expected="an address of that node",
+            fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
         )
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return (
-            Answer.FAILED,
-            Problem(
-                f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
-                fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
-            ),
-            2,
+    elif isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        problem = Problem(
+            f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
+            fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
         )
-    return (Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1)
+    else:
+        return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1
+    return Answer.FAILED, problem, 2
 
 
 async def _attach_dashboard(scheduler: Any) -> None:
-    """Bring up the dashboard's pages, without holding up the event loop for its imports, and after the first client.
+    """Import and attach the dashboard's pages, in a thread and after the first client.
 
-    They take a second of this process and of a core, for which the script would wait while it connects.
+    The import takes a second of this process and of a core, for which the script would wait while it connects.
     """
     try:
         loop = asyncio.get_running_loop()
         until = loop.time() + CLIENT_GRACE
-        # one is always there: the scheduler's own, for what is fired and forgotten
+        # one is always there: the scheduler's, for `fire_and_forget`
         while len(scheduler.clients) < 2 and loop.time() < until:
             await asyncio.sleep(0.25)
         module = await loop.run_in_executor(None, importlib.import_module, "distributed.dashboard.scheduler")
@@ -294,7 +288,7 @@ async def _attach_dashboard(scheduler: Any) -> None:
 
 
 def _name_gpu_page(module: Any, scheduler: Any) -> None:
-    """Have the navigation name the page of the GPUs where there are GPU workers: distributed asks the scheduler's process."""
+    """Add the page of the GPUs to the navigation if there are GPU workers: distributed checks the scheduler's process."""
     if any("GPU" in worker.resources for worker in scheduler.workers.values()):
         with contextlib.suppress(
             AttributeError, KeyError, TypeError, ValueError

@@ -1,4 +1,4 @@
-"""What an agent does once it is up: carry out its rank's orders, in one event loop, until the control pipe ends."""
+"""A running agent: it carries out its rank's orders, in one event loop, until the control pipe ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dask_gpu_mpi.agent.forkserver import watch_fork_server
-from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings, failed
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
@@ -28,8 +28,6 @@ from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
 
-__all__ = ["Agent"]
-
 logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between checks whether the rank is still the parent.
@@ -37,24 +35,10 @@ PARENT_INTERVAL = 1.0
 
 
 class Agent:
-    """The event loop's side of an agent: orders come in, answers go out.
+    """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
-    Parameters
-    ----------
-    configuration : Configuration
-        The rank's first frame.
-    scratch : str
-        The agent's directory.
-    reader : FrameReader
-        Of the control pipe.
-    reply : int
-        File descriptor for answers.
-    timeline : Timeline
-        Of this process.
-    own_server : bool
-        Whether the fork server is ours, and is to be watched.
-    tasks_here : bool
-        Whether tasks run in this process: see `worker_class.tasks_run_in_agent`.
+    `scratch` is the agent's directory. `own_server`: the fork server is ours, and has to be watched. `tasks_here`: tasks run in
+    this process (`worker_class.tasks_run_in_agent`).
     """
 
     def __init__(
@@ -86,11 +70,11 @@ class Agent:
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
 
     async def run(self, orders: list[Any]) -> None:
-        """Carry out these orders and all that come, until the control pipe ends; then close everything within the grace."""
+        """Carry out these orders and all later ones until the control pipe ends; then close everything within the grace."""
         loop = asyncio.get_running_loop()
         if self._options.protocol.moves_device_memory and not self._tasks_here:
-            # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
-            # process is given its own GPU.
+            # The nannies connect from here, which is possible after a second. Meanwhile the scheduler starts. Each worker's
+            # process gets its GPU later.
             hide_gpus(os.environ)
             disable_gpu_transports(os.environ)
             self._ucx = start_ucx_in_thread()
@@ -113,21 +97,21 @@ class Agent:
         await self._close()
 
     def answer(self, answer: Answer, *payload: Any) -> None:
-        """Tell the rank."""
+        """Send the rank an answer."""
         try:
             write_frame(self._reply, (answer, *payload))
         except OSError:
             self._stop.set()  # the rank is gone
 
     def _check_parent(self) -> None:
-        # The end of the control pipe comes at once; but a process that the rank has forked may hold it open.
+        # The end of the control pipe is noticed at once, but a process that the rank has forked may hold the pipe open.
         if os.getppid() != self._parent:
             self._stop.set()
         else:
             asyncio.get_running_loop().call_later(PARENT_INTERVAL, self._check_parent)
 
     def _on_fork_server_end(self) -> None:
-        """Nothing can be started here any more, and what was started has died: the rank starts another agent."""
+        """No process can be started here any more, and those that were have died: the rank starts another agent."""
         self.answer(Answer.ENDED, "its fork server has died")
         os._exit(1)
 
@@ -179,11 +163,9 @@ class Agent:
     async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
         try:
             await action
-        except DaskGpuMpiError as error:
-            self.answer(Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         except Exception as error:
-            logger.debug("the agent failed", exc_info=True)
-            self.answer(Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
+            logger.debug("an order failed", exc_info=True)
+            self.answer(*failed(error))
 
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
         self.answer(*await self._scheduler.start(self._options, settings))
@@ -197,25 +179,25 @@ class Agent:
         if (directory := self._options.log_directory) is not None and plans:
             logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
-            await self._ucx  # it changes the environment, which the constructors read
+            await self._ucx  # that changes the environment, which the constructors read
         if start.transport.ucx is not WorkerUcx.OFF:
             dask.config.set(transfer_config())
         if start.delay:
             await asyncio.sleep(start.delay)
         await self._workers.start(start)
         if self._ucx is not None and plans:
-            stop_watching_ucx()  # its nannies have registered, over connections of their own
+            stop_watching_ucx()  # its nannies have registered
         self.answer(Answer.READY, len(plans), self._timeline.take())
-        failed = await self._workers.follow()
+        has_failed = await self._workers.follow()
         if plans and not self._workers.closing and not self._stop.is_set():
-            self.answer(Answer.WORKERS_ENDED, failed)
+            self.answer(Answer.WORKERS_ENDED, has_failed)
 
     async def _close_workers(self) -> None:
         await self._workers.close()
         self.answer(Answer.WORKERS_CLOSED)
 
     async def _close(self) -> None:
-        """Close what is still open: workers first, so that they find the scheduler until they are gone."""
+        """Close everything: workers first, so that they have a scheduler until they are gone."""
         if self._scheduler_file is not None:
             remove_scheduler_file(*self._scheduler_file)
         for task in self._tasks:

@@ -90,15 +90,10 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
     codes = {failure.exit_code for failure in ranks_of}
     code = codes.pop() if len(codes) == 1 else 1
     kinds = {failure.kind for failure in failures.values()}
-    whole = problems[0] if len(problems) == 1 else Problem("; ".join(parts))
-    return Failure(whole, code, _kind_of_all(kinds))
-
-
-def _kind_of_all(kinds: set[str]) -> str:
-    """The class of a report: what dask-mpi's users catch, else the class of all failures; empty: the exit code decides."""
-    if WorldTooSmallException.__name__ in kinds:
-        return WorldTooSmallException.__name__
-    return kinds.pop() if len(kinds) == 1 else ""
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    if WorldTooSmallException.__name__ in kinds:  # users of dask-mpi catch it
+        kind = WorldTooSmallException.__name__
+    return Failure(problems[0] if len(problems) == 1 else Problem("; ".join(parts)), code, kind)
 
 
 def report_error(error: DaskGpuMpiError) -> None:

@@ -240,7 +240,7 @@ def open_regular(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
     descriptor = os.open(name, flags | _FILE, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
     return descriptor
 
 
@@ -319,7 +319,7 @@ def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
             if stat.S_ISDIR(found):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             if not stat.S_ISREG(found):  # such as /dev/null, which root would replace
-                raise OSError(errno.EINVAL, "no regular file", path)
+                raise OSError(errno.EINVAL, "not a regular file", path)
         temporary = f".dgm-{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, mode, dir_fd=folder)

@@ -18,8 +18,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["PlainDataError", "from_plain", "pack", "unpack"]
-
 #: Names of files and variables may have bytes that are not text. Python has surrogates for them.
 _ANY_TEXT = "surrogatepass"
 _SCALARS: frozenset[type] = frozenset({types.NoneType, bool, int, float, str, bytes})

@@ -1,4 +1,4 @@
-"""Standard input, output and error: opened if they are closed, flushed in time; messages that never raise; inherited limits.
+"""Standard input, output and error, and what else child processes inherit: limits, the working directory, the environment.
 
 All processes of a rank share one standard output, most of the time a pipe or a file.
 """
@@ -131,6 +131,21 @@ def away_from_here() -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.fchdir(here)
         os.close(here)
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and restore the former values at the end."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def leave_directory() -> bool:

@@ -140,13 +140,15 @@ def parse_bytes(text: str) -> int:
     """
     found = _NUMBER.fullmatch(text.replace(" ", "").lower())
     if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{text[:40]!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
+        raise ValueError(f"{text[:40]!r} is not a number of bytes (expected 4GB, 1.5GiB or the like)")
     # As in Dask, a unit alone is one of it.
     if found[1] is None and found[2] == "":
-        raise ValueError("an empty text is no number of bytes (expected 4GB, 1.5GiB or the like)")
+        raise ValueError("an empty text is not a number of bytes (expected 4GB, 1.5GiB or the like)")
     size = float(found[1] or 1) * _UNITS[found[2]]
     if size == math.inf:
-        raise ValueError(f"{text[:40]!r} is too large a number of bytes (expected 4GB, 1.5GiB or the like)")
+        raise ValueError(
+            f"{text[:40]!r} is too large for a number of bytes (expected 4GB, 1.5GiB or the like)"
+        )
     return int(size)
 
 

@@ -42,6 +42,17 @@ TESTED = {
 }
 
 
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those distributions that are installed, from their metadata: importing them would take a second."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name) or "unknown"  # damaged metadata has no version
+    return found
+
+
 def untested(versions: Mapping[str, str]) -> list[Problem]:
     """Warnings about installed versions (by distribution) outside of the tested range, which includes patch releases.
 

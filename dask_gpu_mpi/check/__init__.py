@@ -1,1 +1,1 @@
-"""The preflight: each rank observes, rank 0 judges, one report."""
+"""The command `check`: each rank observes, rank 0 applies the rules, one report."""

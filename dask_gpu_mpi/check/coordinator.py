@@ -1,8 +1,8 @@
-"""`check` on rank 0: gather what the ranks observe, have them test, and collect the evidence; a state machine as the start's.
+"""`check` on rank 0: collect the observations of the ranks, order tests, and collect the results; a state machine.
 
-The phases are those of the start up to the scheduler (`startup.coordinator`), with the same messages. The differences: a rank
-sends more when it registers (`Observations`), kernels and UCX are tried while the ranks connect, and what is wrong with a rank
-is evidence, not an error. Only options that can't be used end a check at once.
+The phases are those of the start up to the scheduler (`startup.coordinator`), with the same messages. There are three
+differences. A rank sends more when it registers (`Observations`). Kernels and UCX are tested while the ranks connect. A problem
+of a rank is evidence, not an error: only options that can't be used end a check at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from dask_gpu_mpi.base.timeouts import KERNEL_MARGIN, LISTEN_TIMEOUT, OBSERVE_TIMEOUT, REPORT_TIMEOUT
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Evidence, Outcome
@@ -25,20 +26,13 @@ from dask_gpu_mpi.startup.coordinator import FailureCoordinator, MakePlan, Phase
 from dask_gpu_mpi.startup.messages import Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport
 
-#: Seconds after the start of MPI: until all ranks must have connected and sent what they observe, and until the report.
-OBSERVE_TIMEOUT, REPORT_TIMEOUT = 10.0, 15.0
-#: Seconds before the report at which kernels are killed, so that their ranks can still respond.
-KERNEL_MARGIN = 1.5
-#: Seconds for the scheduler's rank and one of each node to open their ports.
-LISTEN_TIMEOUT = 2.0
-
 
 class CheckKind(StrEnum):
     """Kinds of messages that a check has in addition to those of the start (`startup.messages.Kind`)."""
 
     #: Rank 0 to all: a `RankTest`.
     TEST = "test"
-    #: A rank that tries UCX to rank 0: UCX's address of the process that does; empty: it does not work there.
+    #: A rank that tests UCX to rank 0: UCX's address of its child; empty: UCX does not work there.
     UCX_ADDRESS = "UCX address"
     #: Rank 0 to such a rank: a `UcxPeer`.
     UCX_PEER = "UCX peer"
@@ -48,13 +42,13 @@ class CheckKind(StrEnum):
 
 @dataclass(frozen=True)
 class RankTest:
-    """What a rank is to test while it connects to others."""
+    """The tests for a rank while it connects to others."""
 
-    #: UUIDs of the GPUs that are to run a kernel.
+    #: UUIDs of the GPUs on which to run a kernel.
     gpus: tuple[str, ...]
     #: Until the kernels must have ended.
     seconds: float
-    #: None: UCX is not tried here.
+    #: None: UCX is not tested here.
     ucx: UcxOrder | None = None
 
 
@@ -63,11 +57,11 @@ class RankResult:
     """The results of a `RankTest`."""
 
     kernels: tuple[KernelResult, ...] = ()
-    #: None: it was not tried here.
+    #: None: it was not tested here.
     ucx: UcxResult | None = None
 
 
-#: The type of what each kind carries, beside those of the start. A rank whose options can't be used registers as in the start.
+#: The type of each kind's payload, in addition to those of the start. A rank whose options can't be used registers as there.
 PAYLOADS: Mapping[str, Any] = {
     Kind.REGISTRATION: Observations | Registration,
     CheckKind.TEST: RankTest,
@@ -78,11 +72,11 @@ PAYLOADS: Mapping[str, Any] = {
 
 
 class CheckCoordinator(FailureCoordinator):
-    """See the module's text; the outcome is the `Evidence`.
+    """Rank 0's part of a check; the outcome is the `Evidence`.
 
-    `options` are those of rank 0; `plan` is as in `startup.coordinator.Job`; `kernel`: whether to run a kernel on each GPU;
-    `expect_gpus`: GPUs that each node must have (None: as many as the batch system has allocated); `send(rank, kind,
-    payload)`; `started`: when MPI was started (``time.monotonic()``); `hosts`: host of each rank.
+    `options` are those of rank 0. `plan` is as in `startup.coordinator.Job`. `kernel`: run a kernel on each GPU.
+    `expect_gpus`: GPUs that each node must have (None: as many as the batch system has allocated). `send(rank, kind, payload)`
+    sends a message. `started`: when MPI was started (``time.monotonic()``). `hosts`: host of each rank.
     """
 
     def __init__(
@@ -107,11 +101,11 @@ class CheckCoordinator(FailureCoordinator):
         self._test = ReachabilityTest(size, send)
         self._pairs = UcxPairs({})
         self._tested: dict[int, RankResult] = {}
-        #: What is known before the tests.
+        #: The evidence before the tests.
         self._evidence = Evidence(size)
 
     def handle(self, event: Event, now: float) -> bool:
-        """Take one message; False when it is not for rank 0's part of the check."""
+        """Handle one message; False if it is not for rank 0's part of the check."""
         source, kind, payload = event
         if super().handle(event, now):
             return True
@@ -147,7 +141,7 @@ class CheckCoordinator(FailureCoordinator):
         return tuple(rank for rank in range(self.size) if rank not in answers)
 
     def _observed(self, now: float) -> None:
-        """Make the plan, and have ranks listen; without tests if ranks are silent."""
+        """Make the plan, and let ranks listen; without tests if ranks are silent."""
         found = self._registrations
         observations = {rank: each for rank, each in sorted(found.items()) if isinstance(each, Observations)}
         plan, plan_problem = self._make_plan(observations)
@@ -165,7 +159,7 @@ class CheckCoordinator(FailureCoordinator):
             kernel=self._kernel,
             protocol=options.protocol,
             worker_ucx=options.worker_ucx,
-            # without GPU workers no rank looks for GPUs
+            # without GPU workers no rank lists its GPUs
             expect_gpus=None if options.worker_kind == "cpu" else self._expect_gpus,
         )
         if self._evidence.silent:
@@ -184,7 +178,7 @@ class CheckCoordinator(FailureCoordinator):
         self._test.listen(head, observations[head].host, nodes, addresses, dashboard=True)
 
     def _make_plan(self, observations: Mapping[int, Observations]) -> tuple[Plan | None, Problem | None]:
-        """The plan, or why there is none; neither if a rank has no inventory, which has a finding of its own."""
+        """The plan, or why there is none; neither if a rank has no inventory, which is another finding."""
         found = [observed for observed in observations.values() if observed.inventory is not None]
         if len(found) < self.size:
             return None, None
@@ -194,9 +188,9 @@ class CheckCoordinator(FailureCoordinator):
             return None, error.problem
 
     def _begin_tests(self, now: float) -> None:
-        """Have each rank run a kernel on the GPUs of its workers, and connect to the scheduler's address and to other nodes.
+        """Let each rank run a kernel on the GPUs of its workers, and connect to the scheduler's address and to other nodes.
 
-        One rank of each node tries UCX as well, if workers are to use it.
+        One rank of each node tests UCX as well, if workers will use it.
         """
         has_addresses = self.phase is Phase.REACH
         self.phase, self.deadline = Phase.TESTS, self._started + REPORT_TIMEOUT
@@ -240,8 +234,8 @@ class CheckCoordinator(FailureCoordinator):
 
 
 def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
-    """The first rank of each node that has workers which may use UCX, and the GPU of the first of these (empty: it has none);
-    and whether they try it between nodes as well.
+    """The ranks that test UCX, one of each node, each with the GPU of its first worker (empty: none); and whether UCX is tested
+    between nodes as well.
     """
     if evidence.plan is None:
         return {}, False

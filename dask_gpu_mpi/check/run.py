@@ -1,4 +1,4 @@
-"""The command `check` on one rank: the start up to the scheduler, with tests; all deadlines together stay below 20 s."""
+"""The command `check` on one rank: the start up to the scheduler, with tests; all deadlines together are below 20 s."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import ALIVE, FLUSH
-from dask_gpu_mpi.check.coordinator import (
+from dask_gpu_mpi.base.timeouts import (
+    ALIVE,
+    CHECK_HANGING,
+    CHECK_RANK_0_LOST,
+    FLUSH,
     OBSERVE_TIMEOUT,
-    PAYLOADS,
     REPORT_TIMEOUT,
-    CheckCoordinator,
-    CheckKind,
-    RankResult,
-    RankTest,
 )
+from dask_gpu_mpi.check.coordinator import PAYLOADS, CheckCoordinator, CheckKind, RankResult, RankTest
 from dask_gpu_mpi.check.kernel import run_kernels
 from dask_gpu_mpi.check.observations import observe, of_rank
 from dask_gpu_mpi.check.report import Evidence, Finding, Report
@@ -39,8 +38,7 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
 
-#: Beyond `REPORT_TIMEOUT`.
-PATIENCE = Patience(watchdog=3.0 - ALIVE, others=4.0)
+PATIENCE = Patience(watchdog=CHECK_HANGING - ALIVE, others=CHECK_RANK_0_LOST)
 DEADLINE_NAME = f"the deadline of check ({OBSERVE_TIMEOUT:g} s)"
 
 
@@ -52,20 +50,20 @@ def run_check(
     expect_gpus: int | None = None,
     has_client: bool = True,
 ) -> int:
-    """Check this allocation; the exit code, the same on all ranks. `show` prints the report, on one rank.
+    """Check this allocation, and return the exit code, the same on all ranks. `show` prints the report, on one rank.
 
     Raises a DaskGpuMpiError on all ranks if the options can't be used (`options` is then the error), or if rank 0 does not
-    respond. `has_client`: whether the job is to run a script. The others are as in `CheckCoordinator`.
+    respond. `has_client`: the job will run a script. The others are as in `CheckCoordinator`.
     """
     environ, host = os.environ, socket.gethostname()
     for name in ("psutil", "pynvml"):
-        # Before the deadlines begin, which are not to depend on the file system that these modules come from.
+        # Before the deadlines begin, which must not depend on the file system of these modules.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     try:
         mpi = load_mpi(environ, host)
     except InputError as error:
-        if isinstance(options, InputError):  # the first to be put right
+        if isinstance(options, InputError):  # the user has to correct this first
             options.reported = error.reported
             raise options from None
         return _alone(error, error.reported, show)
@@ -93,7 +91,7 @@ def run_check(
     try:
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
-        if size == 1:  # each rank is a world of its own
+        if size == 1:  # each rank is a separate world
             return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
         problems.append(of_rank(error.problem, "launcher"))
     with context.ending_in_order(None):
@@ -127,7 +125,7 @@ def run_check(
 
 
 class CheckingRank:
-    """What every rank does for a check, rank 0 included."""
+    """The part of every rank in a check, including rank 0."""
 
     def __init__(self, options: Options, channels: Channels, context: StartContext) -> None:
         self._options = options
@@ -140,7 +138,7 @@ class CheckingRank:
         self._ucx_address_sent = False
 
     def register(self, library: str, problems: Sequence[Problem]) -> None:
-        """Send rank 0 what this rank observes."""
+        """Send rank 0 the observations of this rank."""
         options, channels, context = self._options, self._channels, self._context
         observed = observe(
             channels.rank,
@@ -155,7 +153,7 @@ class CheckingRank:
         channels.send(COORDINATOR, Kind.REGISTRATION, observed)
 
     def on_event(self, event: Event) -> None:
-        """Do what rank 0 asks for."""
+        """Carry out an order of rank 0."""
         kind, payload = event.kind, event.payload
         if kind == CheckKind.TEST:
             self._channels.begin_step(
@@ -164,7 +162,7 @@ class CheckingRank:
             if payload.ucx is not None:
                 # in this thread: a child dies with the thread that has started it
                 self._ucx = UcxTrial(payload.ucx, self._context.environ, payload.seconds)
-            # in another one, so that this can receive meanwhile
+            # in another thread, so that this one can still receive
             self._testing = self._pool.submit(self._test, payload)
         elif kind == CheckKind.UCX_PEER and self._ucx is not None:
             self._ucx.introduce(payload)
@@ -172,7 +170,7 @@ class CheckingRank:
             self._connecting.on_message(kind, payload)
 
     def poll(self) -> None:
-        """Send rank 0 what it waits for, once it is there: the address of UCX, the results of the tests."""
+        """Send rank 0 the address of UCX and the results of the tests, as soon as they are known."""
         self._connecting.poll()
         if (
             self._ucx is not None
@@ -196,7 +194,7 @@ class CheckingRank:
 
 
 def _report(channels: Channels, evidence: Evidence, started: float, show: Callable[[Report], None]) -> int:
-    """Show the report, and let the other ranks go; its exit code."""
+    """Show the report, let the other ranks end, and return the exit code."""
     report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
     # Before any rank exits, since a launcher ends all ranks when one fails.
     show(report)
@@ -217,7 +215,7 @@ def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None])
 
 
 def _hanging(channels: Channels, host: str, started: float, show: Callable[[Report], None]) -> int:
-    """The report about rank 0 itself: its main thread hangs in NVML or a file system."""
+    """Report that rank 0 itself hangs: its main thread, in NVML or a file system."""
     rank = channels.rank
     evidence = Evidence(channels.size, steps={rank: (host, channels.step)}, silent=(rank,))
     report = Report(evidence, apply_rules(evidence), time.monotonic() - started)

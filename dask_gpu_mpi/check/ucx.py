@@ -1,7 +1,7 @@
-"""Whether UCX works on a node, and to other nodes: `UcxTrial` in a rank, `main` in a child of it, which sends and receives.
+"""Tests UCX on a node, and to other nodes: `UcxTrial` in a rank, `main` in a child of it, which sends and receives.
 
-In a child: UCX and the MPI library of the rank do not go together, and a GPU that hangs must not block the rank. Rank 0 tells
-each child the addresses of the others (`UcxPairs`), by messages between ranks, which are authenticated.
+It runs in a child since UCX does not work in a process with the rank's MPI library, and since a GPU that hangs must not block the
+rank. Rank 0 sends each child the addresses of the others (`UcxPairs`), by messages between ranks, which are authenticated.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.timeouts import UCX_MARGIN
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 
 #: Bytes that are sent.
 _SIZE = 1 << 20
 _MOST_LETTERS = 200
-#: Seconds before the deadline at which the child stops waiting for other nodes, so that its result still comes in time.
-_MARGIN = 1.0
 
 
 @dataclass(frozen=True)
 class UcxOrder:
-    """What is to be tried."""
+    """The test for one rank."""
 
     #: UUID of the GPU whose memory is sent; empty: host memory.
     device: str
-    #: Number of other nodes to try it with.
+    #: Number of other nodes to test it with.
     peers: int = 0
 
 
 @dataclass(frozen=True)
 class UcxPeer:
-    """A process on another node to exchange something with."""
+    """A process on another node to exchange data with."""
 
     host: str
-    #: UCX's; empty: UCX does not work there.
+    #: Its UCX address; empty: UCX does not work there.
     address: bytes
     send_tag: int = 0
     receive_tag: int = 0
@@ -54,30 +53,30 @@ class UcxPeer:
 
 @dataclass(frozen=True)
 class UcxResult:
-    """The result of trying UCX on one node."""
+    """The result of the test on one node."""
 
-    #: Empty: what was sent within the node has come; else why not.
+    #: The error of a transfer within the node; empty: it works.
     error: str = ""
-    #: Other nodes with which it does not work, and why not.
+    #: Other nodes with which it does not work, each with the error.
     between: tuple[tuple[str, str], ...] = ()
 
 
 class UcxTrial:
-    """A child that tries UCX by `order`, in the rank's environment without the launcher's variables; killed after `seconds`."""
+    """A child that tests UCX by `order`, in the rank's environment without the launcher's variables; killed after `seconds`."""
 
     def __init__(self, order: UcxOrder, environ: Mapping[str, str], seconds: float) -> None:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        # not a pipe, which somebody would have to read; `result` closes it
+        # not a pipe, which a thread would have to read; `result` closes it
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._child = subprocess.Popen(
             [
                 sys.executable,
-                "-P",  # nothing of the working directory, where others may have put a module
+                "-P",  # import no module from the working directory, since it may be another user's
                 "-m",
                 __name__,
                 str(os.getpid()),
-                str(seconds - _MARGIN),
+                str(seconds - UCX_MARGIN),
                 json.dumps(asdict(order)),
             ],
             env={**scrub(environ), VISIBLE_DEVICES: order.device},
@@ -92,13 +91,13 @@ class UcxTrial:
 
     @property
     def address(self) -> bytes | None:
-        """UCX's, of the child; empty: UCX does not work here; None: not known yet."""
+        """The child's UCX address; empty: UCX does not work here; None: not known yet."""
         if self._address is None and not self._reader.is_alive():
             return b""
         return self._address
 
     def introduce(self, peer: UcxPeer) -> None:
-        """Have the child try UCX with this one too."""
+        """Let the child test UCX with this peer too."""
         line = json.dumps({**asdict(peer), "address": peer.address.hex()}) + "\n"
         with contextlib.suppress(OSError, ValueError):  # it has ended
             assert self._child.stdin is not None
@@ -106,7 +105,7 @@ class UcxTrial:
             self._child.stdin.flush()
 
     def result(self) -> UcxResult:
-        """What came of it; waits until the deadline at most, and ends the child. To be called once."""
+        """Wait for the result, until the deadline at most, and end the child. Call it once."""
         self._reader.join(max(0.0, self._deadline - time.monotonic()))
         late = self._reader.is_alive()
         if late:
@@ -130,7 +129,7 @@ class UcxTrial:
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             for line in lines:
-                with contextlib.suppress(ValueError, LookupError, TypeError):  # what UCX prints
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # output of UCX
                     told = json.loads(line)
                     if "address" in told:
                         self._address = bytes.fromhex(told["address"])
@@ -140,9 +139,9 @@ class UcxTrial:
 
 
 class UcxPairs:
-    """Which nodes try UCX with which others, kept by rank 0: each with the next one, in a ring, as the workers of a job do.
+    """The pairs of nodes that test UCX with each other, kept by rank 0: each with the next, in a ring, like a job's workers.
 
-    `hosts`: the host of each rank that tries, one of each node.
+    `hosts`: the host of each rank that tests, one of each node.
 
     >>> pairs = UcxPairs({0: "h1", 2: "h2"})
     >>> pairs.peers_of(0)
@@ -161,11 +160,11 @@ class UcxPairs:
         self._addresses: dict[int, bytes] = {}
 
     def peers_of(self, rank: int) -> int:
-        """With how many nodes this rank tries it."""
+        """The number of nodes with which this rank tests it."""
         return sum(rank in pair for pair in self._pairs)
 
     def add(self, rank: int, address: bytes) -> Iterator[tuple[int, UcxPeer]]:
-        """Take the address of a rank; which ranks are to be sent which peers now, since both are known."""
+        """Add the address of a rank; yields the ranks to inform now, each with a peer, since both addresses are known."""
         if rank not in self._hosts or rank in self._addresses:
             return
         self._addresses[rank] = address
@@ -186,10 +185,10 @@ def main() -> None:
     error, between = "", []
     try:
         between = asyncio.run(_Trial(order, seconds).run())
-    except Exception as raised:  # whatever UCX, RMM or the driver raises is the result
+    except Exception as raised:  # an error of UCX, RMM or the driver is the result
         error = _one_line(raised)
     _tell(error=error, between=between)
-    os._exit(0)  # UCX at Python's end is not what is tried
+    os._exit(0)  # the end of UCX with Python is not a part of the test
 
 
 class _Trial:
@@ -199,13 +198,7 @@ class _Trial:
         self._data = secrets.token_bytes(_SIZE)
 
     async def run(self) -> list[tuple[str, str]]:
-        """Try UCX; the nodes with which it does not work, and why not.
-
-        Raises
-        ------
-        Exception
-            It does not work within this node.
-        """
+        """Test UCX; returns the nodes with which it does not work, each with the error, and raises that within this node."""
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
         Ucx.loopback, Ucx.leads, Ucx.warned = not self._order.peers, bool(self._order.peers), True
@@ -215,23 +208,23 @@ class _Trial:
             dask.config.set({"distributed-ucxx.create-cuda-context": True})
         self._ucx = await Ucx.begin()
         tag = secrets.randbits(64)
-        # what is sent here need not be what another node sends
+        # only within this node the received data are known
         await self._exchange(UcxPeer("", self._ucx.address, tag, tag), check=True)
         _tell(address=self._ucx.address.hex())
         lines: asyncio.Queue[str] = asyncio.Queue()
-        # one reader: a text stream is not for several threads
+        # one reader, since a text stream is not for several threads
         threading.Thread(target=_read_lines, args=(asyncio.get_running_loop(), lines), daemon=True).start()
         failed = await asyncio.gather(*(self._with_next_peer(lines) for _ in range(self._order.peers)))
         if self._order.peers:
-            await asyncio.sleep(0.3)  # what the others have not acknowledged yet
+            await asyncio.sleep(0.3)  # for transfers that others have not acknowledged yet
         return [each for each in failed if each is not None]
 
     async def _with_next_peer(self, lines: asyncio.Queue[str]) -> tuple[str, str] | None:
-        """The next peer that stdin names, and why UCX does not work with it; None: it works, or is not tried."""
+        """Test the next peer from stdin; returns its host and the error. None: it works, or is not tested."""
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 line = await lines.get()
-        except TimeoutError:  # rank 0 knows of no such peer, which is that one's failure
+        except TimeoutError:  # the peer has no address, which its own rank reports
             return None
         if not line.strip():
             return None
@@ -243,7 +236,7 @@ class _Trial:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 await self._exchange(peer, check=False)
         except TimeoutError:
-            return peer.host, "nothing came over UCX in time"
+            return peer.host, "no data came over UCX in time"
         except Exception as raised:  # as in `main`
             return peer.host, _one_line(raised)
         return None
@@ -259,11 +252,11 @@ class _Trial:
             self._ucx.synchronize()
         await asyncio.gather(endpoint.send(sent), endpoint.receive(received))
         if check and (received.tobytes() if self._order.device else bytes(received)) != self._data:
-            raise ValueError("what came is not what was sent")
+            raise ValueError("the received data differ from the sent data")
 
 
 def _read_lines(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    """Put what stdin says into the queue, until it ends."""
+    """Put the lines of stdin into the queue, until it ends."""
     for line in sys.stdin:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lines.put_nowait, line)

@@ -1,4 +1,4 @@
-"""The rules of `check` about versions: which must be the same on all ranks, and which are known to be bad."""
+"""The rules of `check` about versions: those that must be the same on all ranks, and those that are known to be bad."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KnownBad:
     #: Name to PEP 440 specifier; all must fit. `MISSING`: it is not installed.
     versions: Mapping[str, str]
     level: Literal["warning", "error"]
-    #: What it does to the user.
+    #: The effect for the user.
     effect: str
     fix: str
     #: Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
@@ -100,7 +100,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     *(
         KnownBad(
             {name: ">=0"}, "warning",
-            "it brings a UCX of its own: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
+            "it brings another UCX: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
             "run the script with `python -m dask_gpu_mpi`, or import ucxx before everything else",
             frozenset({"ucx"}),
         )
@@ -111,7 +111,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
 
 
 def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> list[KnownBad]:
-    """The rows that fit; of several about the same versions the first.
+    """The rows that apply; of several about the same versions, the first.
 
     >>> [row.name({"bokeh": "3.10.2", "distributed": "2026.7.1"}) for row in
     ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, frozenset())]
@@ -134,11 +134,11 @@ def _fits(version: str, wanted: str) -> bool:
         return False
 
 
-#: What must not differ between processes that send each other tasks; of the rest a difference may be harmless.
+#: Versions that must not differ between processes that send each other tasks. Other differences may be harmless.
 MUST_AGREE = frozenset(
     {MPI_LIBRARY, "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "cloudpickle", "msgpack"}
 )
-#: What `check` names when all is well.
+#: Versions that `check` lists if there is no problem.
 SHOWN = (PYTHON, "distributed", "dask-cuda", MPI_LIBRARY)
 
 
@@ -151,7 +151,7 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
     different = {name: ranks for name, ranks in ranks_of.items() if len(ranks) > 1}
     for name, ranks in different.items():
         bad = name in MUST_AGREE
-        if name == PYTHON:  # functions travel as byte code, which changes with the second number
+        if name == PYTHON:  # functions are sent as byte code, which changes with the second number
             bad = len({version.rsplit(".", 1)[0] for version in ranks}) > 1
         found = "; ".join(
             f"{version} for {ranks_text(of)} on {fold_names(map(evidence.host, of))}"

@@ -110,7 +110,7 @@ def _check_worker_options(options: Options) -> None:
     if options.worker_options:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
-        read_worker_options(options.worker_class, options.worker_options, where="worker_options")
+        read_worker_options(options.worker_class, options.worker_options)
 
 
 def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:

@@ -14,8 +14,8 @@ from dask_gpu_mpi.base.text import natural, ranks_text
 class Leases:
     """Sets of workers, each leased to one gang at a time, in the order of the requests.
 
-    A gang holds all of its workers or none, and only gangs that share no worker with it overtake a gang that waits. So two gangs
-    never wait for each other, and none waits forever.
+    A gang has all of its workers or none. Only gangs that share no worker with a waiting gang overtake it. So two gangs never
+    wait for each other, and none waits forever.
 
     >>> leases = Leases()
     >>> leases.ask("first", ["a", "b"]), leases.ask("second", ["b", "c"]), leases.ask("third", ["c"])
@@ -33,7 +33,7 @@ class Leases:
     def ask(self, gang: str, workers: Iterable[str]) -> list[str]:
         """Request workers for a gang; returns the gangs that get theirs by this: this one, or none."""
         if gang in self._wanted:
-            raise ValueError(f"gang {gang} has asked already")
+            raise ValueError(f"gang {gang} has requested workers already")
         self._wanted[gang] = frozenset(workers)
         return self._grant()
 

@@ -7,14 +7,15 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from distributed import Worker, get_worker
 from distributed.comm.addressing import get_address_host
 from distributed.core import error_message, send_recv
 
+from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.base.text import text_of
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang.gang import FailureKind, GangMember
@@ -59,20 +60,11 @@ def variables_of(
     return {name: str(value) for name, value in variables.items()}
 
 
-@contextmanager
-def applied(variables: Mapping[str, str]) -> Iterator[None]:
+def applied(variables: Mapping[str, str]) -> AbstractContextManager[None]:
     """Set variables in this process, and restore the former ones at the end."""
-    new = {name: value for name, value in variables.items() if name not in DEFAULTS or name not in os.environ}
-    before = {name: os.environ.get(name) for name in new}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return environment(
+        {name: value for name, value in variables.items() if name not in DEFAULTS or name not in os.environ}
+    )
 
 
 def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int | None:

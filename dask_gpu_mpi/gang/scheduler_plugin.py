@@ -14,6 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
+from dask_gpu_mpi.base.timeouts import GANG_KILL, GANG_LOST, GANG_RETURN
 from dask_gpu_mpi.gang.gang import (
     Candidate,
     FailureKind,
@@ -28,14 +29,7 @@ from dask_gpu_mpi.gang.gang import (
 )
 from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, Call, Reply
 
-#: Seconds that a nanny has to end a member that hangs: it asks first, and kills after 0.8 of them.
-KILL_TIMEOUT = 2.0
-#: Seconds in which a worker that was ended, or has died, comes back before its gang is settled.
-RETURN_TIMEOUT = 20.0
-#: Seconds after the loss of a worker for which a gang of all workers waits for it: its nanny starts it again, unless it is
-#: removed.
-LOST_TIMEOUT = 60.0
-#: Seconds between checks for lost workers that are not waited for any longer.
+#: Seconds between checks whether the wait for a lost worker is over.
 LOST_INTERVAL = 1.0
 #: Seconds for which the failure of a gang is kept for its client.
 FORGET_AFTER = 600.0
@@ -57,7 +51,7 @@ class Gangs(SchedulerPlugin):
         self._leases = Leases()
         #: Set when a worker comes or goes, or leaves its function.
         self._changed = asyncio.Event()
-        #: By name the workers whose processes were ended here: when, in the loop's time, and whether they have a GPU.
+        #: The workers whose processes were ended here, by name: when, in the loop's time, and whether they have a GPU.
         self._ended: dict[str, tuple[float, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself has weak references only
         self._scheduler.handlers |= {
@@ -259,9 +253,9 @@ class Gangs(SchedulerPlugin):
     def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
         """Names of the workers of "all" that were lost a moment ago; in clusters of others, of those that were ended here."""
         watch = self._scheduler.plugins.get(JOB_PLUGIN)
-        lost: list[tuple[str, str]] = [] if watch is None else list(watch.recently_lost(LOST_TIMEOUT))
+        lost: list[tuple[str, str]] = [] if watch is None else list(watch.recently_lost(GANG_LOST))
         names = {worker.name for worker in there} | {name for name, _ in lost}
-        since = asyncio.get_running_loop().time() - LOST_TIMEOUT
+        since = asyncio.get_running_loop().time() - GANG_LOST
         for name, (ended, has_gpu) in self._ended.items():
             if ended > since and name not in names:
                 lost.append((name, "gpu" if has_gpu else "cpu"))
@@ -319,7 +313,7 @@ class Gangs(SchedulerPlugin):
         gang.ends_members = True
         ending = (self._end_process(member, gang.stages[member.rank]) for member in gang.to_end())
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._until(lambda: not gang.to_end() and not self._away(gang), RETURN_TIMEOUT)
+        await self._until(lambda: not gang.to_end() and not self._away(gang), GANG_RETURN)
         self._note_differences(gang)
         if gang.start_timer is not None:
             gang.start_timer.cancel()  # it would keep the gang, and the exception of a member
@@ -338,8 +332,8 @@ class Gangs(SchedulerPlugin):
             else "has not returned from a gang that is over"
         )
         say(f"warning: spmd: worker {member.worker.name} {why}; restarting its process")
-        killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=KILL_TIMEOUT, reason="gang-is-over")
-        await asyncio.wait_for(killing, KILL_TIMEOUT + 3)  # the nanny's process itself may be stopped
+        killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=GANG_KILL, reason="gang-is-over")
+        await asyncio.wait_for(killing, GANG_KILL + 3)  # the nanny's process itself may be stopped
 
     def _away(self, gang: Gang) -> list[GangMember]:
         """The members whose workers are gone and not back."""

@@ -145,7 +145,7 @@ class _Run:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """End the gang, for whose results nobody waits, unless it is over; in another thread than the event loop's."""
+        """End the gang, whose results are no longer needed, unless it is over; in another thread than the event loop's."""
         self._abandoned = True
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.client.loop.add_callback(self._cancel)

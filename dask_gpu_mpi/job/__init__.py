@@ -1,1 +1,1 @@
-"""A rank of a running cluster: what the user calls, what a rank does until the end, and the end of all ranks."""
+"""A rank of a running cluster: the user's calls, the rank until the end, and the end of all ranks."""

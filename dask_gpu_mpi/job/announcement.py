@@ -24,7 +24,7 @@ from dask_gpu_mpi.startup.bringup import Joined
 
 # A session in a notebook: a card with its nodes, GPUs, dashboard and the time left, as HTML.
 
-#: The notebook's own colours of text and borders, so that it is legible on a light page and on a dark one.
+#: The notebook's colours of text and borders, so that it is legible on a light page and on a dark one.
 STYLE = "border: 1px solid currentColor; border-radius: 4px; padding: 8px 12px; display: inline-block; color: inherit"
 CELL = "text-align: left; padding: 1px 12px 1px 0; color: inherit; background: none"
 
@@ -67,8 +67,8 @@ class Card:
         )
 
 
-def _names(nodes: tuple[str, ...], shown: int = 4) -> str:
-    names = ", ".join(nodes[:shown]) + (", ..." if len(nodes) > shown else "")
+def _names(nodes: tuple[str, ...]) -> str:
+    names = ", ".join(nodes[:4]) + (", ..." if len(nodes) > 4 else "")
     return f"{len(nodes)} ({names})" if nodes else "0"
 
 
@@ -82,12 +82,12 @@ def _link(link: str | None) -> str:
 
 
 def gpu_count(plan: Plan) -> int:
-    """How many GPUs the workers have."""
+    """The number of the workers' GPUs."""
     return len({device for worker in plan.workers for device in worker.devices})
 
 
 def announce(joined: Joined, seconds: float) -> None:
-    """Print what came up, and where the dashboard is."""
+    """Print the lines about a cluster that is up."""
     plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
     say(
@@ -99,7 +99,7 @@ def announce(joined: Joined, seconds: float) -> None:
     if joined.cluster.transport:
         say(f"transport: {joined.cluster.transport}")
     if joined.cluster.dashboard:
-        # of another job's cluster the node is unknown
+        # the node of another job's cluster is unknown
         host = plan.scheduler.host if joined.options.scheduler else ""
         if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
             say(f"from your computer: {line}")
@@ -109,14 +109,14 @@ def announce(joined: Joined, seconds: float) -> None:
 
 
 def _link_for_output(joined: Joined, link: str) -> str:
-    """The link as it is printed: where others may read that, its token is in a file of this user's instead."""
+    """The link for the output; if other users may read that, the link is without token, and the token is in a file."""
     if not is_public(joined.environ):
         return link
     hidden = f"{link.partition('?')[0]}: others may read this output, so the link with its token is in "
     if joined.options.scheduler_file is not None:
         return f"{hidden}the scheduler file {os.path.abspath(joined.options.scheduler_file)}"
     agent = joined.channels.agent
-    # the log directory can be read from a login node; the other one goes with the job
+    # the log directory can be read from a login node; the other one is removed with the job
     for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
         if folder:
             path = os.path.join(os.path.abspath(folder), "dashboard-link")
@@ -127,7 +127,7 @@ def _link_for_output(joined: Joined, link: str) -> str:
 
 
 def announce_waiting(options: Options) -> None:
-    """Print what a job without a script waits for: nothing else would tell it from a hang."""
+    """Print what ends a job without a script, which would otherwise seem to hang."""
     if not options.scheduler:
         say(
             "no script: the workers stay until the cluster that they have joined ends, or this job is cancelled"
@@ -159,7 +159,7 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
 
 
 def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
-    """Warns of a launcher that ends the job when a rank is lost, though the user tolerates that."""
+    """The warning of a launcher that ends the job when a rank is lost, though the user tolerates that."""
     mpi = sys.modules.get("mpi4py.MPI")
     launched = launchers.detect(joined.environ)
     if not joined.options.tolerate_lost_ranks or launched is None or mpi is None:
@@ -169,7 +169,7 @@ def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
 
 
 def open_warnings(address: str, options: Options) -> list[str]:
-    """Warns of a cluster of this job's own that is open. A job that joins another's cluster has been warned by then.
+    """The warning of an open cluster of this job. A job that joins another's cluster has been warned before.
 
     >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(", and its")[0]
     'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
@@ -186,12 +186,12 @@ def open_warnings(address: str, options: Options) -> list[str]:
 
 
 def version_warnings(*, gpus: bool) -> list[Problem]:
-    """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
+    """Warnings about the installed Dask and, for GPU workers, the installed dask-cuda."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     installed: dict[str, str] = {}
     for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
-        # a package without metadata, put on PYTHONPATH, has no version, or an empty one
+        # a package without metadata, on PYTHONPATH, has no version, or an empty one
         with contextlib.suppress(PackageNotFoundError):
             installed[name] = version(name) or ""
     warnings = untested(installed)

@@ -35,7 +35,7 @@ class _Unset:
 
 
 _UNSET: Any = _Unset()
-#: Arguments that are no options.
+#: Arguments that are not options.
 _NO_OPTIONS = ("client_args", "client_function", "client_kwargs", "comm", "exit", "options")
 
 
@@ -87,8 +87,8 @@ def initialize(
     Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
     All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
 
-    In a script that ``python -m dask_gpu_mpi`` runs it returns the session that is there already; options that differ from the
-    command's have no effect, and a warning names them.
+    In a script that ``python -m dask_gpu_mpi`` runs it returns the existing session. Options that differ from the command's have
+    no effect, and a warning lists them.
 
     Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
 
@@ -102,17 +102,17 @@ def initialize(
     local_directory : str, optional
         Node-local scratch for spilled data.
     memory_limit : int, float, str or None
-        Bytes of host memory per worker, or a text like ``"4 GiB"``, or a fraction; ``"auto"``: the job's memory on the host,
-        shared by the workers there; None or 0: no limit.
+        Bytes of host memory per worker, a text like ``"4 GiB"``, or a fraction. ``"auto"``: the job's memory on the node, shared
+        by the workers there. None or 0: no limit.
     nanny : bool, optional
         Deprecated: use `worker_class`.
     dashboard : bool
-        Whether to serve the dashboard.
+        Serve the dashboard.
     dashboard_address : str, optional
-        ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
+        ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port if that is in use. ``":8787"`` is open to the network.
     protocol : {"auto", "tls", "ucx", "tcp"}, optional
-        Default: ``"auto"``, which is TLS with certificates made for this job, and memory of GPUs goes from GPU to GPU over UCX,
-        authenticated and not encrypted, where every rank can; see docs/transports.md.
+        Default: ``"auto"``, which is TLS with certificates made for this job. If every rank can, GPU memory goes from GPU to GPU
+        over UCX, authenticated and not encrypted. See docs/transports.md.
     worker_class : str or type, optional
         Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
     worker_options : dict, optional
@@ -126,17 +126,17 @@ def initialize(
     require_idle_gpus : bool, optional
         Refuse GPUs on which other processes hold memory. Default: a warning.
     default_workers : {"all", "gpu"}, optional
-        Where tasks run that ask for no worker and no resource. ``"gpu"``: on the GPU workers, where there are any. Default:
+        Workers for tasks that request no worker and no resource. ``"gpu"``: the GPU workers, if the cluster has any. Default:
         ``"all"``.
     tolerate_lost_ranks : int, optional
-        MPI ranks other than rank 0 that may be lost, with their workers, before the job ends: it continues on the others, if the
-        launcher is able to (docs/exit-codes.md). Needs the scheduler and the script on rank 0. Default: 0.
+        MPI ranks other than rank 0 that may be lost, with their workers, before the job ends. It continues on the others, if the
+        launcher can (docs/exit-codes.md). Needs the scheduler and the script on rank 0. Default: 0.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
-        What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
+        Options that dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report
-        As above. None: from the environment, the Dask configuration, or the default.
+        The same. None: from the environment, the Dask configuration, or the default.
     **options
-        Nothing else: unknown names are refused, with the nearest that is known.
+        The other options. An unknown name is an error, which shows the most similar one.
 
     Returns
     -------
@@ -191,7 +191,7 @@ def execute(
 ) -> Any:
     """Run a function as the client of a cluster that lives as long as the function runs.
 
-    Called by all ranks; arguments are dask-mpi's, in dask-mpi's order and meaning (see `initialize` for those not listed here).
+    Called by all ranks. Arguments are dask-mpi's, in dask-mpi's order and meaning; see `initialize` for those not listed here.
 
     Parameters
     ----------
@@ -200,9 +200,9 @@ def execute(
     client_args, client_kwargs : sequence, mapping
         Its arguments.
     client_rank : int, optional
-        Where it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
+        The rank on which it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
     scheduler : bool
-        False: join the cluster of `scheduler_address` or `scheduler_file`, which goes on afterwards.
+        False: join the cluster of `scheduler_address` or `scheduler_file`, which continues afterwards.
     exclusive_workers : bool, optional
         True is layout ``exclusive``, False layout ``shared``.
     worker_name : str, optional
@@ -211,12 +211,12 @@ def execute(
     Returns
     -------
     object
-        What the function returned, on the client rank; None on the others.
+        The result of the function, on the client rank; None on the others.
 
     Raises
     ------
     Exception
-        What the function raised, on the client rank.
+        The exception of the function, on the client rank.
     """
     given = dict(locals())  # first: these are the arguments alone
     given.update(name=given.pop("worker_name"), local_directory=local_directory or None)
@@ -244,16 +244,16 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Parameters
     ----------
     scheduler_file : str or path, optional
-        As given to ``--scheduler-file``. None, in a job's script and in processes that it has started on its node: the job's
-        cluster, as a plain ``Client()``; but where there is no cluster, an error instead of a ``LocalCluster``.
+        The path of ``--scheduler-file``. None, in a job's script and in processes that it has started on its node: the job's
+        cluster, as by a plain ``Client()``. If there is no cluster, that is an error, and no ``LocalCluster`` starts.
     **kwargs
         For ``distributed.Client``.
 
     Raises
     ------
     InputError
-        There is no such file, or it is none; or there is neither a file nor a cluster of this process; or the cluster's
-        certificate is not valid by this node's clock.
+        The file does not exist, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
+        cluster's certificate is not valid by this node's clock.
     """
     import dask
     from distributed import Client, Security
@@ -303,7 +303,7 @@ def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
 def _warn_of_other_options(
     explicit: Mapping[str, Any], actual: Options, *, whole_world: bool, exits: bool
 ) -> None:
-    """Name what a call of `initialize` asks for that the command's cluster is not; raises an OptionError as any call does."""
+    """Print a warning of the options of `initialize` that the command's cluster does not have; raises an OptionError as usual."""
     wanted = resolve(explicit, source="keyword")
     names = {"nanny": "worker_class", "exclusive_workers": "layout"}
     fields = dict.fromkeys(names.get(name, name) for name in explicit)
@@ -321,7 +321,7 @@ def _warn_of_other_options(
 
 
 def _comparable(name: str, options: Options) -> Any:
-    """An option's value; the class itself where the command line names it by its dotted path."""
+    """An option's value; for the dotted path of a class, the class."""
     value = getattr(options, name)
     if name == "worker_class" and isinstance(value, str):
         with contextlib.suppress(ValueError, ImportError, AttributeError):

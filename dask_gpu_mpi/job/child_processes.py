@@ -25,15 +25,15 @@ RANK_PID = "DGM_RANK_PID"
 
 
 def mark_children() -> None:
-    """Mark the script's children as such, for `refuse_children`.
+    """Mark the script's children, for `refuse_children`.
 
-    The mark stays: after the cluster too they have the rank's variables, with which their MPI would wait forever.
+    The mark stays after the cluster: children still have the rank's variables, with which their MPI would wait forever.
     """
     os.environ[RANK_PID] = str(os.getpid())
 
 
 def refuse_children() -> None:
-    """Raise an InputError in a child of a rank: by the rank's variables its MPI would join as that rank, and wait forever."""
+    """Raise an InputError in a child of a rank: with the rank's variables its MPI would join as that rank, and wait forever."""
     rank = os.environ.get(RANK_PID, "")
     launched = launchers.detect(os.environ) if re.fullmatch(r"[0-9]{1,18}", rank) else None
     if launched is not None and is_child_of(int(rank)):
@@ -46,23 +46,23 @@ def refuse_children() -> None:
         )
 
 
-# How the script's children find the cluster: by its address and credentials, as a file of Dask's configuration.
+# The script's children find the cluster by its address and credentials, in a file of Dask's configuration.
 #
-# ``DASK_CONFIG``, which Dask reads after all other files, names it. It is a file without a name, if possible in memory, which the
-# rank holds open: ``/proc/PID/fd/N`` leads there, for processes of the same user on the same node. So nothing is left to remove,
-# whichever way the rank ends, and no key is ever in a folder, an environment or a command line.
+# ``DASK_CONFIG``, which Dask reads after all other files, has its path. It is a file without a name, if possible in memory, which
+# the rank has open: ``/proc/PID/fd/N`` leads to it, for processes of the same user on the same node. So there is no file to
+# remove at the end, and no key is ever in a folder, an environment or a command line.
 
 CONFIG = "DASK_CONFIG"
-#: Variable of what the children's environment was before: JSON of our file and of the user's variables. A job that the script
-#: starts is to have these again (`forget_cluster`).
+#: Variable with the children's environment of before: JSON of our file and of the user's variables. A job that the script starts
+#: gets these again (`forget_cluster`).
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
 
 
 class ClusterFile:
-    """That file, and the environment that leads the script's children to it, until `close`.
+    """The file, and the environment by which the script's children find it, until `close`.
 
-    OSError: it can't be written, or other processes could not read it. ValueError: the user's own ``DASK_CONFIG`` is malformed.
+    OSError: it can't be written, or other processes could not read it. ValueError: the user's ``DASK_CONFIG`` is malformed.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ class ClusterFile:
         import yaml
 
         own = os.environ.get(CONFIG, "")
-        # As a file: Dask would read one of the two only. A pipe has been read, and to open it again could wait forever.
+        # The user's file is included, since Dask reads one only. A pipe has been read, and opening it again could wait forever.
         regular = os.path.isfile(own) or os.path.isdir(own)
         content = dask.config.merge(*dask.config.collect_yaml([own] if regular else []))
         dask.config.set(settings, config=content)
@@ -86,12 +86,12 @@ class ClusterFile:
         os.environ.update({CONFIG: self.path, BEFORE: json.dumps([self.path, before])})
 
     def close(self) -> None:
-        """Make the environment what it was before; what the script has set since stays. May be called again."""
+        """Restore the environment; variables that the script has set since stay. May be called again."""
         if self._identity is None:
             return
         if (record := _record(os.environ)) is not None and record[0] == self.path:
             _restore(os.environ, *record)
-        # The script may have closed it, and opened another with its number.
+        # The script may have closed it, and opened another file with the same number.
         if identity(self._fd) == self._identity:
             os.close(self._fd)
         self._identity = None
@@ -159,14 +159,14 @@ def _nameless_file(text: str) -> int:
 
 
 def _check_readable(path: str) -> None:
-    """Raise an OSError where no other process of this user can read the files that this one has open (proc(5))."""
+    """Raise an OSError if other processes of this user can't read the files that this one has open (proc(5))."""
     os.stat(path)
     if os.stat(f"/proc/{os.getpid()}").st_uid != os.geteuid():
         raise PermissionError(0, "this process is not dumpable", path)
 
 
 def _forget_settings(config: Any, path: str, own: str | None) -> None:
-    """Take back what `dask.config` has read from our file; what was set since stays."""
+    """Remove from `dask.config` the values of our file; values that were set since stay."""
     content = config.merge(*config.collect_yaml([path]))
     config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
     without = config.merge(*config.defaults, config.collect(config.paths))
@@ -185,7 +185,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 class ChildrenOfCluster:
-    """Lets the processes that the script starts find its cluster, by these settings of Dask, until `release`."""
+    """Lets the processes that the script starts find its cluster by these settings of Dask, until `release`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._file: ClusterFile | None = None
@@ -207,9 +207,9 @@ class ChildrenOfCluster:
 
 # A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 #
-# The process is an MPI rank and holds the cluster, so it must stay: the program runs as its child, and the script ends with
-# the program's exit code. As with a real ``exec``, it inherits the descriptors that the script has made inheritable; not
-# those of MPI and of the launcher, which it could keep open when the job has ended.
+# The process is an MPI rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
+# program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
+# inherit those of MPI and of the launcher, which it could keep open when the job has ended.
 
 #: Seconds that the program has to end when a signal ends the script.
 GRACE = 3.0
@@ -230,7 +230,7 @@ class ExecAsChild:
             setattr(os, name, function)
 
     def take_back(self) -> None:
-        """Make them what they were; not where the script has replaced them since. May be called again."""
+        """Restore both, unless the script has replaced them since. May be called again."""
         for name, function in self._ours.items():
             if getattr(os, name) is function:
                 setattr(os, name, self._before[name])
@@ -259,7 +259,7 @@ def run_to_its_end(
 ) -> NoReturn:
     """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
     flush()
-    # Instead of this process, it would end with it.
+    # It dies with this process, of which it takes the place.
     program = subprocess.Popen(
         list(argv),
         executable=path,

@@ -1,4 +1,4 @@
-"""The end of the client's process: how the cluster is ended, and the process given back, whichever way the script ends."""
+"""The end of the client's process: the cluster is ended, and the process restored, in whatever way the script ends."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _current: ClientEnd | None = None
 
 
 class Use(Enum):
-    """How far the script has come with its session."""
+    """The state of the script's session."""
 
-    OPEN = "it has its cluster"
-    CLOSED = "it has closed it, and continues; the other ranks wait for its end"
-    ENDED = "it has closed it, and continues, as all ranks do: nothing is left to do at its end"
+    OPEN = "the cluster runs"
+    CLOSED = "the script has closed it, and continues; the other ranks wait for its end"
+    ENDED = "the script has closed it, and continues, like all ranks: nothing is left to do at its end"
     FINISHED = "the script has ended, or this is a forked child that does not own the cluster"
 
 
 class ClientEnd:
-    """The changes that a cluster makes in the client's process, and the end of both; the script holds a `Session` of it."""
+    """The changes that a cluster makes in the client's process, and the end of both; the script's `Session` uses it."""
 
     def __init__(
         self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
@@ -67,7 +67,7 @@ class ClientEnd:
         self.walltime = Walltime(member.joined.environ, member.joined.options.walltime_signal, on_signal)
         self.ready_seconds = time.monotonic() - started
         self.use = Use.OPEN
-        #: The process that the cluster belongs to; a child that it forks has a copy of this object.
+        #: The process that owns the cluster; a child that it forks has a copy of this object.
         self.owner = os.getpid()
         self._address = member.joined.cluster.address
         self._started = started
@@ -84,8 +84,8 @@ class ClientEnd:
         return self.use is not Use.OPEN
 
     def open(self) -> None:
-        """Let a plain ``Client()`` find the cluster, and watch over it while the script runs."""
-        # First: distributed registers its defaults on import, which would win over those registered here.
+        """Let a plain ``Client()`` find the cluster, and watch it while the script runs."""
+        # First, since distributed registers its defaults on import, which would replace those registered here.
         import distributed  # noqa: F401, I001
         import dask
 
@@ -94,7 +94,7 @@ class ClientEnd:
         prefer_cluster(self._address)
         cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
-        # The cluster of another job has its own dashboard, and workers that are not in this plan.
+        # The cluster of another job has another dashboard, and workers that are not in this plan.
         if options.scheduler:
             template = dask.config.get("distributed.dashboard.link")
             settings["distributed.dashboard.link"] = link_template(cluster.dashboard or "", template)
@@ -102,8 +102,8 @@ class ClientEnd:
             settings |= shuffle_settings(cluster.plan)
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
-        # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
-        # own, is called first.
+        # For a script that calls MPI.Finalize(), before which the other ranks don't call it. The function that is set last, after
+        # the mailbox's, is called first.
         before_finalize(self.finish)
         self._monitor.start()
         if options.recorded:
@@ -115,7 +115,7 @@ class ClientEnd:
             return
         self.use = Use.CLOSED
         final = self.member.leave_open
-        # From the last to the first, each whatever those before it raise: a Ctrl-C, for example.
+        # The steps run from the last to the first, even if one raises: a Ctrl-C, for example.
         with contextlib.ExitStack() as steps:
             steps.callback(self.give_back)
             steps.callback(self._finish_report)
@@ -129,7 +129,7 @@ class ClientEnd:
             self._over()
 
     def finish(self) -> None:
-        """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
+        """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""
         if self.use in (Use.ENDED, Use.FINISHED) or os.getpid() != self.owner:
             return
         had_cluster, self.use = not self.closed, Use.FINISHED
@@ -137,7 +137,7 @@ class ClientEnd:
             with undisturbed():
                 self._end_the_job(had_cluster)
         except BaseException:
-            # The other ranks do not know, and would wait for this one forever.
+            # The other ranks are not informed, and would wait for this one forever.
             say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
                 abort(outcome.FAILED)
@@ -145,7 +145,7 @@ class ClientEnd:
             os._exit(outcome.FAILED)
 
     def give_back(self) -> None:
-        """The script continues without the cluster: its process is what it was before."""
+        """Restore the process: the script continues without the cluster."""
         prefer_cluster(None)
         if self._settings is not None:
             self._settings.take_back()
@@ -153,12 +153,12 @@ class ClientEnd:
             self._children.release()
         for logger in self._silenced:
             logger.disabled = False
-        # A DaskGpuMpiError that is being raised, through a `finally` perhaps, still needs it.
+        # A DaskGpuMpiError that is being raised, perhaps through a `finally`, still needs the hook.
         if self.member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             outcome.retire()
 
     def end_script(self, number: int, frame: FrameType | None) -> NoReturn:
-        """In the main thread: the job is to end. Always raises."""
+        """End the script by an exception, in the main thread, since the job has to end."""
         self.member.signal_relay.script_is_interrupted()
         if self.member.ending.lost is not None:
             raise ClusterLostError(self.member.ending.lost, reported=True)
@@ -176,10 +176,10 @@ class ClientEnd:
             path, self._outcome() if self.closed else ("the script runs", None), ask=not self.closed
         )
         if self.use in (Use.ENDED, Use.FINISHED):
-            reporter.close()  # nothing else does any more
+            reporter.close()  # there is no later call that does
 
     def _await_reason(self) -> None:
-        """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
+        """Wait for the report of the scheduler's death, which may be why the script failed: its client notices that first."""
         member = self.member
         member.pump(0.0)
         member.pump(0.0)  # this rank's messages to itself, from the first
@@ -207,7 +207,7 @@ class ClientEnd:
             os._exit(outcome.FAILED)  # MPI can't be left in an orderly way
 
     def _warn_if_unused(self) -> None:
-        """A script that has come to a good end without the cluster may not know that it has not used it."""
+        """Print a warning if the script has ended well without using the cluster."""
         member = self.member
         code = self._outcome()[1]
         # not known after a signal, nor after sys.exit() in a script with initialize()
@@ -219,7 +219,7 @@ class ClientEnd:
             )
 
     def _over(self) -> None:
-        """Nothing of the cluster is left, for this process to end either."""
+        """Release the last objects: the cluster is over, and this process has nothing left to end."""
         abandon_clients(self._address)
         if self._reporter is not None:
             self._reporter.close()
@@ -243,12 +243,12 @@ class ClientEnd:
         return self._reporter
 
     def _fetch_record(self) -> None:
-        """The cluster is about to end: what its scheduler knows has to be asked for now."""
+        """Request the scheduler's record now, since the cluster is about to end."""
         if self._reporter is not None and not self.closed:
             self._reporter.fetch(last=True)
 
     def _begin_report(self, *, fetch: bool) -> None:
-        """Make the report while the cluster ends, if the user wants one."""
+        """Begin to make the report, if the user requested one, while the cluster ends."""
         if self._reporter is not None and self.member.joined.options.recorded:
             lost = self.member.ending.lost is not None
             self._reporter.begin(
@@ -274,10 +274,10 @@ class ClientEnd:
 
 
 def _disown() -> None:
-    """In a forked child: the cluster is the parent's, and so are the threads that hold any lock of this package."""
+    """Called in a forked child: the cluster belongs to the parent, and so do threads that hold a lock of this package."""
     if _current is not None:
         _current.use = Use.FINISHED
-        # What Dask does with them at the end of a process waits for their event loop, which is not here.
+        # Dask closes clients at the end of a process, and waits for their event loop, which a child does not have.
         abandon_clients(_current.member.joined.cluster.address)
 
 

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
 
 
-# What a session sets in the script's Dask configuration, for as long as its cluster lives.
-
-#: How Dask's dataframes shuffle; it reads that when the graph is made, in the client's process.
+#: The key of Dask's way to shuffle dataframes, which it reads when the graph is made, in the client's process.
 SHUFFLE = "dataframe.shuffle.method"
 
 
 def security_of(address: str, config: Mapping[str, Any]) -> Any:
-    """The ``distributed.Security`` that lets a client into the cluster of these credentials; None without TLS."""
+    """The ``distributed.Security`` for clients of the cluster with these credentials; None without TLS."""
     if not address.startswith("tls://"):
         return None
     import dask
@@ -51,23 +49,20 @@ def shuffle_settings(plan: Plan) -> dict[str, str]:
 
 
 class DaskSettings:
-    """Settings of Dask's that can be taken back.
-
-    `settings`: values by key, as in ``dask.config.set``.
-    """
+    """Settings of Dask that can be taken back; `settings`: values by key, as in ``dask.config.set``."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import dask.config
 
         self._changes = [(key, value, dask.config.set({key: value})) for key, value in settings.items()]
-        # dask.config.refresh() starts again from the defaults: so they are set there as well.
+        # dask.config.refresh() starts again from the defaults, so the settings are added there as well.
         self._defaults: dict[str, Any] = {}
         for key, value in settings.items():
             dask.config.update(self._defaults, _nest(key, value))
         dask.config.update_defaults(self._defaults)
 
     def take_back(self) -> None:
-        """Make the configuration what it was before; what the script has changed since stays. May be called again."""
+        """Restore the configuration; values that the script has changed since stay. May be called again."""
         import dask.config
 
         dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
@@ -82,11 +77,11 @@ def _nest(key: str, value: Any) -> dict[str, Any]:
     return {head: _nest(rest, value) if rest else value}
 
 
-#: Address of the scheduler of the session that is open.
+#: Address of the scheduler of the open session.
 _address: str | None = None
 #: Whether the script has made a client since it has a session.
 _made_client = False
-#: The warnings that the user has had: one of each is enough.
+#: The warnings that were printed: one of each is enough.
 _warned: set[str] = set()
 
 #: Called before the cluster is shut down by a client of this process.
@@ -94,7 +89,7 @@ _before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def silence_dask() -> list[logging.Logger]:
-    """Disable Dask's loggers, and return them: what its clients complain about once the cluster is over is no news."""
+    """Disable Dask's loggers, and return them: messages of clients after the cluster's end do not matter."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
     loggers = [logging.getLogger(name) for name in ("distributed", *names)]
     silenced = [logger for logger in loggers if not logger.disabled]
@@ -104,13 +99,13 @@ def silence_dask() -> list[logging.Logger]:
 
 
 def _clients() -> list[Any]:
-    """All of this process; without importing Dask where the script has not."""
+    """All clients of this process; imports Dask only if the script has."""
     module = sys.modules.get("distributed.client")
     return [] if module is None else list(getattr(module.Client, "_instances", ()))
 
 
 def close_clients(address: str) -> None:
-    """Close the script's clients of this cluster while the scheduler is still there to answer."""
+    """Close the script's clients of this cluster while the scheduler still answers."""
     for client in _clients():
         with contextlib.suppress(Exception):
             if (
@@ -123,15 +118,15 @@ def close_clients(address: str) -> None:
 
 
 def has_lost_client() -> bool:
-    """Whether a client has lost its scheduler, and seeks it."""
+    """Whether a client has lost its scheduler, and tries to connect again."""
     return any(client.status == "connecting" for client in _clients())
 
 
 def abandon_clients(address: str) -> None:
     """Mark clients that could not be closed as closed.
 
-    ``Client.__del__`` closes what is not, and waits for it forever once the interpreter ends and its event loop is gone. Such
-    are those whose ``shutdown()`` or ``close()`` has failed half way.
+    ``Client.__del__`` closes open clients, and waits forever once the interpreter ends and its event loop is gone. These are
+    clients whose ``shutdown()`` or ``close()`` has failed half way.
     """
     for client in _clients():
         with contextlib.suppress(Exception):
@@ -141,10 +136,9 @@ def abandon_clients(address: str) -> None:
 
 
 def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
-    """Let ``Client.shutdown()`` do nothing on a client that is closed, instead of failing with errors from its inside.
+    """Make ``Client.shutdown()`` do nothing on a closed client, on which it fails with internal errors.
 
-    A script that ends its cluster twice, by this and by `Session.close`, is right. Before a cluster is shut down, `before` is
-    called.
+    A script may end its cluster twice, by this and by `Session.close`. Before a cluster is shut down, `before` is called.
     """
     global _before_shutdown
     from distributed import Client
@@ -208,7 +202,7 @@ def made_client() -> bool:
 
 
 def _warn_of_cluster(kind: str, *, processes: bool) -> None:
-    """Also LocalCUDACluster is a LocalCluster."""
+    """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
     if processes and _runs_again():
         raise InputError(
             f"{kind}: this job already has a cluster, and each worker of another would run this script again",
@@ -230,7 +224,7 @@ def _without_cluster_options(
     known = {*inspect.signature(make_client).parameters}
     of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
     if not of_cluster & set(kwargs):
-        return kwargs  # Dask says what it does not know
+        return kwargs  # Dask reports unknown keywords
     dropped = [name for name in kwargs if name not in known]
     if "Client" not in _warned:
         _warned.add("Client")
@@ -242,7 +236,7 @@ def _without_cluster_options(
 
 
 def _runs_again() -> bool:
-    """Whether what runs now stands at the top of the script, and multiprocessing would run it again in each new process."""
+    """Whether the running line is at the top of the script, so that multiprocessing would run it again in each new process."""
     import dask
 
     main: Any = sys.modules.get("__main__")
@@ -271,7 +265,7 @@ def _runs_again() -> bool:
 
 
 def client_with_link(link: str | None) -> type[Client]:
-    """Dask's ``Client``, whose ``dashboard_link`` is this one, whatever other clients there are; None: as Dask makes it."""
+    """Dask's ``Client`` with this ``dashboard_link``, independent of other clients; None: Dask's link."""
     import dask
     from distributed import Client
 
@@ -280,7 +274,7 @@ def client_with_link(link: str | None) -> type[Client]:
     known = link
 
     class ClientWithLink(Client):
-        """Dask's, which knows the token of its dashboard."""
+        """Dask's client, whose link to the dashboard has the token."""
 
         @property
         def dashboard_link(self) -> Any:

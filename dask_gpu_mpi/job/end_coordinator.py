@@ -1,4 +1,4 @@
-"""The end of the cluster: how a rank closes its part, and rank 0, which decides when all end and gathers who has closed."""
+"""The end of the cluster: a rank closes its part (`Closing`), and rank 0 leads the end of all (`EndCoordinator`)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
-#: A rank that is not heard of for so many intervals, and whose agent doesn't answer, is lost.
+#: A rank is lost if no message of it has come for so many intervals, and its agent doesn't answer.
 BEATS_MISSED = 2.5
-
-# How a rank closes its part: workers first, everywhere, then the scheduler; every wait has a deadline.
 
 
 class Closing:
-    """The closing of one rank's part, once."""
+    """Closes one rank's part, once: first the workers of all ranks, then the scheduler; every wait has a deadline."""
 
     def __init__(
         self,
@@ -60,21 +58,21 @@ class Closing:
         self._released = True
 
     def run(self) -> None:
-        """Close workers everywhere, then the scheduler: a worker that loses its scheduler first logs many errors."""
+        """Close this rank's part: workers first, since a worker that loses its scheduler logs many errors."""
         if self._ending.state.closed:
             return
         self._ending.on(Cause.CLOSE)
         joined, channels = self._joined, self._channels
         if joined.scheduler_file is not None:
-            # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
+            # First, since a launcher may allow half a second. (The agent removes it as well, if this process does not.)
             remove_scheduler_file(*joined.scheduler_file)
         own = time.monotonic() + joined.options.grace + 1.0
         self._close_workers(own)
-        # From here on this rank is busy: to remove what its workers have spilled may take long.
+        # From here on this rank is busy: the removal of spilled data may take long.
         channels.mailbox.flush(1.0)
         if not joined.has_scheduler or not self._workers_closed:
             self._end_agent()
-        # The others take as long as this rank, and the messages some time; they are handled also where this rank was slow itself.
+        # The others need as long as this rank, and the messages some time; they are handled even if this rank was slow itself.
         slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
         limit = max(own, time.monotonic()) + slack
         if (coordinator := self._coordinator) is not None:
@@ -83,7 +81,7 @@ class Closing:
         if joined.has_scheduler:
             self._pump_until(lambda: self._released or channels.agent is None, limit + 1.0)
             self._end_agent()
-        self._report()  # also where its agent could not any more
+        self._report()  # even if its agent could not report it
 
     def _close_workers(self, limit: float) -> None:
         """Order the agent to close its workers until `limit`, else kill it."""
@@ -97,7 +95,7 @@ class Closing:
             self._report()
 
     def _end_agent(self) -> None:
-        """End this rank's agent and remove its scratch, within the deadline; what is left then is reported."""
+        """End this rank's agent and remove its scratch, within the deadline; print a warning of the rest."""
         channels, timeout = self._channels, self._joined.options.shutdown_timeout
         limit = time.monotonic() + timeout
         channels.drop_agent(timeout)
@@ -128,9 +126,10 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        #: Ranks that are lost, as far as that may be, and when each was last heard of.
+        #: The lost ranks, in a job that tolerates some.
         self._lost: set[int] = set(joined.cluster.absent)
         joined.channels.mailbox.lost.update(self._lost)
+        #: When the last message of each rank came.
         self._heard = dict.fromkeys(range(self._channels.size), time.monotonic())
         self._tolerated = joined.options.tolerate_lost_ranks
         directory = joined.options.log_directory
@@ -202,13 +201,13 @@ class EndCoordinator:
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
         elif not self._joined.options.scheduler:
-            # Its owner has shut the cluster down. In a cluster that this job has started, the scheduler's end counts.
+            # The owner of the cluster has shut it down. In a cluster that this job has started, the scheduler's end counts.
             self.end_cluster(final=False)
 
     # -- lost ranks ---------------------------------------------------------------------------------------------
 
     def on_unreachable(self, names: Collection[str]) -> None:
-        """These workers are gone, and their agents don't answer. A rank that is still heard of is about to restart its agent."""
+        """Handle workers that are gone, and whose agents don't answer. A rank that still sends will restart its agent."""
         silence = time.monotonic() - BEATS_MISSED * beat_interval(self._channels.size)
         for rank in {worker.rank for worker in self._plan.workers}:
             gone = all(str(worker.name) in names for worker in self._plan.for_rank(rank))
@@ -219,7 +218,7 @@ class EndCoordinator:
                 )
 
     def _lose(self, rank: int, why: str) -> None:
-        """A rank is lost: continue with the others, or end the cluster if more are lost than may be."""
+        """Handle a lost rank: continue with the others, or end the cluster if too many are lost."""
         if self._ending.state.over or rank in self._lost:
             return
         self._lost.add(rank)
@@ -240,7 +239,7 @@ class EndCoordinator:
         say(f"warning: {text}")
         self._channels.order(Order.LOST_RANK, ([str(worker.name) for worker in workers], text))
 
-    # -- who has closed -----------------------------------------------------------------------------------------
+    # -- ranks that have closed ---------------------------------------------------------------------------------
 
     @property
     def silent(self) -> list[int]:
@@ -249,13 +248,13 @@ class EndCoordinator:
         return [rank for rank in range(self._channels.size) if rank not in gone]
 
     def release_scheduler(self) -> None:
-        """The ranks have closed, or did not answer: the scheduler may close."""
+        """Let the scheduler close: all ranks have closed, or did not answer."""
         self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
-    # -- the last things ----------------------------------------------------------------------------------------
+    # -- the last steps -----------------------------------------------------------------------------------------
 
     def finish(self, *, flushed: bool) -> None:
-        """Leave the mark of an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
+        """Mark an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
         mailbox = self._channels.mailbox
         code = self._ending.exit_code() or self._ending.code
         silent = self.silent
@@ -281,10 +280,10 @@ class EndCoordinator:
             self.leave_mark(code)
 
     def leave_mark(self, code: int) -> None:
-        """Mark in the log directory that the job has come to its end; with its exit code if ranks are lost.
+        """Write the file ``ended`` into the log directory, with the job's exit code if ranks are lost.
 
-        A launcher makes another code of a rank that was killed. Open MPI 5's ``mpirun`` ends with code 0 when it has lost one of
-        its daemons below Slurm: a job script would not notice.
+        A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
+        lost one of its daemons, which a job script would not notice.
         """
         if self._mark is not None and self._ending.state.ended:
             more = " lost" if len(self._lost) > self._tolerated else ""

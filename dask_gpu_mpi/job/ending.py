@@ -1,8 +1,7 @@
-"""The end of a rank, as one state: which states there are, and what leads from one to the next.
+"""The end of a rank, as one state, and the transitions between states.
 
-Two things make it up. What has become of the cluster: it runs, it is over while the script continues (``close()``,
-``shutdown()``, a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent,
-scheduler.
+A state has two parts. The cluster runs, or it is over while the script continues (``close()``, ``shutdown()``, a lost scheduler),
+or the whole job ends. And this rank has closed its part (workers, agent, scheduler), or not.
 
 >>> ending = Ending()
 >>> ending.on(Cause.STOP)
@@ -22,11 +21,9 @@ from typing import Any
 
 from dask_gpu_mpi.job import outcome
 
-# The kinds of messages that ranks send each other from the moment the cluster is up until the end.
-
 
 class EndKind(StrEnum):
-    """Kinds of messages; each names its sender, its receivers and its payload.
+    """Kinds of messages between ranks from the start of the script until the end, each with sender, receivers and payload.
 
     >>> EndKind.WORKERS_ENDED == "workers-ended"  # as it is sent
     True
@@ -34,7 +31,7 @@ class EndKind(StrEnum):
 
     #: Rank 0 to all: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
     STOP = "stop"
-    #: Rank 0 to all: the job ends. What the script has exited with, as far as that is known.
+    #: Rank 0 to all: the job ends. The exit code of the script, as far as it is known.
     END = "end"
     #: Rank 0 to the scheduler's rank: all workers have closed, the scheduler may close.
     RELEASE = "release"
@@ -55,7 +52,7 @@ class EndKind(StrEnum):
     SIGNAL = "signal"
 
 
-#: The type of what each kind carries.
+#: The type of each kind's payload.
 PAYLOADS: Mapping[str, Any] = {
     EndKind.STOP: str | None,
     EndKind.END: int,
@@ -70,7 +67,7 @@ PAYLOADS: Mapping[str, Any] = {
 }
 
 
-#: Seconds between two `ALIVE` of a rank, at least; and how many come to rank 0 in a second, at most.
+#: Least seconds between two `ALIVE` of a rank, and the most that come to rank 0 in a second.
 BEAT, BEATS_PER_SECOND = 2.0, 100
 
 
@@ -88,7 +85,7 @@ class Cause(Enum):
 
 
 class State(Enum):
-    """How far a rank is from its end."""
+    """The state of a rank."""
 
     RUNNING = "the cluster runs"
     LEFT = "this rank has closed its part by itself: after a signal, or because rank 0 does not respond"
@@ -120,11 +117,11 @@ class State(Enum):
         return self in CLOSED_STATES
 
 
-#: A rank closes once; what comes afterwards changes what it waits for, and its exit code.
+#: A rank closes once; later causes change its next wait, and its exit code.
 CLOSED_STATES = (State.LEFT, State.STOPPED_AND_CLOSED, State.CLOSED, State.CLOSED_AFTER_STOP)
 
-#: From a state, by what happens, to the next. What is not here can't happen: rank 0 decides once that the cluster stops, and once
-#: that the job ends, in that order, and messages keep their order.
+#: The next state, by state and cause. Others can't happen: rank 0 decides once that the cluster stops, and once that the job
+#: ends, in that order, and messages keep their order.
 TRANSITIONS: dict[State, dict[Cause, State]] = {
     State.RUNNING: {Cause.STOP: State.STOPPED, Cause.END: State.ENDING, Cause.CLOSE: State.LEFT},
     State.LEFT: {Cause.STOP: State.STOPPED_AND_CLOSED, Cause.END: State.CLOSED},

@@ -1,7 +1,7 @@
 """One rank of a running cluster, until the job ends.
 
-Nothing here waits in a call that can't be interrupted; every wait has a deadline; and whichever way the rank leaves, its agent
-has ended by then.
+No wait here is in a call that can't be interrupted. Every wait has a deadline. In whatever way the rank leaves, its agent ends
+before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE, Channels
 from dask_gpu_mpi.startup.relay import start_workers
 
-#: Seconds before each start of an agent in place of one that has died; after these its rank is removed.
+#: Seconds before each restart of an agent that has died; after the last its rank is removed.
 DELAYS = (0.5, 2.0, 8.0)
 
 
@@ -78,7 +78,7 @@ class SignalRelay:
             self._channels.mailbox.send_all(EndKind.BUSY)
 
     def leaves(self, number: int, since: float) -> bool:
-        """Report this rank's signal, which came at `since`; whether the rank is to leave by itself, because no answer comes."""
+        """Report this rank's signal, which came at `since`; returns whether the rank has to leave without an answer."""
         if not self._reported:
             self._reported = True
             self._channels.send(COORDINATOR, EndKind.SIGNAL, number)
@@ -108,7 +108,7 @@ class AgentRestarts:
         return tuple(worker for worker in self._joined.start.workers if worker.name not in self._ended)
 
     def lost(self, text: str) -> None:
-        """The agent has died, and its workers with it: start another, or remove this rank."""
+        """Handle the death of the agent and its workers: start another, or remove this rank."""
         if not self._workers:
             return
         if self.tried == len(DELAYS):
@@ -143,21 +143,21 @@ class AgentRestarts:
 
 
 class CoordinatorWatch:
-    """Notices on another rank that rank 0 is lost, which no launcher reports that lets the job survive lost ranks.
+    """Detects on another rank that rank 0 is lost: launchers that let the job survive lost ranks do not report that.
 
-    Rank 0 is silent also while its script keeps the interpreter to itself; then its scheduler, another process, still listens.
+    Rank 0 is also silent while its script blocks the interpreter. Then its scheduler, another process, still listens.
     """
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition("://")[2].rpartition(":")
         self._scheduler = host.strip("[]"), int(port)
-        #: When rank 0 was last heard of (``time.monotonic()``).
+        #: When the last message of rank 0 came (``time.monotonic()``).
         self._heard = time.monotonic()
         #: Nobody refuses a connection to the scheduler: the node of rank 0 is down, or only the network of this one.
         self.unreachable = False
 
     def hear(self) -> None:
-        """A message of rank 0 is here."""
+        """Note a message of rank 0."""
         self._heard = time.monotonic()
 
     def is_lost(self, *, has_scheduler: bool) -> bool:
@@ -174,7 +174,7 @@ class CoordinatorWatch:
 
 
 class Member:
-    """A rank of a cluster that is up; `signals` are taken since before it joined.
+    """A rank of a cluster that is up; `signals` were taken before it joined.
 
     With `leave_open` (``exit=False``) the program continues on this rank when the cluster stops. `has_client`: some rank runs a
     script.
@@ -312,7 +312,7 @@ class Member:
         return self._launched and os.getppid() != self._parent
 
     def _leave_without_coordinator(self, *, alone: bool) -> None:
-        """End this rank by itself: nobody is left who could end it, or whom it could tell. `alone`: perhaps the others go on."""
+        """End this rank alone, since rank 0 can no longer end it. `alone`: the other ranks may continue."""
         if self.rank == 1:  # one line is enough
             say(
                 f"error: rank 0 lost, and with it the script and the scheduler ({self.joined.start.address}): its processes or "
@@ -329,9 +329,9 @@ class Member:
     # -- ranks without the script -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Wait until the job ends, on a rank without the script; its exit code.
+        """Wait until the job ends, on a rank without the script, and return its exit code.
 
-        ClusterLostError: on rank 0 of a job without a script, the scheduler was lost.
+        Raises a ClusterLostError on rank 0 of a job without a script if the scheduler was lost.
         """
         ending, signals = self.ending, self.signals
         try:
@@ -371,7 +371,7 @@ class Member:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def client_done(self, *, final: bool, code: int = 0) -> None:
-        """The script has ended (`final`), or has closed its session: end the cluster everywhere.
+        """End the cluster on all ranks: the script has ended (`final`), or has closed its session.
 
         `code`: the script's exit code, as far as it is known, for a job that has to be aborted.
         """
@@ -387,21 +387,21 @@ class Member:
             self._free_communicator(failed=sys.exception() is not None or outcome.failure() is not None)
 
     def leave(self) -> None:
-        """Close what is open here, and let the last messages out."""
+        """Close this rank's part, and send the last messages."""
         ending, coordinator, options = self.ending, self.coordinator, self.joined.options
         closed_before = ending.state.closed
         self._closing.run()
         if closed_before and ending.state.ended and coordinator is not None:
-            # The client rank may be the one that is silent: if the cluster ended before its script, it ends only now.
+            # The silent rank may be the client's: if the cluster ended before its script, it ends only now.
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSH)
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
     def _free_communicator(self, *, failed: bool) -> None:
-        """Free what MPI holds for the cluster, if the program continues without it on all ranks.
+        """Free the cluster's communicator, if the program continues without it on all ranks.
 
-        A rank that has failed does not agree: it may end, and then needs to know whether the others do.
+        A rank that has failed does not agree, since it may end, and then has to find out whether the others do.
         """
         if not self.leave_open:
             return

@@ -22,14 +22,12 @@ from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import POLL_IDLE
 
-# The end of the batch job, for the script: how much time is left, and its callback.
-
 
 class Walltime:
-    """When the job will be ended, and what the script does before that.
+    """The time until the batch system ends the job, and the script's callback before that.
 
-    `environ`: the process's environment, as it was at the start. `signal_name`: the option ``walltime_signal``, like
-    ``"USR1"``. `on_signal`: handler of the signals that tell this process to end; it is to call `run_callback`.
+    `environ`: the process's environment at the start. `signal_name`: the option ``walltime_signal``, like ``"USR1"``.
+    `on_signal`: the handler of the signals that end this process; it must call `run_callback`.
     """
 
     def __init__(
@@ -52,22 +50,22 @@ class Walltime:
         self._replaced = False
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None where it does not report that. It is asked once."""
+        """Seconds until the batch system ends the job; None if it does not report that. It is queried once."""
         if not self._asked:
             self._asked = True
             self._end = end_time(self._environ)
         return None if self._end is None else max(0.0, self._end - time.time())
 
     def call_back(self, callback: Callable[[], Any], before: float) -> None:
-        """Let `callback` be called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
+        """Call `callback` once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
 
-        Raises InputError: a signal has another handler, and this is not the main thread, which alone can change that.
+        Raises an InputError if a signal has another handler, and this is not the main thread, which alone can change that.
         """
         for number in self._numbers:
             if not is_ours(number):
                 self._handle(number)
         self._callback, self._before = callback, before
-        self.time_left()  # asks the batch system now, and not when time is short
+        self.time_left()  # queries the batch system now, and not when time is short
 
     def _handle(self, number: int) -> None:
         try:
@@ -81,7 +79,7 @@ class Walltime:
             ) from None
 
     def check(self) -> None:
-        """Called from time to time: send this process the signal when time is short; warn where the callback may not run."""
+        """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
         if self._callback is None:
             return
         self._check_handlers()
@@ -90,7 +88,7 @@ class Walltime:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _check_handlers(self) -> None:
-        """A callback must never silently not run."""
+        """Warn if another handler keeps the callback from running."""
         for number in self._numbers if not self._replaced else ():
             if not is_ours(number):
                 self._replaced = True
@@ -100,24 +98,24 @@ class Walltime:
                 )
 
     def run_callback(self, number: int, frame: FrameType | None) -> bool:
-        """Run the callback, and the handler that was there before ours; False: there is none, or it has run."""
+        """Run the callback, and then the handler that ours replaced; False: there is no callback, or it has run."""
         callback, self._callback = self._callback, None
         if callback is None:
             return False
         callback()
         handler = action_before(number).handler
         if callable(handler):
-            with contextlib.suppress(SystemExit):  # a requeue tests for our code
+            with contextlib.suppress(SystemExit):  # a requeue checks our code
                 handler(number, frame)
         return True
 
 
-#: Seconds to let out what a script has printed that is ended by force.
+#: Seconds to flush the output of a script that is ended by force.
 FLUSHING = 1.0
 
 
 class Monitor:
-    """Handles what happens to the client's rank, and ends a script whose cluster is lost."""
+    """Handles the events of the client's rank, and ends a script whose cluster is lost."""
 
     def __init__(self, member: Member, walltime: Walltime) -> None:
         self._member = member
@@ -132,7 +130,7 @@ class Monitor:
         self._thread = thread
 
     def stop(self) -> None:
-        """End, and wait for that: from then on the main thread handles what happens."""
+        """End, and wait for that: from then on the main thread handles the events."""
         self._leaving.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
@@ -141,7 +139,7 @@ class Monitor:
         try:
             self._watch()
         except Exception as error:
-            # Whatever it is: without this thread nobody notices the cluster's end any more.
+            # Any error ends the script: without this thread the cluster's end would not be noticed.
             if not self._leaving.is_set():
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
                 self._member.ending.lost = self._member.ending.lost or "its monitor failed"
@@ -161,11 +159,11 @@ class Monitor:
                 return
 
     def _pass_on_signal(self, number: int) -> None:
-        """Raise in the script the signal that another rank was sent.
+        """Raise in the script the signal that another rank was sent, unless the script handles or ignores it itself.
 
-        Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
-        knows. Our own handler ignores the second. Of Python's own of SIGINT the script is still cleaning up then: a launcher
-        tells all ranks of Ctrl-C.
+        This process may have been sent the same signal, since a launcher sends Ctrl-C to all ranks. Our handler ignores the
+        second one. Python's handler of SIGINT does not, so the signal is not raised while the script still cleans up after the
+        first. About a handler of the script nothing is known.
         """
         self._member.signal_relay.for_script = None
         python_handles_it = signal.getsignal(number) is signal.default_int_handler
@@ -176,13 +174,13 @@ class Monitor:
         """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""
         silence_dask()
         lost = self._member.ending.lost is not None
-        # of SIGTERM the script may have a handler, which would end it as if its time had run out
+        # the script may have a handler of SIGTERM, which would end it as if its time had run out
         os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
             self._member.channels.drop_agent(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
-                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
+                # In a thread, since the script may hang in a print, and holds the stream's lock.
                 flushing = threading.Thread(target=flush, daemon=True)
                 flushing.start()
                 flushing.join(FLUSHING)

@@ -1,4 +1,4 @@
-"""How the script has ended, as far as its process can tell: Python does not keep the code of a ``sys.exit()``."""
+"""The way in which the script has ended, and the exit codes of all ranks; users read `docs/exit-codes.md`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import printable, text_of
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
-# What a rank of a cluster exits with, whichever way it ends; users read `docs/exit-codes.md`.
-#
-# A rank with the script exits with the script's code. Errors of dask_gpu_mpi carry theirs (`dask_gpu_mpi.errors`).
+# A rank with the script exits with the script's code. Errors of dask_gpu_mpi have their code (`dask_gpu_mpi.errors`).
 
 #: The cluster or the launcher was lost, a rank did not answer, or the script raised.
 FAILED = 1
 #: The job ended because its time was running out and it has written its checkpoint: EX_TEMPFAIL of sysexits.h, "try again
-#: later", which is what a requeue tests for.
+#: later". A requeue checks for it.
 WALLTIME = 75
 
 
@@ -43,14 +41,15 @@ def code_of_exception(error: BaseException) -> int:
     if isinstance(error, DaskGpuMpiError):
         return error.exit_code
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return (error.code or 0) & 0xFF  # as the system has it
+        return (error.code or 0) & 0xFF  # the system keeps eight bits
     return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
     """The exit code of a rank without the script.
 
-    `lost`, `ended`: as far as it knows. `ended_by`: the signal that ended the job, on rank 0 of a job without a script.
+    `lost`, `ended`: whether the cluster was lost, and the job ended, according to this rank. `ended_by`: the signal that ended
+    the job, on rank 0 of a job without a script.
     `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
 
     >>> code_of_rank(lost=False, ended=True, ended_by=None, received=15)
@@ -82,7 +81,7 @@ _noted: Outcome | None = None
 
 
 class SignalExit(SystemExit):
-    """Ends the script after a signal. The script may catch it, and go on."""
+    """Ends the script after a signal. The script may catch it, and continue."""
 
     #: Code of the last one, in this process.
     last: int | None = None
@@ -94,7 +93,7 @@ class SignalExit(SystemExit):
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
-    """How a script has ended that raised this, or nothing.
+    """The outcome of a script that raised this; None: nothing.
 
     >>> outcome_of_error(None), outcome_of_error(SystemExit(3)), outcome_of_error(ValueError("no such file"))
     (('the script ended', 0), ('the script called sys.exit', 3), ('ValueError: no such file', 1))
@@ -110,7 +109,7 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
 
 
 def outcome_of_signal(number: int, code: int) -> Outcome:
-    """How a script has ended that was sent a signal.
+    """The outcome of a script that was sent a signal.
 
     >>> outcome_of_signal(15, 75)
     ('its time was running out (SIGTERM), and on_walltime has run', 75)
@@ -122,7 +121,7 @@ def outcome_of_signal(number: int, code: int) -> Outcome:
 
 
 def note(outcome: Outcome) -> None:
-    """Keep how the script has ended; what is noted last counts: before that, it has gone on."""
+    """Keep the outcome of the script; the last one counts, since the script has continued after earlier ones."""
     global _noted
     _noted = outcome
 
@@ -133,21 +132,20 @@ def noted() -> Outcome | None:
 
 
 def failure(exits: int | None = None) -> int | None:
-    """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
+    """The exit code of this process, which ends now, if an exception or a signal ends it; None: neither does, or with 0.
 
-    `exits`: code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught
-    since.
+    `exits`: code of the SystemExit that the function of `execute` has raised. The script may have caught any other exception.
     """
     if exits is None:
         # Python does not set it for a SystemExit.
         uncaught = getattr(sys, "last_value", None)
         _, exits = outcome_of_error(uncaught) if uncaught is not None else _noted or ("", None)
         if exits is None and uncaught is None and _noted is not None:
-            exits = SignalExit.last  # which the script has caught, perhaps, but hardly
+            exits = SignalExit.last  # the script is unlikely to have caught it
     return exits or None
 
 
-# `sys.exit` while this process is part of a cluster: its code, of which Python keeps nothing.
+# `sys.exit` while this process is part of a cluster, since Python does not keep its code.
 
 _plain_exit = sys.exit
 #: The main program, the instruction in which it called `sys.exit`, and the code.
@@ -169,7 +167,7 @@ def _noting_exit(status: Any = None, /) -> NoReturn:
 
 
 def code_of_exit() -> int | None:
-    """The code of the `sys.exit` that has ended the main program; None: it may have caught that, and gone on."""
+    """The code of the `sys.exit` that has ended the main program; None: it may have caught that, and continued."""
     return _exit[2] if _exit is not None and _exit[0].f_lasti == _exit[1] else None
 
 
@@ -178,7 +176,7 @@ def code_of_exit() -> int | None:
 #: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
 ADVICE = {
     r"undefined symbol: uc[mpst]_": (
-        "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
+        "this import needs the UCX of its packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
         "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
     ),
     r"without a global spill manager": (
@@ -189,9 +187,9 @@ ADVICE = {
 
 
 class ExceptHook:
-    """An uncaught error of ours ends the script with its line and its exit code; others go to the hook that was there before.
+    """An uncaught error of ours ends the script with its line and its exit code; the hook of before gets all others.
 
-    `label`: what to print before a traceback; None: nothing.
+    `label` returns the line to print before a traceback, if any.
     """
 
     def __init__(self, label: Callable[[], str | None]) -> None:
@@ -202,26 +200,24 @@ class ExceptHook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         """Report the error; SystemExit after one of ours."""
-        # Set by Python alone, before it calls this: a script may call the hook for an error that it has caught.
+        # Python sets `last_value` before it calls this. A script may call the hook for an error that it has caught.
         if getattr(sys, "last_value", None) is error:
             note(outcome_of_error(error))
-        if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
-            if not self._retired and (label := self._label()) is not None:
+        if not self._retired:
+            if isinstance(error, DaskGpuMpiError) and not error.of_script:
+                if not error.reported:
+                    say(f"error: {error}")
+                # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
+                raise SystemExit(error.exit_code)
+            if (label := self._label()) is not None:
                 say(label)
-            if not self._retired:
-                for advice in (
-                    text for pattern, text in ADVICE.items() if re.search(pattern, text_of(error))
-                ):
+            for pattern, advice in ADVICE.items():
+                if re.search(pattern, text_of(error)):
                     say(f"error: {advice}")
-            self._before(kind, error, traceback)
-            return
-        if not error.reported:
-            say(f"error: {error}")
-        # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
-        raise SystemExit(error.exit_code)
+        self._before(kind, error, traceback)
 
     def retire(self) -> None:
-        """Do nothing any more; a hook of the script's that was put around this one stays."""
+        """Do nothing from now on; a hook of the script that calls this one stays."""
         self._retired = True
         if sys.excepthook is self:
             sys.excepthook = self._before
@@ -241,7 +237,7 @@ def install(label: Callable[[], str | None]) -> None:
 
 
 def retire() -> None:
-    """Give back what was there before `install`."""
+    """Restore the hook and the `sys.exit` of before `install`."""
     global _installed
     if _installed is not None:
         _installed.retire()

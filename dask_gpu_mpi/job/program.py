@@ -23,16 +23,14 @@ from typing import Any
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 
-# Run the user's program as Python itself would.
-
-#: How Python calls the code of ``-c``.
+#: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
 
 
 def run_script(program: Program) -> None:
-    """Run it as ``__main__``; its own exceptions end the process as they would have.
+    """Run it as ``__main__``, as Python does.
 
-    Raises SystemExit: the script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
+    Raises the script's SystemExit, or one with code 1 after an exception whose traceback was printed (130: KeyboardInterrupt).
     """
     try:
         _execute(program)
@@ -49,7 +47,7 @@ def run_script(program: Program) -> None:
 
 def _execute(program: Program) -> None:
     module = _main_module()
-    # Stays there: threads that outlive the main program, and pickle, look their names up in it.
+    # It stays there: threads that outlive the main program, and pickle, find names in it.
     sys.modules["__main__"] = module
     if program.kind in (ProgramKind.MODULE, ProgramKind.FOLDER):
         _run_module(program)
@@ -58,14 +56,14 @@ def _execute(program: Program) -> None:
         # Python 3.14: indented code as well (cpython#103998)
         text: str | bytes = textwrap.dedent(program.text) if sys.version_info >= (3, 14) else program.text
         path = _COMMAND
-        if sys.version_info >= (3, 13):  # whose tracebacks show it
+        if sys.version_info >= (3, 13):  # its tracebacks show the code
             linecache.cache[path] = (len(text), None, f"{text}\n".splitlines(keepends=True), path)
     else:
         path = absolute(program.text)
         module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
         with io.open_code(path) as file:
             text = file.read()
-    # Without our own `from __future__`: the script's annotations stay what they are.
+    # Without the `from __future__` of this module, which would change the script's annotations.
     exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
 
 
@@ -73,13 +71,13 @@ def _main_module() -> types.ModuleType:
     """The module ``__main__`` as Python begins (CPython: pylifecycle.c, add_main_module; pythonrun.c, _PyRun_SimpleFile)."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__loader__=BuiltinImporter, __builtins__=builtins)
-    if sys.version_info < (3, 14):  # which no longer does so: cpython#124634
+    if sys.version_info < (3, 14):  # 3.14 no longer has it: cpython#124634
         module.__dict__.update(__annotations__={})
     return module
 
 
 def _run_module(program: Program) -> None:
-    """As ``python -m``: by the function that Python's own main program calls (CPython: main.c, pymain_run_module)."""
+    """Run it as ``python -m`` does, by the function that Python's main program calls (CPython: main.c, pymain_run_module)."""
     run_as_main = getattr(runpy, "_run_module_as_main", None)
     is_module = program.kind is ProgramKind.MODULE
     if run_as_main is not None:
@@ -91,7 +89,7 @@ def _run_module(program: Program) -> None:
 
 
 def _from_script(trace: Any) -> Any:
-    """The traceback without our own frames."""
+    """The traceback without our frames."""
     own = run_script.__code__.co_filename
     while trace is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
@@ -99,7 +97,7 @@ def _from_script(trace: Any) -> Any:
 
 
 class ProgramKind(Enum):
-    """How Python finds the code."""
+    """The place of the code."""
 
     SCRIPT = "in a file"
     FOLDER = "in __main__.py of a folder or zip file"
@@ -128,12 +126,9 @@ class Program:
         return cls(kind, words[0], tuple(words[1:]))
 
     def check(self, commands: Collection[str] = ()) -> None:
-        """Refuse a program that can't be found.
+        """Raise an InputError if the program can't be found; `commands`: the user may have meant one of these.
 
-        A module inside a package is not looked for: that would import the package.
-
-        `commands`: the first argument may be one of these instead. The InputError names the program and the directory in which it
-        was looked for, and the command that may have been meant.
+        A module inside a package is not searched for, since that would import the package.
         """
         if self.kind is ProgramKind.MODULE:
             self._check_module()
@@ -161,7 +156,7 @@ class Program:
                 return
             what = f"is a {'directory' if os.path.isdir(path) else 'zip file'} without __main__.py"
         elif not os.path.isfile(path):
-            what = "is no regular file" if os.path.exists(path) else "does not exist"
+            what = "is not a regular file" if os.path.exists(path) else "does not exist"
         elif not os.access(path, os.R_OK):
             what = "can't be read"
         else:
@@ -174,7 +169,7 @@ class Program:
         )
 
     def prepare(self) -> None:
-        """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent takes a copy of the path."""
+        """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent gets a copy of the path."""
         safe = getattr(sys.flags, "safe_path", False)
         own = _own_entries()
         named = {ProgramKind.MODULE: "-m", ProgramKind.CODE: "-c"}.get(self.kind, self.text)
@@ -182,7 +177,7 @@ class Program:
         if not safe and sys.path and sys.path[0] in own:
             del sys.path[0]
         entry = self._import_path()
-        # A folder or zip file is searched in any case: its __main__ is a module there (CPython: main.c, pymain_run_python).
+        # A folder or zip file is always in the path: its __main__ is a module there (CPython: main.c, pymain_run_python).
         if entry is not None and (self.kind is ProgramKind.FOLDER or not safe):
             sys.path.insert(0, entry)
 
@@ -201,7 +196,7 @@ class Program:
 
 
 def absolute(path: str) -> str:
-    """The script's ``__file__``: not normalized, since ``link/..`` is not where it seems to be."""
+    """The script's ``__file__``: not normalized, since ``link/..`` is another folder than it seems."""
     try:
         return os.getcwd() if path == "." else os.path.join(os.getcwd(), path)
     except FileNotFoundError:
@@ -211,7 +206,7 @@ def absolute(path: str) -> str:
 def _own_entries() -> set[str]:
     """The entry that Python may have put before ``sys.path``: none, with `-m` in a deleted working directory."""
     if sys.argv[:1] == ["-c"]:
-        return {""}  # which `launch` has removed: what comes first then may be the user's, of PYTHONPATH
+        return {""}  # `launch` has removed it, so the first entry may be the user's, of PYTHONPATH
     own = {"", _folder(sys.argv[0])} if sys.argv else {""}
     with contextlib.suppress(FileNotFoundError):
         own.add(os.getcwd())
@@ -219,7 +214,7 @@ def _own_entries() -> set[str]:
 
 
 def _folder(path: str) -> str:
-    """The folder of the script's neighbours: that of the file itself, not of a symbolic link to it."""
+    """The folder of the script itself, not of a symbolic link to it."""
     try:
         return os.path.dirname(os.path.realpath(path))
     except FileNotFoundError:  # the working directory was deleted

@@ -1,7 +1,7 @@
-"""The report of a job, on the client rank: asks the scheduler for its record, and writes the file while the cluster ends.
+"""The report of a job, on the client rank: requests the scheduler's record, and writes the file while the cluster ends.
 
-All of it happens in one thread, which starts with the session. At the end of the interpreter no other can start, and asyncio
-can't even look up an address, since it does that in a thread.
+All of it is done in one thread, which starts with the session. At the end of the interpreter no other can start, and asyncio
+can't even resolve an address, since it does that in a thread.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dask_gpu_mpi.view.report_summary import printed
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
-#: Seconds between fetches while the script runs: a scheduler that is lost takes no more with it.
+#: Seconds between fetches while the script runs: with a lost scheduler, only the time since the last fetch is lost.
 REFRESHING = 60.0
-#: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
+#: Seconds after the start at which the modules of the page are imported: the start is over, and the end need not wait for them.
 PREPARING = 5.0
-#: Seconds for the connection to end: what is done at that moment, a report that is still being written, say, is not waited for.
+#: Seconds for the connection to end; a report that is still being written is not awaited longer.
 CLOSING = 1.0
-#: Seconds for a report to be made and written, beyond which the job ends without it.
+#: Seconds to make and write a report, after which the job ends without it.
 WRITING = 30.0
 
 
 class Reporter:
-    """Gathers and writes.
+    """Collects the data of the report, and writes it.
 
-    `warnings`: those that the user has been given. `started`, `ready`: when this process began to work on the cluster, and when
-    the cluster was up, in seconds since the epoch.
+    `warnings`: those that were printed. `started`, `ready`: when this process began its start, and when the cluster was up, in
+    seconds since the epoch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reporter:
         self._comm: Any = None
         self._connecting: asyncio.Future[None] | None = None
         self._record: Mapping[str, Any] | None = None
-        #: Whether the scheduler has answered when it was asked last; and whether that was before it was shut down.
+        #: Whether the scheduler has answered the last request; and whether that was the one before its shutdown.
         self._answered = self._was_last = False
         self._writing: concurrent.futures.Future[list[str]] | None = None
         self._asking = asyncio.Lock()
@@ -69,7 +69,7 @@ class Reporter:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        self._loop.close()  # it has three descriptors
+        self._loop.close()  # frees three descriptors
 
     def _submit(
         self, function: Callable[..., Coroutine[Any, Any, Any]], *details: Any
@@ -84,35 +84,35 @@ class Reporter:
         self._comm = await connect(address, timeout=CONNECTING, **arguments)
 
     async def _connected(self) -> Any:
-        """The connection; a new one where there is none any more."""
+        """The connection; a new one if it is closed."""
         if self._comm is None or self._comm.closed():
             if self._connecting is None or self._connecting.done():
                 self._connecting = asyncio.ensure_future(self._connect())
-            # who gives up to wait for it does not end it: the next one needs it
+            # shielded: a caller that stops waiting must not end the connection, which the next one needs
             await asyncio.shield(self._connecting)
         return self._comm
 
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESHING)
-            with contextlib.suppress(Exception):  # what prevents it now may not at the end, and is told then
+            with contextlib.suppress(Exception):  # an error that lasts is reported at the end
                 async with asyncio.timeout(REFRESHING):
                     await self._ask()
 
     async def _ask(self) -> None:
-        async with self._asking:  # on one connection an answer belongs to the question before it
+        async with self._asking:  # on one connection an answer belongs to the request before it
             await self._ask_alone()
 
     async def _ask_alone(self) -> None:
         from distributed.core import send_recv
 
         if self._was_last and (self._comm is None or self._comm.closed()):
-            return  # it has been shut down, and nothing has happened since it was asked
+            return  # it has been shut down, and its record is complete
         comm = await self._connected()
         try:
             record = await send_recv(comm, op=RECORD_OPERATION)
         except BaseException:
-            self._comm = None  # an answer that comes late would be taken for the next one
+            self._comm = None  # a late answer would count as the next one
             comm.abort()
             raise
         if (
@@ -121,9 +121,9 @@ class Reporter:
             self._record = record
 
     def fetch(self, timeout: float = ASKING, *, last: bool = False) -> bool:
-        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept.
+        """Request the scheduler's record, and return whether it has answered in time; otherwise the last record is kept.
 
-        `last`: the scheduler is about to be shut down. Returns whether it has answered.
+        `last`: the scheduler is about to be shut down.
         """
         asking = self._submit(self._ask)
         try:
@@ -138,7 +138,7 @@ class Reporter:
     def begin(self, path: str | None, outcome: Outcome, *, fetch: bool, lost: bool = False) -> None:
         """Begin to make the report, and to write it if there is a path.
 
-        `fetch`: ask the scheduler before; `lost`: there is none any more.
+        `fetch`: request the scheduler's record before; `lost`: the scheduler is lost.
         """
         if lost:
             self._answered = False
@@ -146,7 +146,7 @@ class Reporter:
             has = (
                 "has nothing of its work"
                 if self._record is None
-                else f"tells of its work until {_clock(self._record)}"
+                else f"has its work until {_clock(self._record)}"
             )
             say(
                 f"warning: the scheduler did not answer within {ASKING:g} s at the end; the report {has}. Fix: let the script "
@@ -155,8 +155,8 @@ class Reporter:
         summary = self._joined.options.summary
         self._writing = self._submit(self._write, path, self._job(outcome), summary)
 
-    async def _write(self, path: str | None, job: ReportedJob, summary: bool = False) -> list[str]:
-        """Write the file, if there is to be one; the lines to print, if there are to be some."""
+    async def _write(self, path: str | None, job: ReportedJob, summary: bool) -> list[str]:
+        """Write the file, if there is a path, and return the lines to print: those of the summary, if it is requested."""
         data = assemble(job, self._record)
         if path is not None:
             write_report(path, data)
@@ -183,10 +183,7 @@ class Reporter:
         )
 
     def finish(self) -> None:
-        """Wait until it is written; a failure is a warning, since the job is worth more than its report.
-
-        Raises nothing.
-        """
+        """Wait until it is written; a failure is only a warning."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -200,24 +197,24 @@ class Reporter:
             )
 
     def wait(self, writing: concurrent.futures.Future[list[str]]) -> list[str]:
-        """Wait until it is written; raises why it is not. Returns the lines to print."""
+        """Wait until it is written, or raise the error; returns the lines to print."""
         try:
             return writing.result(WRITING)
         except concurrent.futures.TimeoutError:
             raise TimeoutError(f"not within {WRITING:g} s") from None
 
     def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
-        """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
+        """Write the report, or raise the error; `ask`: there is a scheduler with a newer record."""
         if self._loop.is_closed():  # the cluster has ended, and the script continues
             write_report(path, assemble(self._job(outcome), self._record))
             return
         if ask and not self.fetch(CONNECTING):
-            self._submit(self._connected)  # for the end: that can't start a thread to look up an address
+            self._submit(self._connected)  # for the end, which can't start a thread to resolve an address
             raise TimeoutError(
                 f"session.report: the scheduler did not answer within {CONNECTING:g} s, and {path!r} was not written. Fix: call "
                 "it again when the scheduler has less work"
             )
-        self.wait(self._submit(self._write, path, self._job(outcome)))
+        self.wait(self._submit(self._write, path, self._job(outcome), False))
 
     def close(self) -> None:
         """End the connection, and the thread."""
@@ -230,17 +227,17 @@ class Reporter:
             self._comm.abort()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # when what was cancelled has ended
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
 
 
 def _prepare() -> None:
-    """Import what makes the page; not in the reporter's thread, where an answer of the scheduler would wait for it."""
+    """Import the modules of the page; not in the reporter's thread, which may have to handle an answer of the scheduler."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and no thread can start
         threading.Thread(target=_import_page, name="dask_gpu_mpi report page", daemon=True).start()
 
 
 def _import_page() -> None:
-    with contextlib.suppress(Exception):  # told when the report is made
+    with contextlib.suppress(Exception):  # reported when the report is made
         importlib.import_module("dask_gpu_mpi.view.report_figures")
 
 

@@ -1,4 +1,4 @@
-"""A running cluster as the client script holds it; the end of the script's process is in `client_end`."""
+"""The script's object of a running cluster; the end of the script's process is in `client_end`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _current: Session | None = None
 
 
 class Session:
-    """A running cluster, as the client script sees it.
+    """A running cluster, on the rank that runs the script.
 
     Attributes
     ----------
     plan : Plan
-        Who works where.
+        The workers, and their nodes and GPUs.
     address : str
-        The scheduler's.
+        Address of the scheduler.
     dashboard_link : str or None
-        URL of the dashboard, as seen from rank 0's host.
+        URL of the dashboard, for use on the scheduler's node.
     ready_seconds : float
-        From the start of this process's work on the cluster until all workers were there.
+        Seconds from the start of `initialize`, or of the command, until all workers were up.
     """
 
     def __init__(self, end: ClientEnd) -> None:
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def security(self) -> Any:
-        """The ``distributed.Security`` that lets a client in; None without TLS."""
+        """The ``distributed.Security`` for a client; None without TLS."""
         return security_of(self.address, self._config)
 
     def client(self, **kwargs: Any) -> Client:
@@ -102,7 +102,7 @@ class Session:
     ) -> list[Any]:
         """Run ``fn(group, *args)`` at the same time on every chosen worker, on all or on none.
 
-        As `dask_gpu_mpi.spmd`, which tells of the arguments and errors, with the script's client, or one of the session's own.
+        The same as `dask_gpu_mpi.spmd`, which describes arguments and errors. It uses the script's client, or makes one.
 
         Examples
         --------
@@ -118,26 +118,26 @@ class Session:
         return results
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None where it does not report that."""
+        """Seconds until the batch system ends the job; None if it does not report that."""
         return self._end.walltime.time_left()
 
     def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
-        """Have `callback` called once, in time before the job is ended; then the job ends with exit code 75.
+        """Call `callback` once, in time before the job is ended; then end the job with exit code 75.
 
-        It is called in the main thread, between two steps of the script, `before` seconds before the walltime where the batch
-        system tells it, or when the job is sent SIGTERM (or the signal that ``walltime_signal`` names), whichever comes first.
-        Afterwards SystemExit(75) is raised there, so that the script's `finally` and `atexit` run; a requeue tests for 75.
+        It is called in the main thread, between two steps of the script. The time is `before` seconds before the walltime, if the
+        batch system reports that, or when the job is sent SIGTERM or the signal of ``walltime_signal``, if that is earlier. Then
+        SystemExit(75) is raised in the script, so that its `finally` and `atexit` run. A requeue checks for the code 75.
 
         It is called in this process only, not in those that the script forks.
 
-        From this call on these signals are handled here, also where they were ignored. A handler that was there before, of the
-        script or of a library, is called after `callback`; if it raises SystemExit, the code is still 75. A handler that is set
-        after this call replaces it (a warning on standard error says so): set handlers first.
+        From this call on these signals are handled here, even if they were ignored before. An earlier handler, of the script or a
+        library, is called after `callback`; if it raises SystemExit, the code is still 75. A handler that is set after this call
+        replaces it, with a warning on standard error. So set handlers first.
 
         Parameters
         ----------
         callback : callable
-            Writes the checkpoint; takes no arguments. The cluster still works while it runs.
+            Writes the checkpoint; called without arguments. The cluster still works while it runs.
         before : float
             Seconds before the end.
 
@@ -149,25 +149,25 @@ class Session:
         self._end.walltime.call_back(callback, before)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write what the job has done until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
+        """Write the report of the job until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
 
         Without the option `report`, tasks and measurements are recorded from the first call on.
 
         Raises
         ------
         InputError
-            It has another ending, can't be written there, or bokeh is not installed; or this process was forked by the script.
+            The path has another ending, can't be written, or bokeh is not installed; or this process was forked by the script.
         OSError
-            It can't be written.
+            The file can't be written.
         TimeoutError
-            The scheduler does not answer; nothing is written.
+            The scheduler does not answer; no file is written.
         """
         from dask_gpu_mpi.view.report_page import check_report
 
         if os.getpid() != self._end.owner:
             raise InputError(
                 "session.report: called in a process that the script has forked",
-                expected="the script's own",
+                expected="the script's process",
                 fix="call it there",
             )
         path = os.fspath(path)
@@ -182,7 +182,7 @@ class Session:
         self.close()
 
     def _own_client(self) -> Client:
-        """The script's present client of this cluster, or one that lives as long as the session."""
+        """The script's current client of this cluster, or one that stays open until the session ends."""
         from distributed import Client
 
         with contextlib.suppress(ValueError):  # there is none

@@ -1,4 +1,4 @@
-"""From a process that a launcher has started to a rank of the cluster: the agent first, then MPI, then the session."""
+"""The start of a rank: the agent first, then MPI, then the session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.options.model import Options
 
-# What takes a rank long to import it imports while its agent starts.
+# Modules whose import takes long are imported while the agent starts.
 if TYPE_CHECKING:
     from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.job.member import Member
@@ -46,12 +46,12 @@ def start(
     check: Callable[[int, Options], None] | None = None,
     by_command: bool = False,
 ) -> tuple[Member, Session | None]:
-    """Join the cluster; a session on the client rank, None elsewhere and without a script.
+    """Join the cluster; returns a session on the client rank, None elsewhere and without a script.
 
-    `read_options` takes a while, since it imports Dask's configuration; its InputError is reported once for all ranks. `comm`:
-    None is ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises
-    an InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts it, and `initialize` in its
-    script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
+    `read_options` imports Dask's configuration, which takes long; its InputError is reported once for all ranks. `comm`: None is
+    ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises an
+    InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts the cluster, and `initialize` in
+    its script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
     refuse_children()
@@ -60,14 +60,14 @@ def start(
     signals = Signals()
     signals.take()
     environ = dict(os.environ)
-    mark_children()  # for the script's children only: the agent is given `environ`
+    mark_children()  # for the script's children only: the agent gets `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
     keepalive: CudaKeepalive | None = None
     agent: AgentProcess | None = None
     try:
         try:
-            # Before everything else: it imports while this process does, and while MPI initialises.
+            # First, since it imports while this process does, and while MPI initialises.
             agent = _start_agent(environ)
             options = read_options()
             timeline.lap("read the options")
@@ -129,7 +129,7 @@ def start(
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
     if not sys.executable:
         raise InputError(
-            f"this process does not know where Python is: sys.executable is {sys.executable!r}",
+            f"this process has no path of Python: sys.executable is {sys.executable!r}",
             expected="the path of a Python program",
             fix="set sys.executable before initialize()",
         )
@@ -146,13 +146,13 @@ def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
     """Open the cluster to the script, which gets the signals, and end it with this process."""
     try:
         end.open()
-        # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
+        # The last step of the interpreter, since threads of the script may outlive its main program.
         atexit.register(end.finish)
     except BaseException:
         end.finish()  # else the other ranks would wait for this one
         signals.give_back()
         raise
-    # Not before: what a signal raises ends the script, and the cluster with it, from here on.
+    # Not before: from here on the exception of a signal ends the script, and with it the cluster.
     signals.give_back()
     handle_loss()
     if options.walltime_signal is not None:
@@ -173,10 +173,7 @@ def command_session() -> tuple[Session, Options] | None:
 
 
 def refuse_second() -> None:
-    """One cluster at a time.
-
-    Raises an InputError here and now: the other ranks are inside the first cluster, and can't take part in a report.
-    """
+    """Raise an InputError if there is a cluster: the other ranks are in it, and can't take part in a report."""
     if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(
             "initialize or execute: called a second time in this job",
@@ -185,14 +182,14 @@ def refuse_second() -> None:
         )
 
 
-# What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM.
+# Changes in the process of a rank: standard streams, `sys.excepthook`, SIGTERM.
 
 
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
     open_missing()
     outcome.install(_label)
-    # Without a handler Python dies of it with no `finally` at all.
+    # Without a handler it ends Python without any `finally`.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         handle_signal(signal.SIGTERM)
 
@@ -227,8 +224,8 @@ def _on_loss(number: int, frame: FrameType | None) -> None:
 
 
 def on_signal(number: int, frame: FrameType | None) -> None:
-    """End the script: SystemExit, or what its session raises."""
-    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
+    """End the script by a SystemExit, or by the exception of its session."""
+    # Slurm sends TERM twice at once, and KILL some seconds later, so the script's `finally` must not be interrupted.
     # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
     install(number, lambda *_: None)
     if _script_has_ended(frame):
@@ -243,7 +240,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
         try:
             end.end_script(number, frame)
         except BaseException as error:
-            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+            if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))
             raise
     code = outcome.code_of_signal(number)
@@ -252,7 +249,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:
-    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    """Whether the signal came after the script's end, for example by an exception, and before ours: no code can receive it."""
     from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.mpi.mailbox import Mailbox
 
@@ -261,7 +258,7 @@ def _script_has_ended(frame: FrameType | None) -> bool:
         for function in (outcome.ExceptHook.__call__, ClientEnd.finish, Mailbox.close, finalize)
     }
     if frame is not None and frame.f_code is run_script.__code__:
-        return True  # not in the script, but in what reports its exception
+        return True  # in the code that reports the script's exception
     while frame is not None:
         if frame.f_code in ours:
             return True

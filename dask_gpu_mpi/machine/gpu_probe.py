@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 
 _NO_ANSWER = (
-    "the process that asks NVML for the GPUs ended without an answer: NVIDIA's library is broken, or memory is short. "
+    "the process that queries NVML for the GPUs ended without an answer: NVIDIA's library is broken, or memory is short. "
     "Fix: repair that, leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
 )
 
@@ -124,7 +124,7 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
         except InputError as error:
             found = "input", str(error)
         except Exception as error:
-            found = "failed", f"could not ask NVML for the GPUs: {type(error).__name__}: {error}"
+            found = "failed", f"could not query NVML for the GPUs: {type(error).__name__}: {error}"
         write_frame(answer, found)
     finally:
         os._exit(0)  # the rank reads the end of file if there is no answer

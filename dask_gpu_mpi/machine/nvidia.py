@@ -239,8 +239,8 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)})",
-                fix="name each GPU once",
+                f"{VISIBLE_DEVICES}={value!r} lists one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)})",
+                fix="list each GPU once",
             )
         chosen[key] = entry
         found.append(gpu)

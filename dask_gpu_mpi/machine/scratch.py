@@ -63,7 +63,7 @@ def name_error(path: str) -> str:
     return ""
 
 
-def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
+def inspect_scratch(path: str, tmpdir: str | None = None) -> Scratch:
     """Test a directory, which is made if it is missing, by writing a megabyte.
 
     `tmpdir` is ``TMPDIR``, if the directory comes from it, to detect that Python ignores it.
@@ -86,7 +86,7 @@ def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS)
     except OSError as failure:
         error = failure.strerror or str(failure)
     try:
-        kind, mount = filesystem_of(os.path.realpath(path), mounts.read_text(errors="replace"))
+        kind, mount = filesystem_of(os.path.realpath(path), MOUNTS.read_text(errors="replace"))
     except OSError:
         kind = mount = ""
     return Scratch(path, kind, mount, free, error, ignored, "" if error else exposed_folder(path))

@@ -1,1 +1,1 @@
-"""Launchers, the batch system, the MPI library, and the ranks of one host."""
+"""The MPI library and its quirks, messages between ranks, and watchdogs."""

@@ -1,7 +1,7 @@
 """MPI is finalized when Python ends, if mpi4py is set not to: after everything that the script has registered with `atexit`.
 
 The script's handlers may use MPI, as they may if mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of
-their registration: so ours is registered when this is imported, and only what came before the package comes after it.
+their registration. Ours is registered when this module is imported, so only handlers from before that import run after it.
 
 The defects of MPICH 4 and older at the end are here as well.
 """
@@ -19,7 +19,7 @@ from dask_gpu_mpi.sites.launchers import alone_on_host
 
 #: Seconds for the messages of a barrier to arrive, before the connections close.
 SETTLING = 0.3
-#: The process that is to do it.
+#: The process that has to do it.
 _owner = 0
 #: Called instead, if MPI is left as it is.
 _instead: Callable[[], object] | None = None
@@ -44,29 +44,20 @@ def last_messages_hang(version: str) -> bool:
     return is_mpich_before_5(version)
 
 
-def finalize_may_hang(version: str) -> bool:
-    """Whether ``MPI_Finalize`` may never return, as with MPICH 4 and older over UCX.
-
-    A rank closes its connections and then waits for the others in PMI, without answering a rank that is still closing its own
-    (4.0.2, two nodes: one job of five). But if one node has several ranks, Hydra needs the call, or loses the exit code.
-    """
-    return is_mpich_before_5(version) and "ch4:ucx" in version
-
-
 def finalize_at_exit() -> None:
-    """Let this process, and none that it forks, finalize MPI."""
+    """Let this process finalize MPI, but no process that it forks."""
     global _owner
     _owner = os.getpid()
 
 
 def do_not_finalize(instead: Callable[[], object] = lambda: None) -> None:
-    """Leave MPI as it is: ranks are lost, for which it would wait. The first call counts."""
+    """Do not finalize MPI, which would wait for lost ranks. The first call counts."""
     global _instead
     _instead = _instead or instead
 
 
 def finalize() -> None:
-    """Finalize MPI, if this process is to."""
+    """Finalize MPI, if this process has to."""
     if os.getpid() != _owner:
         return
     if _instead is not None:
@@ -77,9 +68,13 @@ def finalize() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     world = MPI.COMM_WORLD
-    may_hang = world.size > 1 and finalize_may_hang(MPI.Get_library_version())
-    # As Finalize, this keeps each rank from ending before all have come to their end, which is all that we need of it.
-    # mpi4py's allreduce would unpickle what arrives.
+    version = MPI.Get_library_version()
+    # With MPICH 4 and older over UCX, MPI_Finalize may never return: a rank closes its connections and then waits for the others
+    # in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five). But if one node has
+    # several ranks, Hydra needs the call, or loses the exit code.
+    may_hang = world.size > 1 and is_mpich_before_5(version) and "ch4:ucx" in version
+    # Like Finalize, this keeps each rank from ending before all have come to their end, and nothing else is needed of it.
+    # mpi4py's allreduce would unpickle the other ranks' values.
     all_alone = bytearray([may_hang and _alone()])
     if may_hang:
         world.Allreduce(MPI.IN_PLACE, [all_alone, MPI.C_BOOL], op=MPI.LAND)

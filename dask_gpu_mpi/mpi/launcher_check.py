@@ -1,4 +1,4 @@
-"""Whether the launcher and the MPI library match, and the message where they do not."""
+"""Whether the launcher and the MPI library match, and the message if they do not."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library
 
 # The other ranks of this host, inspected from outside: which run, and which are stopped.
 #
-# For the report about a rank that does not respond. A launcher's daemon is the parent of all ranks that it starts on a host,
-# and they carry their number in their environment.
+# This is for the report about a rank that does not respond. A launcher's daemon is the parent of all ranks that it starts on a
+# host, and they have their number in their environment.
 
-#: The daemons that start ranks on a host, and their variable of how many.
+#: The daemons that start ranks on a host, and their variable with the number of ranks.
 DAEMONS = {daemon: each.local_size for each in launchers.LAUNCHERS for daemon in each.daemons}
 
 
 def neighbours(pid: int) -> dict[int, str]:
-    """The other ranks that the launcher of a rank started on this host.
+    """The other ranks that the launcher of the rank `pid` started on this host, found among all processes of the host.
 
-    Looks once through all processes of the host.
-
-    `pid`: process id of the rank. Returns by number of the rank ``"stopped"`` (by a signal or a debugger) or ``"there"``; one
-    that has ended is not in it. Empty if the system or the launcher does not show it.
+    By number of the rank: ``"stopped"`` (by a signal or a debugger) or ``"there"``. A rank that has ended is missing. Empty if
+    neither the system nor the launcher has that information.
     """
     import psutil
 
@@ -52,7 +50,7 @@ def neighbours(pid: int) -> dict[int, str]:
         )
         if launched is None:
             continue
-        # Wrapper scripts may stand between the launcher and the rank: what runs below them is the same rank.
+        # Wrapper scripts may be between the launcher and the rank: processes below them are the same rank.
         mine, seen = [sibling], {states[sibling]}
         while mine:
             for child in children.get(mine.pop(), ()):
@@ -65,11 +63,10 @@ def neighbours(pid: int) -> dict[int, str]:
 
 
 def started_here(pid: int) -> int:
-    """How many ranks were started on this host by a launcher that does not mind when one ends before ``MPI_Init``.
+    """The number of ranks that the launcher of the rank `pid` started on this host, if it ignores ends before ``MPI_Init``.
 
-    Hydra minds none that exits, Open MPI's mpirun none that exits with code 0.
-
-    `pid`: process id of one of them. Returns 0 below other launchers: they end the job by themselves.
+    Hydra ignores every rank that exits, Open MPI's mpirun those that exit with code 0. Other launchers end the job by themselves:
+    the number is 0.
     """
     import psutil
 
@@ -91,10 +88,9 @@ def launched_as(pid: int) -> launchers.Launched | None:
 
 
 def first_process(pid: int, *, but_shells: bool = False) -> int:
-    """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it.
+    """The process that the launcher itself started for the rank `pid`: the rank, or the outermost wrapper script.
 
-    `pid`: process id of the rank. `but_shells`: stop below a shell in which a user has typed the command (``srun --pty
-    bash``): it goes on after it.
+    `but_shells`: stop below a shell in which a user has typed the command (``srun --pty bash``), since it continues afterwards.
     """
     import psutil
 
@@ -125,10 +121,7 @@ def _typed(shell: int, pid: int) -> bool:
 
 
 def is_child_of(pid: int) -> bool:
-    """Whether this process was started by that one or its children, with no launcher between them.
-
-    `pid`: process id, of another process or of this one.
-    """
+    """Whether this process was started by the process `pid` or its children, with no launcher between them."""
     import psutil
 
     try:
@@ -143,9 +136,9 @@ def is_child_of(pid: int) -> bool:
 
 
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:
-    """Refuse an MPI library that would abort in ``MPI_Init``, where nothing can be caught any more.
+    """Refuse an MPI library that would abort in ``MPI_Init``, which no code could catch.
 
-    That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Does not
+    That is MPICH without PMIx below a launcher that supports nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Does not
     initialise MPI: call it before mpi4py.MPI is imported.
 
     `library_path`: the MPI library, or something linked to it (``importlib.util.find_spec("mpi4py.MPI").origin``). Raises a
@@ -155,7 +148,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
     if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
         return
     library, has_pmix = _inspect_library(library_path)
-    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in other ways.
+    # Intel's, Cray's and MVAPICH's builds have other version texts, and find PMIx in other ways.
     if has_pmix or not library.startswith("MPICH Version"):
         return
     launched = detect(environ)
@@ -169,7 +162,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
         launcher = f"{launched.name} ({launched.size_variable}={launched.size})"
         fix = _fix(launched, library)
     raise LauncherError(
-        f"the MPI library ({library_name(library)}) does not speak PMIx, and {launcher} offers nothing "
+        f"the MPI library ({library_name(library)}) does not support PMIx, and {launcher} offers nothing "
         f"else: {_MISMATCH}",
         fix=fix,
         where=f"{where} on {host}",
@@ -220,8 +213,8 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
     """Sleep `RANK_0_GRACE` seconds in ranks other than 0; then return whether this rank has nothing to report.
 
     For ranks that can't communicate. None may exit before rank 0 has reported, since a launcher ends all ranks when one fails.
-    Then the first rank of each other host reports, in case its host alone lacks something: where rank 0 has failed as well, most
-    launchers have ended this one by then.
+    Then the first rank of each other host reports, in case its host alone lacks something. If rank 0 has failed as well, most
+    launchers have ended this rank by then.
     """
     launched = detect(environ)
     if launched is None or not launched.rank:
@@ -236,11 +229,8 @@ def _inspect_library(path: str) -> tuple[str, bool]:
 
     try:
         library = ctypes.CDLL(path)
-        text, length = (
-            ctypes.create_string_buffer(1 << 13),
-            ctypes.c_int(),
-        )  # MPI_MAX_LIBRARY_VERSION_STRING: 8192
-        # one of the few calls that MPI allows before MPI_Init
+        text, length = ctypes.create_string_buffer(1 << 13), ctypes.c_int()
+        # one of the few calls that MPI allows before MPI_Init; MPI_MAX_LIBRARY_VERSION_STRING is at most 8192
         library.MPI_Get_library_version(text, ctypes.byref(length))
     except (OSError, AttributeError):
         return "", False
@@ -268,4 +258,4 @@ def _launch(launched: Launched) -> str:
 def _fix(launched: Launched, library: str) -> str:
     if launched.name == "srun":
         return f"use {_srun(library)}, or {_OWN_MPIRUN}"
-    return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` names it), or install the MPI library of this launcher"
+    return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` shows it), or install the MPI library of this launcher"

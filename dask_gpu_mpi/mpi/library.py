@@ -1,4 +1,4 @@
-"""The MPI library of this process: loaded (behind UCX where that is used), begun, ended, and aborted."""
+"""The MPI library of this process: loaded (after UCX, if that is used), initialised, finalised, and aborted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dask_gpu_mpi.sites.launchers import all_on_one_host
 
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
-#: mpi4py's own variables for what `_finalized_by_us` is about.
+#: mpi4py's variables by which the user can choose what `_finalized_by_us` sets.
 _RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
@@ -32,10 +32,10 @@ _started_here = False
 
 
 def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
-    """Import ``mpi4py.MPI``, and initialise MPI where that is not done already.
+    """Import ``mpi4py.MPI``, and initialise MPI unless that was done before.
 
-    `environ`, `host`: to refuse a library that would abort below this launcher, and to name the rank. Raises a MpiMissingError
-    (the message names the extras that bring a library), a LauncherError, or an InputError if the script has ended MPI already.
+    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError, a
+    LauncherError, or an InputError if the script has finalized MPI already.
     """
     global _started_here
     loaded = sys.modules.get("mpi4py.MPI")
@@ -49,7 +49,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         _end_with_python()
         return mpi
     except InputError as error:
-        # Without MPI no other rank can be informed; where all have the error, one report is enough.
+        # Without MPI no other rank can be informed. If all have the error, one report is enough.
         error.reported = environ is not None and launcher_check.wait_for_rank_0_to_report(environ)
         raise
 
@@ -60,17 +60,17 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             one_host = environ is not None and all_on_one_host(environ)
             if environ is not None:
                 settings.enter_context(closed_to_others(environ, one_host=one_host))
-            # which imports mpi4py, and that may load the library
+            # this imports mpi4py, which may load the library
             spec = importlib.util.find_spec("mpi4py.MPI")
             if environ is not None and spec is not None and spec.origin:
-                launcher_check.check_library(environ, spec.origin, host)  # which loads it
+                launcher_check.check_library(environ, spec.origin, host)  # loads it
                 beside_ucx = _ucx_is_first or "ucxx" in sys.modules
                 settings.enter_context(
                     fewer_components(environ, spec.origin, beside_ucx=beside_ucx, one_host=one_host)
                 )
             settings.enter_context(_finalized_by_us(spec.origin if spec is not None else None))
             settings.enter_context(warnings.catch_warnings())
-            # mpi4py's own warning of a foreign launcher; `launcher_check.cross_check` reports it with the fix.
+            # mpi4py's warning of another library's launcher; `launcher_check.cross_check` reports that with the fix.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
 
@@ -93,10 +93,10 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
 
 @contextlib.contextmanager
 def _finalized_by_us(module: str | None) -> Iterator[None]:
-    """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
+    """A context in which to import mpi4py.MPI, so that this process calls ``MPI_Finalize`` at its end, but not its children.
 
-    mpi4py calls it in these as well (``Py_AtExit``), where it waits forever and takes the parent's messages. It is
-    left alone if the user has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
+    mpi4py calls it in forked children as well (``Py_AtExit``), which then wait forever and receive the parent's messages. Nothing
+    is changed if the user has chosen, or below ``python -m mpi4py``, which lets mpi4py abort the job after an exception.
     """
     import mpi4py
 
@@ -114,7 +114,7 @@ def _finalized_by_us(module: str | None) -> Iterator[None]:
 
 
 def _end_with_python() -> None:
-    """Finalize MPI when Python ends, where mpi4py will not: most ranks end inside ``initialize()``, where no script can do it."""
+    """Finalize MPI when Python ends, if mpi4py will not: most ranks end inside ``initialize()``, so the script can't do it."""
     import mpi4py
 
     rc: Any = mpi4py.rc
@@ -132,12 +132,7 @@ def _is_initialized(module: str | None) -> bool:
 
 
 def check_threads() -> None:
-    """Whether MPI allows calls of several threads, of which the script's rank in a job of several ranks has two.
-
-    One runs the script, which may use MPI itself; the other receives the messages of the other ranks meanwhile.
-
-    Raises InputError: it does not.
-    """
+    """Raise an InputError unless MPI allows calls from several threads: the script, and the receiver of other ranks' messages."""
     from mpi4py import MPI
 
     provided = MPI.Query_thread()
@@ -153,7 +148,7 @@ def check_threads() -> None:
 
 
 def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
-    """Warnings of what leaves MPI a port in a job on one host, where it needs none."""
+    """Warnings of settings by which MPI opens a port in a job on one host, which needs none."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.__file__ or not all_on_one_host(environ):
         return []
@@ -167,17 +162,14 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
     if not setting:
         return []
     return [
-        "MPI: the script has imported mpi4py.MPI before initialize(), so each rank listens on a TCP port that asks for no key: "
+        "MPI: the script has imported mpi4py.MPI before initialize(), so each rank listens on a TCP port without authentication: "
         "anyone who reaches it can read and write the memory of the ranks. Fix: call initialize() before mpi4py.MPI is imported, "
         f"or {setting} in the environment of a job on one node"
     ]
 
 
 def before_finalize(function: Callable[[], object]) -> None:
-    """Let `function` be called when the script calls ``MPI.Finalize()``, which waits for all ranks.
-
-    MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
-    """
+    """Call `function` when the script calls ``MPI.Finalize()``, which first deletes the attributes of ``COMM_SELF``."""
     from mpi4py import MPI
 
     if MPI.Is_finalized():
@@ -188,13 +180,13 @@ def before_finalize(function: Callable[[], object]) -> None:
 
 
 def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
-    """Load the UCX of this environment's packages before MPI: both bring a libucs. With MPI's loaded, ucxx finds symbols missing,
-    and with it cudf_polars and rapidsmpf in the script. The other way both work.
+    """Load the UCX of this environment's packages before MPI's, since both bring a libucs.
 
-    Its library alone, if that is a package: `ucxx` imports for more than a second.
+    With MPI's loaded first, symbols are missing in ucxx, and so in cudf_polars and rapidsmpf. In the other order both work. Only
+    the library is loaded, if it is a package: the import of `ucxx` takes more than a second.
 
-    `required`: Dask uses UCX in this process. Else it is loaded for what the script may import, unless MPI would lose its RDMA.
-    Raises an InputError if it is required, and the script has loaded MPI already. (The agent reports a package that is missing.)
+    `required`: Dask uses UCX in this process. Otherwise it is loaded for the script's imports, unless MPI would lose its RDMA.
+    Raises an InputError if it is required, and the script has loaded MPI already. (The agent reports a missing package.)
     """
     global _ucx_is_first
     if not required:
@@ -218,13 +210,13 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
 
 
 def abort(code: int) -> None:
-    """Take all ranks down, those included that don't answer; returns only if MPI can't even do that."""
+    """End all ranks, including those that don't answer; returns only if MPI can't do that."""
     from mpi4py import MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         look_after_launcher()
-        flush()  # what the script has printed: Python will not come to it
-        # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
+        flush()  # the script's output: Python will not do it
+        # In one of ten jobs, MPICH's launcher ended because of the abort before it had printed that output.
         wait_until_read((1, 2), READING)
         MPI.COMM_WORLD.Abort(code)
 

@@ -1,12 +1,11 @@
 """Small messages between ranks over MPI, without calls that spin.
 
-Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
-sent without waiting, and polled for between short sleeps (`wire`). One message kind after the other makes the
-protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a private communicator, so the user's messages never mix
-with these.
+In a blocking call, every MPI library spins, and keeps a core busy that imports need. So messages are sent without waiting, and
+polled for between short sleeps (`wire`). The order of the kinds of messages is the protocol; see
+`dask_gpu_mpi.startup.bringup`. All of it uses a private communicator, so the user's messages never mix with these.
 
-All messages are to rank 0 or from it. Each is plain data of the type that its kind has (`base.plain_data`), sealed for the other
-side (`wire`): messages of other senders are dropped and counted, and never end the job.
+All messages go to rank 0 or come from it. Each is plain data of the type of its kind (`base.plain_data`), sealed for the other
+side (`wire`). Messages of other senders are dropped and counted, and never end the job.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
 _TAG = 7
 #: Kinds of messages that all ranks exchange, each once. Every rank sends rank 0 whether it agrees; rank 0 answers whether all do.
-#: That the communicator is freed, where the program continues; and that the process ends, a rank's last message.
+#: The first is about freeing the communicator, if the program continues. The second, that the process ends, is a rank's last.
 _FREE, _LAST = "free", "last"
 
 
 class Mail(NamedTuple):
-    """One message: who sent it, what kind it is, and what it carries."""
+    """One message: its sender, its kind and its payload."""
 
     source: int
     kind: str
@@ -47,10 +46,10 @@ class Mail(NamedTuple):
 class Mailbox:
     """The messages of one rank, which meets the others when it is made.
 
-    `comm` is duplicated, without blocking; the caller's own is never used for messages. All ranks must have come by `deadline`
-    (``time.monotonic()``; `deadline_name` in messages), and have not if `interrupted` returns a failure to report instead. A
-    DaskGpuMpiError of these, or because another process sends in the name of a rank, is `fatal`. `payloads`: the type of what
-    each kind of message carries.
+    `comm` is duplicated, without blocking, and not itself used for messages. All ranks must have come by `deadline`
+    (``time.monotonic()``; `deadline_name` in messages), unless `interrupted` returns a failure to report instead. Both raise a
+    `fatal` DaskGpuMpiError, and so does another process that sends in the name of a rank. `payloads`: the type of each kind's
+    payload.
     """
 
     def __init__(
@@ -73,21 +72,21 @@ class Mailbox:
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _FREE: bool, _LAST: bool}
         self._drops = DroppedMessages(f"rank {self.rank} on {host}")
-        #: The messages that all exchange, as far as they have come, by kind and rank.
+        #: The messages of `_FREE` and `_LAST` that have come, by kind and rank.
         self._exchanged: dict[str, dict[int, bool]] = {_FREE: {}, _LAST: {}}
-        #: Those that this rank has sent.
+        #: The kinds of these that this rank has sent.
         self._has_sent: set[str] = set()
-        #: Called at the end of this process: its exit code, where it has failed and the other ranks may wait for it in MPI; None:
-        #: they are to be waited for.
+        #: Called at the end of this process: its exit code, if it has failed and the other ranks may wait for it in MPI; None:
+        #: this rank waits for the others.
         self.failure: Callable[[], int | None] = lambda: None
-        #: Ranks that are lost: nothing is sent to them, and nothing awaited, unless a message of theirs comes.
+        #: Lost ranks: nothing is sent to them or expected of them, until a message comes from them.
         self.lost: set[int] = set()
         #: Whether ranks may be lost: MPI is finalized only if all have come to their end.
         self.tolerates_loss = False
         self._closed = False
         self._thread = threading.get_ident()
         self._owner = os.getpid()
-        #: Held while messages are handed to MPI, sealed in that order: the monitor may still be there when the script ends.
+        #: Held while messages are sealed and handed to MPI, in one order: the monitor may still run when the script ends.
         self._sending = threading.RLock()
         #: None: there are no other ranks, or it is freed.
         self._comm: Any = None
@@ -103,7 +102,7 @@ class Mailbox:
         self._wire = Wire(self._comm, _TAG, self._drops)
         self._channels = rendezvous.channels
         self.hosts = rendezvous.hosts
-        # Whichever way MPI ends: with Python, after which nothing of it runs any more, or by the script's ``MPI.Finalize()``.
+        # MPI ends in one of two ways: when Python ends, or by the script's ``MPI.Finalize()``.
         atexit.register(self.close)
         before_finalize(self.close)
 
@@ -131,7 +130,7 @@ class Mailbox:
             self.lost.discard(source)
             for mail in self._open(source, data):
                 if mail.kind in self._exchanged:
-                    # For `free` or `close`, and it may come before this rank is there.
+                    # For `free` or `close`, which this rank may call later.
                     self._exchanged[mail.kind][source] = mail.payload
                 else:
                     mails.append(mail)
@@ -139,7 +138,7 @@ class Mailbox:
         return mails
 
     def flush(self, timeout: float) -> bool:
-        """Let the messages on their way leave; False when some have not after `timeout` seconds."""
+        """Wait until all messages have left; False if some have not after `timeout` seconds."""
         limit = time.monotonic() + timeout
         while not self._post():
             if time.monotonic() > limit:
@@ -148,16 +147,16 @@ class Mailbox:
         return True
 
     def give_up_sending(self) -> None:
-        """What has not left yet is for lost ranks."""
+        """Stop waiting for messages that have not left yet: they are for lost ranks."""
         if self._wire is not None:
             self._wire.give_up_sending()
 
     def free(self, timeout: float, patience: float, *, agrees: bool) -> None:
         """Free the communicator, if all ranks come here within `timeout` seconds after rank 0, and agree; else it stays.
 
-        MPI's call takes all ranks, so rank 0 hears each first, and decides for all; the others wait at most `patience` seconds
-        for that. What was on its way has been read by then, since a later communicator may get this one's number. A rank that
-        ends instead (`close`) does not agree, and all have one answer: if called again, this does nothing.
+        MPI's call needs all ranks, so each sends its answer to rank 0, which decides for all; the others wait at most `patience`
+        seconds for that. All messages have been read by then, since a later communicator may get this one's number. A rank that
+        ends instead (`close`) does not agree. All have one answer: a second call does nothing.
         """
         if self._may_call() and self._exchange(_FREE, timeout if self.rank == 0 else patience, agrees=agrees):
             comm, self._comm = self._comm, None
@@ -165,9 +164,9 @@ class Mailbox:
             atexit.unregister(self.close)
 
     def close(self, timeout: float = LAST_MESSAGES_TIMEOUT) -> None:
-        """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.
+        """Receive the last messages at the end of this process: MPI libraries print warnings of messages that are left.
 
-        Abort the job where this rank has failed (`failure`), and the others do not end as well. May be called again.
+        Aborts the job if this rank has failed (`failure`) and the others do not end as well. May be called again.
         """
         if self._closed or not self._may_call():
             return
@@ -178,7 +177,7 @@ class Mailbox:
         with undisturbed():
             ended = False
             if not last_messages_hang(MPI.Get_library_version()):
-                # for the ranks that are in `free`: they wait no longer
+                # for the ranks that wait in `free`
                 self._exchange(_FREE, 0.0, agrees=False)
                 ended = self._exchange(
                     _LAST, timeout if code is None else FAILED_TIMEOUT, agrees=not self.lost
@@ -194,10 +193,10 @@ class Mailbox:
                 abort(code)
 
     def _exchange(self, kind: str, timeout: float, *, agrees: bool) -> bool:
-        """Send this rank's message of that kind, and wait for those to it; whether all ranks have come, and agree.
+        """Send this rank's message of that kind, and wait for the answer; returns whether all ranks have come, and agree.
 
-        All messages are to rank 0 or from it, and those of one rank come in the order in which they were sent: behind its last
-        one there are no more. Rank 0 answers when it has those of all, or at its timeout.
+        Messages of one rank come in the order in which they were sent, so after its last one there are no more. Rank 0 answers
+        when it has those of all, or at its timeout.
         """
         if kind in self._has_sent:
             return False
@@ -213,7 +212,7 @@ class Mailbox:
         return all_agree
 
     def _agree(self, kind: str, ranks: Iterable[int], limit: float) -> bool:
-        """Wait until `limit` for the messages of that kind of these ranks; whether all have come, and agree."""
+        """Wait until `limit` for the messages of that kind of these ranks; returns whether all have come, and agree."""
         come, awaited = self._exchanged[kind], set(ranks)
         while not come.keys() >= awaited and time.monotonic() < limit:
             self.receive()
@@ -228,8 +227,8 @@ class Mailbox:
     def _may_call(self) -> bool:
         """Whether there are other ranks, and MPI allows a call here and now.
 
-        The script may have finalised it, and not every library allows all threads. And none from a process that the script
-        forks: it would take what is sent to this one.
+        The script may have finalised MPI, and not every library allows calls from all threads. A process that the script forks
+        makes no call: it would receive the messages to this one.
         """
         if self._comm is None or os.getpid() != self._owner:
             return False
@@ -241,7 +240,9 @@ class Mailbox:
 
     def _encode(self, kind: str, payload: Any) -> bytes:
         data = pack([kind, payload])
-        self._decode(self.rank, data)  # a payload of another type is refused here instead of lost there
+        self._decode(
+            self.rank, data
+        )  # a payload of another type is an error here; the receiver would drop it
         return data
 
     def _payload_type(self, kind: str) -> Any:
@@ -250,7 +251,7 @@ class Mailbox:
         return self._payloads[kind]
 
     def _open(self, source: int, message: bytearray) -> list[Mail]:
-        """The mails that this message brings; none if it is not from a rank of this job, or not in its turn."""
+        """The mails that can be opened with this message; none if no rank of this job sent it, or an earlier one is missing."""
         try:
             if source not in self._channels:
                 raise ForeignMessageError("from a rank that does not send any")
@@ -267,12 +268,12 @@ class Mailbox:
         return mails
 
     def _decode(self, source: int, data: bytes) -> Mail:
-        """A message of a rank of this job; PlainDataError if that runs another version of this package."""
+        """A message of a rank of this job; a PlainDataError if that rank has another version of this package."""
         kind, payload = from_plain(tuple[str, Any], unpack(data))
         return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 
     def _dispatch(self, *messages: tuple[int, bytes]) -> None:
-        """Hand to MPI what waits to be sent: here it is sealed, since that is the order in which it is received."""
+        """Hand all waiting messages to MPI. They are sealed here, in the order in which they are received."""
         with self._sending:
             self._later += messages
             if self._wire is None or not self._may_call():
@@ -283,7 +284,7 @@ class Mailbox:
                     self._wire.send(rank, self._channels[rank].seal(data))
 
     def _post(self) -> bool:
-        """Let messages leave; whether all have."""
+        """Hand messages to MPI, and return whether all have left."""
         if self._wire is None:
             return True
         if not self._may_call():

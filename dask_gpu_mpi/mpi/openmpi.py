@@ -1,14 +1,14 @@
-"""Components of Open MPI that stay out of ``MPI_Init``: one that takes a second for nothing, and the network's on one host.
+"""Components of Open MPI that are left out: one that costs a second without use, and those of the network on one host.
 
-Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed, which is inside ``MPI_Init``
-wherever it finds no network that it could use (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; seen in 4.1
-to 5.0). That is half of the start of a cluster, so such hosts are started without it. Debian's Open MPI leaves it out everywhere.
+Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network that it
+could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; found in 4.1 to 5.0).
+A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out.
 
-Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
+The components that use UCX start it, which takes another second if that UCX is the one of ucxx, with CUDA, not MPI's.
 
-The component for TCP makes each rank listen on all interfaces, also where all ranks are on one host and talk through shared
-memory. Anyone who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen
-components to leave out (``^openib``), TCP is added to them; any other choice stays, and `left_open` warns of it.
+The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
+who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen components to
+leave out (``^openib``), TCP is added to them. Any other choice stays, and `left_open` warns of it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by, variables
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: The components that are left out, by framework; and those that are left out next to a UCX that is not MPI's.
+#: The components that are left out, by framework, and with a UCX that is not MPI's.
 LEFT_OUT = {"btl": "^ofi"}
 LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
-#: With a parameter of these, or one that begins so, somebody has chosen: a component that one rank leaves out and the others use
-#: would keep MPI from starting.
+#: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
+#: that others use.
 UCX = r"(pml|osc)|(pml_ucx|osc_ucx|opal_common_ucx)_\w+"
 CHOSEN = {
     "btl": re.compile(r"btl|(btl_ofi|btl_uct|opal_common_ofi)_\w+"),
     "pml": re.compile(UCX),
     "osc": re.compile(UCX),
 }
-#: Parameters that name files which are not read here.
+#: Parameters with names of files that are not read here.
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
-#: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
+#: Variables with the folders of the installation's configuration, and the names of the files (opal/mca/installdirs,
+#: opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
 #: The one that counts more than the environment.
@@ -57,11 +59,11 @@ def fewer_components(
     one_host: bool = False,
     networks: tuple[str, ...] = NETWORKS,
 ) -> Iterator[None]:
-    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless the user has chosen components.
+    """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
 
-    `environ`: the process's environment. `module`: what is linked to the MPI library:
+    `environ`: the process's environment. `module`: a file that is linked to the MPI library,
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `beside_ucx`: a UCX is loaded that is not MPI's. `one_host`: all ranks
-    are on this host. `networks`: patterns of files, of which one is there where the components might be used.
+    are on this host. `networks`: patterns of files, of which one exists if the components can be used.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
@@ -79,20 +81,12 @@ def fewer_components(
     chosen = environ.get(BTL, "")
     if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
         settings[BTL] = f"{chosen},tcp"
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
+    with environment(settings):  # restored, since children of the script must not have these
         yield
-    finally:
-        for name, was in before.items():  # ours are not for the children of the script
-            if was is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = was
 
 
 def left_open(environ: Mapping[str, str], module: str) -> str:
-    """The warning of a setting by which ranks that are all on this host listen on a TCP port; empty: none does."""
+    """The warning of a setting by which ranks of a job on one host listen on a TCP port; empty: there is no such setting."""
     if (library := _library_of(module)) is None:
         return ""
     value, file = _configured(environ, library).get("btl", (None, None))
@@ -107,7 +101,7 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
     if not setting:
         return ""
     return (
-        f"MPI: {setting} has each rank listen on a TCP port that asks for no key: anyone on this node who reaches it can read "
+        f"MPI: {setting} has each rank listen on a TCP port without authentication: anyone on this node who reaches it can read "
         f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
         + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
     )
@@ -129,7 +123,7 @@ def _leaves_tcp(components: str) -> bool:
 
 
 def _library_of(module: str) -> Path | None:
-    """The file of the MPI library that this module loads, where it is Open MPI."""
+    """The file of the MPI library that this module loads, if it is Open MPI."""
     with suppress(OSError, StopIteration):
         if not hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world"):
             return None
@@ -140,7 +134,7 @@ def _library_of(module: str) -> Path | None:
 
 
 def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[str, Path]]:
-    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value, and where it is."""
+    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value and file."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
@@ -157,23 +151,22 @@ def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[st
     return found
 
 
-# MPI that others do not reach: without a port if all ranks are on one host, and no memory of the group's.
+# Settings by which other users can't reach MPI: no port if all ranks are on one host, and no memory that the group can write.
 #
-# Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and talk
-# by shared memory. UCX authenticates nobody: a process that reaches such a port reads and writes the rank's memory
-# (docs/security.md). So on one host UCX starts without TCP. Between hosts TCP may be the only way, which no rank can find out
-# alone: there it stays.
+# Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and use
+# shared memory. UCX has no authentication: a process that reaches such a port can read and write the rank's memory
+# (docs/security.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank can
+# find that out alone.
 #
-# UCX makes its System V shared memory with mode 0660, whatever the umask: whoever has the job's group, on many systems a
-# whole institute, can write into what passes between its ranks. Without it UCX takes POSIX shared memory, which is its
-# owner's alone.
+# UCX makes its System V shared memory with mode 0660, without regard to the umask. So everyone in the job's group, on many
+# systems a whole institute, can write into the messages between its ranks. Without it UCX uses POSIX shared memory, which only
+# the owner can open.
 #
-# Before release 1.20 UCX also installs handlers for signals, which print 40 lines into the job's output if the process
-# crashes, be it by a stranger's packet or in the user's code. Without them such a process ends as any Python does: by the
-# signal, and with ``faulthandler``'s traceback if that is on.
+# Before release 1.20 UCX also installs handlers for signals. They print 40 lines into the job's output if the process crashes.
+# Without them such a process ends like any Python: by the signal, and with ``faulthandler``'s traceback if that is on.
 
 NO_SYSTEM_V = "^sysv"
-#: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
+#: Settings for all jobs, and for those on one host: the value, and the variables by which the user may have chosen already.
 ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
 ON_ONE_HOST = {
     "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
@@ -181,20 +174,20 @@ ON_ONE_HOST = {
     "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
     "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
 }
-#: UCX's shared memory in ``UCX_TLS``. Without it ranks of one host talk by TCP, which finds no way by loopback.
+#: Names of UCX's shared memory in ``UCX_TLS``. Without it ranks of one host use TCP, which can't use loopback here.
 MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv"}
-#: MPICH and its relatives say in their version what they send with: "ch4:ucx ofi".
+#: The version text of MPICH and its relatives contains the libraries that they send with: "ch4:ucx ofi".
 WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 
 
 @contextmanager
 def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[None]:
-    """Load and initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
+    """A context in which to load and initialise MPI, with these settings unless `environ` has the user's.
 
-    `environ`: what the user has chosen. `one_host`: whether all ranks are on this host.
+    Afterwards the variables are not set, since the UCX of Dask has to use the network. `one_host`: all ranks are on this host.
     """
     wanted = dict(ANYWHERE)
-    if not _ucx_is_loaded():  # later it warns of a variable that nobody uses
+    if not _ucx_is_loaded():  # once it is loaded, it warns that these variables are unused
         at_load = AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES
         wanted |= {name: (value, re.compile(name)) for name, value in at_load.items()}
     if one_host:
@@ -209,16 +202,13 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
 
 
 def ucx_left_open(environ: Mapping[str, str], version: str) -> str:
-    """The warning of a setting by which ranks that are all on this host listen on a TCP port of UCX; empty: none does.
-
-    `environ`: what the user, or a module of the site, has chosen. `version`: ``MPI.Get_library_version()``.
-    """
+    """The same warning about UCX, for MPI's library of this `version` (``MPI.Get_library_version()``)."""
     if "UCX_TLS" not in environ or not opened_by(environ) or not WITH_UCX.search(version):
         return ""
     devices = environ.get("UCX_NET_DEVICES", "lo" if _by_memory(environ) else "")
     reached = "node" if devices == "lo" else "network"
     return (
-        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port that asks for no key: anyone on this {reached} "
+        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port without authentication: anyone on this {reached} "
         f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
     )
 

@@ -1,4 +1,4 @@
-"""All ranks come together once, at the start: they duplicate the communicator, exchange keys, and name ranks that do not come."""
+"""All ranks meet once, at the start: they duplicate the communicator, exchange keys, and report ranks that do not come."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 #: The name of the deadline in messages, unless the caller has another one.
 DEADLINE = "the start-up timeout (startup_timeout)"
-#: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
+#: Tag on the user's communicator, before there is another: a number that no program uses by chance, below MPI's least bound.
 _TAG = 32701
 #: Bytes of the largest message: the states of all ranks of a host.
 LARGEST = 1 << 16
-#: How many missing ranks a message names with their state.
+#: Missing ranks that a message lists with their state.
 MOST_NAMED = 8
 
 
@@ -33,31 +33,29 @@ MOST_NAMED = 8
 class RankKey:
     """The message of a rank to rank 0: at once, and again after the deadline."""
 
-    #: Where it runs.
     host: str
-    #: Its public key, for what it sends from now on.
+    #: Its public key, for all later messages.
     key: bytes
-    #: Ranks of its host that are missing, as seen from outside (`launcher_check.neighbours`).
+    #: State of the other ranks of its host (`launcher_check.neighbours`).
     states: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CoordinatorKey:
-    """The answer of rank 0 to each rank's first message."""
+    """The answer of rank 0 to each rank's first message: its public key."""
 
-    #: Its public key.
     key: bytes
 
 
 class Rendezvous:
-    """One duplication of a communicator, which takes all ranks, without waiting in MPI.
+    """One duplication of a communicator, which needs all ranks, without waiting in MPI.
 
-    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. Two different keys of one
-    rank end the start: one is of another sender, which may have been first.
+    Each rank sends its host to rank 0 at once, so that rank 0 can report the missing ranks. Two different keys of one rank end
+    the start: one comes from another sender, which may have been first.
 
     `comm`: the communicator to duplicate. `host`: that of this rank. `deadline`: ``time.monotonic()`` until which all ranks must
-    have come. `deadline_name`: its name in messages. `interrupted`: the failure to report instead of waiting any longer; None:
-    there is none. `drops` counts the messages of other senders.
+    have come. `deadline_name`: its name in messages. `interrupted` returns the failure to report instead of waiting any longer,
+    if there is one. `drops` counts the messages of other senders.
     """
 
     def __init__(
@@ -77,26 +75,26 @@ class Rendezvous:
         self._deadline_name = deadline_name
         self._interrupted = interrupted
         self._drops = drops
-        #: Of the messages of the meeting.
+        #: For the messages of the meeting.
         self.wire = Wire(comm, _TAG, drops, largest=LARGEST)
         self._keys = KeyPair()
         #: Public key of each rank with which this one has a channel.
         self._known: dict[int, bytes] = {}
-        #: To each rank with which this one has exchanged keys: on rank 0 all others, elsewhere rank 0.
+        #: The channel to each rank with which this one has exchanged keys: on rank 0 to all others, elsewhere to rank 0.
         self.channels: dict[int, Channel] = {}
         #: Host of each rank that has come, complete on rank 0.
         self.hosts: dict[int, str] = {self._rank: host}
-        #: Ranks seen from outside, by others of their host: that host, and their state.
+        #: Host and state of ranks, as other ranks of their host report them.
         self._beside: dict[int, tuple[str, str]] = {}
 
     def duplicate(self) -> Any:
         """The new communicator, which returns errors.
 
-        Raises DaskGpuMpiError: not all ranks came in time, another process sends in the name of one, or `interrupted`; `fatal`.
+        Raises a `fatal` DaskGpuMpiError: not all ranks came in time, another process sends in the name of one, or `interrupted`.
         """
         from mpi4py import MPI
 
-        # A script's communicator may abort where a stranger's message is larger than what we take.
+        # A script's communicator may abort if another process sends a message that is too large.
         before = self._comm.Get_errhandler()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
@@ -122,7 +120,7 @@ class Rendezvous:
             if now > self._deadline and not late:
                 late = True
                 self._name_neighbours()
-            # The others leave the report to rank 0, unless it is the one that is missing.
+            # The others leave the report to rank 0, unless rank 0 itself is missing.
             if now > self._deadline + NAME_MISSING + (RANK_0_GRACE if self._rank else 0.0):
                 raise self._timed_out()
             time.sleep(pause)
@@ -133,7 +131,7 @@ class Rendezvous:
         self.wire.send(0, pack(sent))
 
     def _on_message(self, source: int, data: bytearray) -> None:
-        """The key of a rank, or more of what it sees; what else there is, a stranger has sent."""
+        """A rank's key, or its later report; every other message is from another sender."""
         try:
             if self._rank == 0 and 0 < source < self._size:
                 self._on_key(source, from_plain(RankKey, unpack(data)))
@@ -152,7 +150,7 @@ class Rendezvous:
         self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
 
     def _is_new(self, source: int, key: bytes) -> bool:
-        """Make the channel to a rank of its key; False: there is one, of the same key."""
+        """Make the channel to a rank with its key; False: there is one, with the same key."""
         known = self._known.get(source)
         if known is None:
             number = source if self._rank == 0 else self._rank
@@ -160,7 +158,8 @@ class Rendezvous:
             self._known[source] = key
         elif known != key:
             raise _fatal(
-                f"two different keys came from rank {source}: somebody else sends MPI messages in its name. Fix: {FIND_STRANGERS}"
+                f"two different keys came from rank {source}: another process sends MPI messages in its name. "
+                f"Fix: {FIND_STRANGERS}"
             )
         return known is None
 
@@ -175,7 +174,7 @@ class Rendezvous:
         raise error
 
     def _name_neighbours(self) -> None:
-        """Report the ranks of this host as seen from outside: a missing rank can't report where it is."""
+        """Report the state of the other ranks of this host: a missing rank can't report itself."""
         states = neighbours(os.getpid())
         if self._rank:
             self._send_key(states)
@@ -190,7 +189,7 @@ class Rendezvous:
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
             beside, came = self._beside, self.hosts
-        # All have come, and MPI waits all the same: for one that has been stopped since, perhaps.
+        # If all have come and MPI still waits, one may have been stopped since.
         missing = missing or [
             rank for rank in range(self._size) if beside.get(rank, ("", ""))[1] == "stopped"
         ]
@@ -221,12 +220,10 @@ def missing_ranks(
 ) -> str:
     """The message about ranks that have not come.
 
-    `missing`, `size`: their numbers, and that of all ranks. `deadline_name`: what they have missed. `beside`: host and state
-    (`launcher_check.neighbours`) of ranks, as others of their host see them. `came`: host of each rank that has come; empty
-    where that is not known. `allocated`: the hosts of the job; empty: unknown.
+    `missing`, `size`: the missing ranks, and the number of all. `deadline_name`: the name of their deadline. `beside`: host and
+    state of ranks, as others of their host report them. `came`: host of each rank that has come; empty: not known.
+    `allocated`: the hosts of the job; empty: unknown.
 
-    Examples
-    --------
     >>> missing_ranks([1], 3, "the deadline", {1: ("h1", "stopped")}, {0: "h1", 2: "h2"}, "h[1-2]")
     'no response from rank 1 of 3 before the deadline (rank 1 on h1 is stopped); rank 0 on h1, rank 2 on h2 responded. Fix: ...
     """

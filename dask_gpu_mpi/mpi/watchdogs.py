@@ -1,4 +1,4 @@
-"""Processes and threads that end a job whose ranks never come: while MPI is initialized, and during the start."""
+"""Watchdogs that end a job: whose launcher does not end, or whose ranks never join."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbou
 
 # A launcher that does not end when its job is aborted.
 #
-# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: forever if a host has fallen silent, and SIGTERM does
-# not help either. The batch job would sit there until its walltime. So before a rank aborts the job it leaves a process
-# behind that looks after the launcher.
+# Open MPI 5's ``mpirun`` then waits for the daemons of all hosts: forever if a host no longer answers, and SIGTERM has no
+# effect. The batch job would remain until its walltime. So before a rank aborts the job, it starts a process that watches the
+# launcher.
 
-#: Names of processes that are launchers which are known to hang.
+#: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "orterun", "prterun")
 
-# By a descriptor, not by a number that may be another process's by then. It is readable once the process has ended.
+# By a descriptor, since the number may be another process's by then. It is readable once the process has ended.
 _CODE = """
 import os, select, signal, sys
 fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -41,12 +41,11 @@ if not select.select([fd], [], [], patience)[0]:
 
 
 def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIENCE) -> None:
-    """Leave a process behind that kills the launcher unless it ends by itself.
+    """Start a process that kills the launcher if it has not ended after `patience` seconds.
 
-    `pid`: the launcher; None: the parent of this process, if that is one that is known to hang. `patience`: seconds that it
-    gets.
+    `pid`: the launcher; None: the parent of this process, if its name is in `HANGING`.
     """
-    with contextlib.suppress(OSError):  # it has ended, or this kernel knows no descriptors of processes
+    with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
         if pid is None:
             pid = os.getppid()
             if Path(f"/proc/{pid}/comm").read_text().strip() not in HANGING:
@@ -55,7 +54,7 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
         try:
             subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(patience)],
-                # Nothing of this rank's: its launcher waits until nobody holds the rank's output any more.
+                # The launcher waits until no process has the rank's output open.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -68,17 +67,17 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
             os.close(fd)
 
 
-# The agent watches its rank until MPI has come together: the rank itself is inside ``MPI_Init``, where it can check nothing.
+# The agent watches its rank until all ranks have joined: the rank itself is in ``MPI_Init`` and can check nothing.
 #
-# A rank that ended or is stopped before ``MPI_Init`` is one that all others would wait for. The agents report that and end
-# their ranks: a launcher ends all when one is killed.
+# All ranks would wait for one that has ended or is stopped before ``MPI_Init``. The agents report that and end their ranks: a
+# launcher ends all when one is killed.
 
 #: Seconds between the first two checks for ranks of this host that have ended; then twice as long each time, up to the longest.
 CHECK_INTERVAL = 2.0
 LONGEST = 30.0
-#: How many checks must find the same: one rank may just be starting. More for all but the first rank, which is to report.
+#: Checks that must have the same result, since a rank may just be starting; more for ranks that are not first, which reports.
 CHECKS, MORE_CHECKS = 2, 4
-#: Seconds for the launcher to forward what was printed, before it ends the job.
+#: Seconds for the launcher to forward all output before it ends the job.
 FORWARD = 0.5
 #: Seconds between checks whether the launcher is still there.
 LAUNCHER_INTERVAL = 1.0
@@ -112,7 +111,7 @@ class StartWatch:
         """Watch, in the running event loop."""
         loop = asyncio.get_running_loop()
         launched = launched_as(self._rank)
-        # Each check goes through all processes: the others of a host only make sure, should these two be gone.
+        # Each check inspects all processes. So the other ranks of a host check seldom, in case these two are gone.
         seldom = launched is not None and launched.local_rank not in (0, 1, None)
         pause = LONGEST if seldom else CHECK_INTERVAL
         if (started := started_here(self._rank)) > 1:
@@ -144,7 +143,7 @@ class StartWatch:
         return self._told_over() or os.getppid() != self._rank
 
     def _check_neighbours(self, started: int, pause: float, before: int, checks: int) -> None:
-        """Below Hydra and Open MPI's mpirun the others wait without end for a rank that has ended before ``MPI_Init``."""
+        """Report ranks that have ended before ``MPI_Init``: below Hydra and Open MPI's mpirun the others wait forever."""
         if self._over():
             return
         beside = neighbours(self._rank)
@@ -157,7 +156,7 @@ class StartWatch:
         if checks >= (CHECKS if first else MORE_CHECKS):
             _say(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
-                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: see what they printed above"
+                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: read their output above"
             )
             loop.call_later(FORWARD, self._end_rank)
             return
@@ -167,7 +166,7 @@ class StartWatch:
         )
 
     def _name_the_stopped(self) -> None:
-        """Report which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
+        """Report the stopped ranks of this host, for which all ranks wait; one agent of the host does."""
         if self._over():
             return
         beside = neighbours(self._rank)
@@ -183,7 +182,7 @@ class StartWatch:
                 )
 
     def _lose_patience(self) -> None:
-        """The rank is in a call of its MPI library that waits for another rank, for longer than any start may take."""
+        """End the rank: it has waited for another rank, in a call of its MPI library, for longer than a start may take."""
         if self._over():
             return
         if self._speaks:
@@ -195,12 +194,12 @@ class StartWatch:
         self._end_rank()
 
     def _end_rank(self) -> None:
-        # It may have joined or ended since; its number may be another process's by now.
+        # It may have joined or ended since, and its number may be another process's by now.
         if not self._over():
             self._kill_rank()
 
     def _kill_rank(self) -> None:
-        # A wrapper script, which the launcher waits for, would turn the signal into an exit code, and Hydra minds signals only.
+        # A wrapper script, for which the launcher waits, would turn the signal into an exit code; Hydra reacts to signals only.
         for pid in dict.fromkeys((first_process(self._rank, but_shells=True), self._rank)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Bytes over one tag of a communicator: sent without waiting, received as they come, and nothing in them is believed.
+"""Bytes over one tag of a communicator: sent without waiting, received as they come, and not trusted.
 
-Never by mpi4py's methods in lower case, which unpickle what arrives: whoever reaches a port of the MPI library could run code.
+Never use mpi4py's methods in lower case, which unpickle messages: anyone who reaches a port of the MPI library could run code.
 """
 
 from __future__ import annotations
@@ -14,32 +14,29 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.streams import say
 
-# Messages between a rank and rank 0 that nobody else can read, make or repeat.
+# Messages between a rank and rank 0 that others can't read, make or repeat.
 #
-# Whoever reaches a port of an MPI library can send the job messages as one of its ranks, and whoever sees the network reads
-# them. So rank 0 and each other rank agree on keys (X25519), which live as long as their communicator, and seal what they
-# send (ChaCha20-Poly1305). The first messages, with the public keys, are as safe as MPI: see docs/security.md.
+# Anyone who reaches a port of an MPI library can send messages as one of the ranks, and anyone who can read the network can read
+# them. So rank 0 and each other rank agree on keys (X25519), which last as long as their communicator, and seal their messages
+# (ChaCha20-Poly1305). The first messages, with the public keys, are only as safe as MPI: see docs/security.md.
 
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32
 #: Part of the keys: no other program, nor another version of this one, makes the same keys of the same secret.
 _LABEL = b"dask-gpu-mpi messages between ranks, 1"
-#: Begins each message: how many its sender has sent before it.
+#: The begin of each message: the number of its sender's messages before it.
 _NUMBER = struct.Struct("<Q")
 
 
 class ForeignMessageError(Exception):
-    """Not from the other side of this channel, or not for the first time."""
+    """The message is not from the other side of this channel, or was repeated."""
 
 
 class KeyPair:
-    """One rank's keys for one communicator.
-
-    `public`: what the other side is to be sent.
-    """
+    """One rank's keys for one communicator; `public` is for the other side."""
 
     def __init__(self) -> None:
-        # Here and below: it takes ranks 12 ms, which a job of one rank does without.
+        # Imported here and below, since it takes 12 ms, and a job of one rank does not need it.
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         self._private = X25519PrivateKey.generate()
@@ -68,14 +65,14 @@ class KeyPair:
 
 
 class Channel:
-    """One side's keys and counters: what it seals, only the other side opens, each message once and in order."""
+    """One side's keys and counters: only the other side can open its messages, each once and in order."""
 
     def __init__(self, own: bytes, others: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
         self._own, self._others = ChaCha20Poly1305(own), ChaCha20Poly1305(others)
         self._sent = 0
-        #: The number of the next message to hand out, and those that have come before it: a large one takes longer.
+        #: The number of the next message to return, and later ones that have come before it, since large ones take longer.
         self._next = 0
         self._early: dict[int, bytes] = {}
 
@@ -89,9 +86,9 @@ class Channel:
         return _NUMBER.pack(number) + self._own.encrypt(_nonce(number), data, None)
 
     def open(self, message: bytes | bytearray) -> list[bytes]:
-        """The content of this message, and of those after it that came first; nothing while one before it is missing.
+        """The content of this message, and of later ones that came first; empty while an earlier one is missing.
 
-        Raises ForeignMessageError: the other side has not sent it, or it has come before.
+        Raises a ForeignMessageError if the other side has not sent it, or it was repeated.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -118,29 +115,28 @@ def _nonce(number: int) -> bytes:
 
 #: Bytes of the largest message.
 LARGEST = 64 << 20
-#: Bytes of all that are arriving at a time, and of those of one rank: what a message claims is allocated before it is here. What
-#: is more is received later.
+#: Bytes of all messages that are arriving at a time, and of those of one rank. The size that a message announces is allocated
+#: before the message arrives. Further messages are received later.
 MOST_ARRIVING, MOST_OF_A_RANK = 256 << 20, 128 << 20
-#: Seconds after which a message that was announced is no longer expected: it keeps no other back.
+#: Seconds after which an announced message no longer counts as arriving.
 ARRIVAL_TIMEOUT = 30.0
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
 #: The fix if another process sends messages.
-FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
+FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one node or a separate network"
 
 
-#: All that there were. Whoever has announced a message sends it when he likes, also after the communicator's end, and MPI writes
-#: it into the buffer that it was given: so none is ever freed that may still be written to, or read. Nor is this list, whose
-#: second reference nobody holds: ``MPI_Finalize`` comes after the end of Python's modules.
+#: All wires of this process. A sender may send an announced message at any time, even after the communicator's end, and MPI
+#: writes it into the buffer. So buffers that MPI may still use are never freed. This list has a second reference, so that it is
+#: not freed either: ``MPI_Finalize`` comes after the end of Python's modules.
 _WIRES: list[Wire] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_WIRES))
 
 
 class DroppedMessages:
-    """Messages that no rank of this job has sent, and errors of MPI: counted, and reported at most once a minute.
+    """Counts messages that no rank of this job has sent (`count`), and failed calls of MPI (`errors`).
 
-    `where`: this rank, for the warnings. `count`: how many such messages there were. `errors`: how many calls of MPI have
-    failed.
+    Both are reported at most once a minute. `where`: this rank, for the warnings.
     """
 
     def __init__(self, where: str) -> None:
@@ -163,7 +159,7 @@ class DroppedMessages:
         self._error = f"{what}: {' '.join(str(error).split())}"[:200]
 
     def report(self) -> None:
-        """Print the warnings, where they are due."""
+        """Print the warnings that are due."""
         count, errors = self._reported
         if (self.count, self.errors) == (count, errors) or time.monotonic() < self._next_report:
             return
@@ -196,8 +192,8 @@ class _Arrival(NamedTuple):
 class Wire:
     """The messages of one rank on one communicator.
 
-    `comm`: must return errors, not abort. `tag`: of all messages. `drops`: counts what is dropped here. `largest`: bytes of
-    the largest message that is taken. `leaving`: the requests of what MPI has to send.
+    `comm`: must return errors, not abort. `tag`: of all messages. `drops`: counts messages that are dropped here. `largest`:
+    bytes of the largest message that is received. `leaving`: the requests of messages that MPI still has to send.
     """
 
     def __init__(self, comm: Any, tag: int, drops: DroppedMessages, *, largest: int = LARGEST) -> None:
@@ -207,18 +203,18 @@ class Wire:
         self._largest = largest
         self.leaving: list[Any] = []
         self._arriving: list[_Arrival] = []
-        #: Bytes of those that are still expected, by rank.
+        #: Bytes of arriving messages that are still expected, by rank.
         self._expected: Counter[int] = Counter()
         #: Messages to receive later: the sender, the size, and MPI's handle.
         self._later: list[tuple[int, int, Any]] = []
-        #: MPI may use these until the end of the process: messages to lost ranks, and those that are too large. Such are never
-        #: received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from process to process, before it
-        #: says that the message is truncated.
+        #: Messages to lost ranks, and those that are too large: MPI may use these until the end of the process. Messages that are
+        #: too large are never received: when Open MPI 5.0 copies from process to process, it writes beyond the end of a smaller
+        #: buffer before it reports that the message is truncated.
         self._kept: list[Any] = []
         _WIRES.append(self)
 
     def send(self, rank: int, data: bytes) -> None:
-        """Post a message; returns at once, and tests no request: a message to each of n ranks must not take n² tests."""
+        """Post a message; returns at once, and tests no request: a message to each of n ranks must not need n² tests."""
         from mpi4py import MPI
 
         try:
@@ -227,12 +223,12 @@ class Wire:
             self._on_error("sending", error)
 
     def give_up_sending(self) -> None:
-        """Expect no longer that what has not left yet leaves: it is for ranks that are lost."""
+        """Stop waiting for messages that have not left yet: they are for lost ranks."""
         self._kept += self.leaving
         self.leaving = []
 
     def _on_error(self, what: str, error: Exception) -> None:
-        """MPI has failed. A library that survives dead ranks reports them so, until that is acknowledged; others are handled."""
+        """Count a failed call of MPI, but acknowledge a dead rank: a library that survives one repeats that error until then."""
         if "PROC_FAILED" not in str(error):
             self._drops.add_error(what, error)
             return
@@ -254,18 +250,18 @@ class Wire:
             return True
 
     def receive(self) -> list[tuple[int, bytearray]]:
-        """Every message that is here now, with the rank that has sent it, as far as MPI knows."""
+        """Every message that has arrived, with the rank that sent it according to MPI."""
         from mpi4py import MPI
 
-        if not self._comm:  # it was the caller's own, and is freed
+        if not self._comm:  # it was the caller's, and is freed
             return []
         status = MPI.Status()
         misses = 0
         received = self._arrived()
         later, self._later = self._later, []
         received += [each for message in later if (each := self._take(*message)) is not None]
-        # Until two polls have found nothing: the first may only have made the library take in what the second then finds (Open
-        # MPI), and the next call may be a tenth of a second away.
+        # Until two polls have found nothing: during the first, Open MPI may only have received a message that the second then
+        # finds, and the next call may be a tenth of a second away.
         while misses < 2:
             message = self._probe(status)
             if message is None:
@@ -281,13 +277,13 @@ class Wire:
         return received + self._arrived()
 
     def _arrived(self) -> list[tuple[int, bytearray]]:
-        """Of what MPI has announced, what has arrived since."""
+        """The announced messages that have arrived since."""
         self._expected.clear()
         arriving, self._arriving = self._arriving, []
         return [each for arrival in arriving if (each := self._test(arrival)) is not None]
 
     def _probe(self, status: Any) -> Any:
-        """The next message that MPI has announced; None: there is none, or MPI can't say."""
+        """The next announced message; None: there is none, or MPI has failed."""
         from mpi4py import MPI
 
         try:
@@ -297,7 +293,7 @@ class Wire:
             return None
 
     def _take(self, source: int, size: int, message: Any) -> tuple[int, bytearray] | None:
-        """Receive a message, without waiting: who has announced it may never send it. None: it has not arrived yet."""
+        """Receive a message, without waiting, since its sender may never send it. None: it has not arrived yet."""
         from mpi4py import MPI
 
         if self._expected[source] + size > MOST_OF_A_RANK or self._expected.total() + size > MOST_ARRIVING:
@@ -312,7 +308,7 @@ class Wire:
         return self._test(_Arrival(source, request, buffer, time.monotonic()))
 
     def _test(self, arrival: _Arrival) -> tuple[int, bytearray] | None:
-        """The message that has arrived; None: it has not yet, or it is dropped."""
+        """The message, if it has arrived; None: not yet, or it is dropped."""
         from mpi4py import MPI
 
         try:

@@ -27,16 +27,11 @@ BACKDATED = 3600
 #: Seconds before its end at which a cluster without a known walltime is warned.
 NOTICE = 86400.0
 _USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+    "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+#: Name of the job's authority.
+_ISSUER = "dask-gpu-mpi job"
 #: Name of the token in the link to the dashboard.
 TOKEN = "token"
 #: Dask's template of links to the dashboard, if the user has configured none (``distributed.dashboard.link``).
@@ -143,11 +138,11 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
         for moment in (begin - BACKDATED, _end(begin, job_end))
     )
 
-    def build(name: str, public: Any, issuer: str, signer: Any, *, authority: bool) -> x509.Certificate:
+    def build(name: str, public: Any, signer: Any, *, authority: bool) -> x509.Certificate:
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _ISSUER)]))
             .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(valid_from)
@@ -171,12 +166,8 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
 
     authority_key = ec.generate_private_key(ec.SECP256R1())
     member_key = ec.generate_private_key(ec.SECP256R1())
-    authority = build(
-        "dask-gpu-mpi job", authority_key.public_key(), "dask-gpu-mpi job", authority_key, authority=True
-    )
-    member = build(
-        "dask-internal", member_key.public_key(), "dask-gpu-mpi job", authority_key, authority=False
-    )
+    authority = build(_ISSUER, authority_key.public_key(), authority_key, authority=True)
+    member = build("dask-internal", member_key.public_key(), authority_key, authority=False)
 
     def pem(certificate: x509.Certificate) -> str:
         return certificate.public_bytes(serialization.Encoding.PEM).decode()

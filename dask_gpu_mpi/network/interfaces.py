@@ -1,7 +1,7 @@
 """The choice of the network interface for the cluster, from the interfaces of all ranks.
 
 Sites have similar names for fast networks: ``hsn0`` (Slingshot), ``ib0`` (IP over InfiniBand). Otherwise the interface of the
-default route is used. A job on one host uses the loopback interface, which nobody else can reach.
+default route is used. A job on one host uses the loopback interface, which no other host can reach.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def choose_addresses(
     common = _common(interfaces)
     if common is not None:
         return common[0], {rank: _on(interfaces[rank], *common)[0].address for rank in ranks}
-    network = _common_network(interfaces)
+    # a network that every rank is on, by interfaces of any name
+    shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
+    network = min(shared) if shared else None
     routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
     if network is None and all(routed.values()):
         # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
@@ -94,7 +96,7 @@ def choose_addresses(
         )
         raise InputError(
             f"the nodes share no network: {seen}",
-            fix="name the interface to use with interface (--interface)",
+            fix="set the interface to use with interface (--interface)",
         )
     return None, {
         rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
@@ -137,12 +139,6 @@ def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | 
             order = fast if fast is not None else 2 if interface.default else 3
             candidates.append((order, interface.name, interface.network))
     return min(candidates)[1:] if candidates else None
-
-
-def _common_network(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
-    """A network that every rank is on, by interfaces of any name."""
-    shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
-    return min(shared) if shared else None
 
 
 def boot_id(file: Path = _BOOT_ID) -> str:

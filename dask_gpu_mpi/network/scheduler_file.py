@@ -92,9 +92,9 @@ def remove_scheduler_file(path: str, identity: str) -> None:
 
 
 def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
-    """Read a scheduler file, ours or distributed's; raises an InputError, also if another user may have written it.
+    """Read a scheduler file, ours or distributed's; raises an InputError.
 
-    A client runs the code of the scheduler to which it connects.
+    A file that another user may have written is an error, since a client runs the code of the scheduler to which it connects.
     """
     name = repr(os.fspath(path))
     try:
@@ -115,14 +115,14 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             fix="start the cluster with --scheduler-file first, and wait for the file",
         ) from None
     except UntrustedFileError as error:
-        raise InputError(f"the scheduler file {name} is not taken: {error}") from None
+        raise InputError(f"the scheduler file {name} is not used: {error}") from None
     except OSError as error:
         raise InputError(
             f"the scheduler file {name} can't be read ({error.strerror})", fix="a file that you may read"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
-            f"{name} is no scheduler file",
+            f"{name} is not a scheduler file",
             expected='JSON with an "address"',
             fix="the file that the cluster has written (--scheduler-file)",
         ) from None
@@ -155,7 +155,7 @@ def _target(options: Options) -> Target:
     assert options.scheduler_address is not None  # `options.resolve` requires one of the two
     address = options.scheduler_address
     if "://" not in address:
-        # As Dask reads it, unless the user requests another protocol.
+        # Dask's default, unless the user requests another protocol.
         protocol = options.protocol if options.explicit & {"protocol", "security"} else Protocol.TCP
         address = f"{protocol}://{address}"
     if address.startswith("tls://"):
@@ -174,8 +174,8 @@ def _check_open_cluster(target: Target, options: Options) -> None:
     wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
     if wanted and options.scheduler_file:
         raise InputError(
-            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} asks "
-            "for encryption",
+            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} requests "
+            "encryption",
             fix="start that cluster with TLS, or join it with --no-security on a network that you trust",
         )
     if options.protocol.encrypts:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.streams import away_from_here, leave_directory
+from dask_gpu_mpi.base.streams import away_from_here, environment, leave_directory
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.rules import SWITCHES
@@ -286,16 +286,9 @@ def load_library(settings: Mapping[str, str] = AT_LOAD) -> bool:
     return True
 
 
-@contextmanager
-def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+def variables(wanted: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
     """Set variables of the environment, except those that the user has set, while a library is loaded."""
-    settings = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            os.environ.pop(name, None)
+    return environment({name: value for name, value in wanted.items() if name not in os.environ})
 
 
 def install_hooks() -> None:

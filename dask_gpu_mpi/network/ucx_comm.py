@@ -34,16 +34,13 @@ from distributed.protocol.utils import host_array
 from distributed.utils import nbytes
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import UCX_AGREEMENT, UCX_PROOF, UCX_START
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.network.listeners import TLSListener
 from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
 #: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
 OFFER, VERSION = "dask-gpu-mpi-ucx", 2
-#: Seconds in which two workers must have agreed, including UCX's start; otherwise the connection is closed.
-AGREEMENT_TIMEOUT = 60.0
-#: Seconds for the start of UCX, and for the proofs; otherwise the connection stays on TLS.
-START_TIMEOUT, PROOF_TIMEOUT = 30.0, 10.0
 #: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
 FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
 #: Bytes of a proof.
@@ -187,10 +184,10 @@ class WorkerComm(TLS):
         """Agree with the other end, which does the same, on an endpoint or on none."""
         with self._aborting_on_error():
             try:
-                async with asyncio.timeout(AGREEMENT_TIMEOUT):
+                async with asyncio.timeout(UCX_AGREEMENT):
                     endpoint, reason = await self._make_endpoint()
             except TimeoutError:
-                raise CommClosedError(f"in {self}: no agreement within {AGREEMENT_TIMEOUT:g} s") from None
+                raise CommClosedError(f"in {self}: no agreement within {UCX_AGREEMENT:g} s") from None
         if endpoint is None:
             _warn_once(self.peer_address, reason)
         else:
@@ -208,13 +205,13 @@ class WorkerComm(TLS):
         own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
         ucx: Ucx | None = None
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(UCX_START):
                 ucx = await asyncio.shield(Ucx.begin())
             own["address"] = ucx.address
         except UcxError as error:
             own["reason"] = str(error)
         except TimeoutError:
-            own["reason"] = f"UCX has not started within {START_TIMEOUT:g} s"
+            own["reason"] = f"UCX has not started within {UCX_START:g} s"
         await super().write(own)
         other = await super().read()
         if ucx is None or not other["address"]:
@@ -262,7 +259,7 @@ async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tu
     endpoint: Endpoint | None = None
     try:
         endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
-        async with asyncio.timeout(PROOF_TIMEOUT):
+        async with asyncio.timeout(UCX_PROOF):
             await _authenticate(endpoint, own, other)
         return endpoint, ""
     except BaseException as error:
@@ -270,7 +267,7 @@ async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tu
             endpoint.abort()
         if not isinstance(error, (UcxError, TimeoutError)):
             raise
-        return None, str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
+        return None, str(error) or f"no answer over UCX within {UCX_PROOF:g} s"
 
 
 async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
@@ -279,7 +276,7 @@ async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str
     received = bytearray(PROOF_SIZE)
     await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
     if not hmac.compare_digest(received, _proof(key, other["key"])):
-        raise UcxError("what came over UCX is not from this peer")
+        raise UcxError("the data over UCX are not from this peer")
 
 
 def _place() -> tuple[str, bool]:

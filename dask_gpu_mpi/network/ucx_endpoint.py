@@ -46,7 +46,7 @@ class Ucx:
     loopback = False
     #: Whether it may lead to other nodes.
     leads = False
-    #: Whether the user knows that it opens a port.
+    #: Whether the user has been warned that it opens a port.
     warned = False
     #: The worker's event loop. Tasks may have others, for further clients.
     _loop: asyncio.AbstractEventLoop | None = None
@@ -69,8 +69,8 @@ class Ucx:
         if not self.warned and (opened := _ports() - ports):
             places = ", ".join(f"{address}:{port}" for address, port in sorted(opened))
             say(
-                f"warning: {socket.gethostname()}: UCX of a worker has opened {places} and checks nobody: anyone who reaches "
-                "that can run code as you. Fix: find what sets UCX_TLS for the workers, and leave it out"
+                f"warning: {socket.gethostname()}: UCX of a worker has opened {places} without authentication: anyone who "
+                "reaches that can run code as you. Fix: find the setting of UCX_TLS for the workers, and leave it out"
             )
         self._backend: Any = backend
         self._library: Any = ucxx

@@ -1,6 +1,6 @@
-"""From what the user has set to the value of an option: Python values, texts of the command line and Dask's configuration.
+"""Conversion of Python values, texts of the command line and values of Dask's configuration to the values of options.
 
-A Python keyword must have the right type. A text of the command line is read. What Dask's configuration holds may be either: Dask
+A Python keyword must have the right type. A text of the command line is read. A value of Dask's configuration may be either: Dask
 has already guessed the type of an environment variable (``NAME=12`` arrives as an int).
 """
 
@@ -22,9 +22,7 @@ from dask_gpu_mpi.base.text import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.model import Kind, Setting, Source
 
-# How messages write a value, and which name they propose in place of an unknown one.
-
-#: What Coiled and Dask's LocalCluster call an option, and ours.
+#: Names of options in Coiled and in Dask's LocalCluster, and ours.
 ELSEWHERE = {
     "worker_gpu": "gpus_per_worker",
     "worker_memory": "memory_limit",
@@ -47,7 +45,7 @@ def show(value: Any) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that is nearest to an unknown one, whatever its case and its dashes; None: none is near.
+    """The valid name that is most similar to an unknown one, without regard to case and dashes; None: none is similar.
 
     >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
     ('memory_limit', None)
@@ -66,9 +64,9 @@ def _folded(name: str) -> str:
 
 
 def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) -> str:
-    """The end of a message about an unknown `name`: the nearest valid one, or all if they are few, or nothing.
+    """The end of a message about an unknown `name`: the most similar valid one, or all if they are few, or nothing.
 
-    `spell` is how a valid name is written where the user will read it.
+    `spell` turns a valid name into the user's spelling.
 
     >>> suggest("nthread", ["nthreads", "layout"]), suggest("x", ["tls", "tcp"])
     ("; did you mean 'nthreads'?", '; valid: tcp, tls')
@@ -101,16 +99,13 @@ _EXPECTED: dict[Kind, str] = {
 
 
 class _Unexpected(Exception):
-    """A value is not what its kind says; the text, if any, says better what is expected.
-
-    Converters raise nothing else: another exception is a defect of theirs, and shows as one.
-    """
+    """A value does not fit its kind; its text, if any, replaces that of `_expected`. Converters raise no other exception."""
 
 
 def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
-    """Check a value and bring it into the one form of its kind: a str, int, float (seconds), bool, dict, class or None.
+    """Check a value and convert it to the type of its kind: a str, int, float (seconds), bool, dict, class or None.
 
-    `origin` is the place where it is set, for the OptionError: ``"keyword nthreads"``. From a keyword no text is read.
+    `origin` is the place at which it is set, for the OptionError: ``"keyword nthreads"``. A keyword's text is not read.
 
     >>> nthreads = Setting("int", minimum=1)
     >>> convert(nthreads, "4", "command line: --nthreads", "command line")
@@ -189,7 +184,7 @@ def _number(value: Any) -> float:
 
 def _path(setting: Setting, value: Any, source: Source) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    # U+DC80 to U+DCFF stand for bytes that Python could not decode (PEP 383): under LC_ALL=C that may be every letter but ASCII.
+    # U+DC80 to U+DCFF stand for bytes that Python could not decode (PEP 383): under LC_ALL=C every letter that is not ASCII.
     if not isinstance(text, str) or not re.sub("[\udc80-\udcff]", "", text).isprintable():
         raise _Unexpected
     # dask-mpi's execute() has local_directory="" for "no choice".
@@ -197,7 +192,7 @@ def _path(setting: Setting, value: Any, source: Source) -> str | None:
         return None
     try:
         path = Path(text).expanduser()
-    except RuntimeError:  # a user who is not there
+    except RuntimeError:  # there is no such user
         raise _Unexpected(f"{_expected(setting)} in the home directory of a user") from None
     try:
         os.fsencode(path)
@@ -278,7 +273,7 @@ def _parse_json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         near = show(text[max(0, error.pos - 10) : error.pos + 20]) if error.pos < len(text) else "the end"
-        # The usual cause: the shell has taken the double quotes, because there were no single ones around them.
+        # The usual cause: the shell has removed the double quotes, because there were no single ones around them.
         raise _Unexpected(
             'an object as JSON, on a shell in single quotes, such as \'{"rmm_pool_size": "10GB"}\'; '
             f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}, near {near}"
@@ -312,12 +307,12 @@ def _duration(setting: Setting, value: Any, source: Source) -> float:
 def _parse_duration(text: str) -> float:
     from dask.utils import parse_timedelta
 
-    # parse_timedelta puts a 1 before what does not start with a digit: ".5s" were 1.5 s, and "minutes" one minute.
+    # parse_timedelta puts a 1 before a text that does not start with a digit: ".5s" would be 1.5 s, and "minutes" one minute.
     if not re.match(r"[0-9.]", text):
         raise _Unexpected
     try:
         return float(parse_timedelta(f"0{text}"))
-    except (ValueError, KeyError, OverflowError):  # a KeyError of a unit that it does not know
+    except (ValueError, KeyError, OverflowError):  # KeyError: an unknown unit
         raise _Unexpected from None
 
 
@@ -350,10 +345,6 @@ def _listen(setting: Setting, value: Any, source: Source) -> str:
     return f"{host}:{port}" if colon else f"127.0.0.1:{port}"
 
 
-def _object(setting: Setting, value: Any, source: Source) -> Any:
-    return value
-
-
 _KINDS: dict[Kind, Callable[[Setting, Any, Source], Any]] = {
     "str": _str,
     "path": _path,
@@ -365,5 +356,5 @@ _KINDS: dict[Kind, Callable[[Setting, Any, Source], Any]] = {
     "duration": _duration,
     "memory": _memory,
     "listen": _listen,
-    "object": _object,
+    "object": lambda setting, value, source: value,
 }

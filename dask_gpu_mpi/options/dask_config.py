@@ -15,7 +15,7 @@ def import_config() -> Any:
         ValueError,
         RecursionError,
         MemoryError,
-    ) as error:  # the latter of a variable that is nested too deeply
+    ) as error:  # the last two: a variable that is nested too deeply
         raise InputError(
             f"Dask's configuration can't be read: {' '.join(str(error).split())}",
             fix="correct or remove that file",
@@ -24,10 +24,10 @@ def import_config() -> Any:
 
 
 def is_configured(key: str) -> bool:
-    """Whether the user has configured this key of Dask's: in a file, in the environment or in the program."""
+    """Whether the user has set this key of Dask's configuration: in a file, in the environment or in the program."""
     import dask.config
 
     value = dask.config.get(key, None)
-    # distributed registers its own defaults when it is imported
+    # distributed registers its defaults when it is imported
     defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
     return value is not None and value not in defaults

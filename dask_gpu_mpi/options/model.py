@@ -1,4 +1,4 @@
-"""Every option, once: what it may be, its default and its help (`OPTIONS`), and what a rank has of them all (`Options`)."""
+"""Every option, once: its type, default and help (`OPTIONS`), and all values of a rank (`Options`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
-#: What an option's value may be:
+#: The kinds of values:
 #:
 #: - ``path``: a text or `os.PathLike`;
 #: - ``json``: an object of names and values;
@@ -21,27 +21,27 @@ from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 Kind = Literal[
     "str", "path", "int", "bool", "choice", "json", "class", "duration", "memory", "listen", "object"
 ]
-#: Where an option is set. Environment variables reach us by Dask's configuration.
+#: The place at which an option is set. Environment variables are a part of Dask's configuration.
 Source = Literal["keyword", "command line", "configuration"]
 
-#: Where Dask's dashboard listens by default: on the loopback interface, since it lets everyone run code.
+#: The address at which Dask's dashboard listens by default: the loopback interface, since it lets everyone run code.
 DASHBOARD_ADDRESS = "127.0.0.1:8787"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a value may be: of an option, or of a worker option whose type is known."""
+    """The allowed values of an option, or of a worker option whose type is known."""
 
     kind: Kind
-    #: What a ``choice`` may be.
+    #: The values of a ``choice``.
     choices: tuple[str, ...] = field(default=(), kw_only=True)
     #: Bounds of an ``int``, both allowed.
     minimum: int | None = field(default=None, kw_only=True)
     maximum: int | None = field(default=None, kw_only=True)
     #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
     pattern: str = field(default="", kw_only=True)
-    #: What `pattern` asks for, in words.
+    #: The meaning of `pattern`, in words.
     expected: str = field(default="", kw_only=True)
     #: Whether None is a value.
     nullable: bool = field(default=False, kw_only=True)
@@ -54,11 +54,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Option(Setting):
-    """One option: its name, what it may be, and where it may be set."""
+    """One option: its name, its values, and the places at which it may be set."""
 
     #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
     name: str
-    #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
+    #: Its value if it is not set. If that is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
     help: str
@@ -94,9 +94,9 @@ class Option(Setting):
 def option(
     kind: Kind, default: Any, help: str, flags: tuple[str, ...] = (), *, resolved: Any = ..., **more: Any
 ) -> Any:
-    """A field of `Options`, with what `Option` says of it; its name is the field's.
+    """A field of `Options`, with the arguments of its `Option`; the name of both is the same.
 
-    `resolved` is its value if it is set nowhere, if that is not the default: the user's None means "let dask_gpu_mpi choose".
+    `resolved` is its value if it is not set and `default` is None, which means "let dask_gpu_mpi choose".
     """
     metadata = {"kind": kind, "default": default, "help": help, "flags": flags, **more}
     if resolved is dict:
@@ -109,7 +109,7 @@ class Options:
     """The options of a rank, with every default filled in; times in seconds. Each is declared here, and nowhere else.
 
     ``initialize()``, ``execute()``, the command line, ``gpu-mpi.yaml`` and the documentation are made from these fields, or
-    checked against them (`OPTIONS`). `security` and `protocol` agree with each other; `protocol` is what all processes speak.
+    checked against them (`OPTIONS`). `security` and `protocol` agree with each other; all processes use `protocol`.
     """
 
     # Names and meanings are dask-mpi's if it has the option. Changed on purpose: its defaults of nthreads (1), worker_class
@@ -120,8 +120,8 @@ class Options:
         "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the node's cores.",
         ("--nthreads",), topic="Workers", same=True, plan=True, minimum=1)
     memory_limit: int | float | str | None = option("memory", "auto",
-        "Memory of each worker: bytes, a text such as 4GB, a fraction of the node's memory, 0 for no "
-        "limit, or auto: the node's memory divided by its workers.",
+        "Memory of each worker: bytes, 4GB, a fraction of the node's memory, or 0 for no limit. "
+        "auto: the node's memory divided by its workers.",
         ("--memory-limit",), topic="Workers", plan=True, nullable=True)
     worker_class: str | type = option("class", "auto",
         "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
@@ -137,8 +137,8 @@ class Options:
         "CPU workers on every node, in addition to those of the GPUs.",
         ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
     default_workers: str = option("choice", "all",
-        "Where tasks run that ask for no worker and no resource. gpu: on the GPU workers, where there are any. all: on any "
-        "worker, CPU workers too.",
+        "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any. "
+        "all: any worker, including CPU workers.",
         ("--default-workers",), topic="Workers", same=True, choices=("all", "gpu"))
     name: str | None = option("str", None,
         "Prefix of the workers' names, which become PREFIX-RANK.",
@@ -148,7 +148,7 @@ class Options:
         "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
         ("--local-directory",), topic="Workers")
     require_idle_gpus: bool = option("bool", False,
-        "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",
+        "Refuse GPUs on which other processes hold memory. By default there is a warning.",
         ("--require-idle-gpus/--no-require-idle-gpus",), topic="Workers", same=True, plan=True)
     layout: str = option("choice", "shared",
         "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
@@ -167,11 +167,11 @@ class Options:
         "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
         ("--shutdown-timeout",), topic="Ranks")
     tolerate_lost_ranks: int = option("int", 0,
-        "MPI ranks that may be lost, with their workers, before the job ends: it continues on the others. The launcher must be "
-        "able to as well (docs/exit-codes.md).",
+        "MPI ranks that may be lost, with their workers, before the job ends. It continues on the others, if the launcher "
+        "can as well (docs/exit-codes.md).",
         ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
-        "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",
+        "Signal that the batch system sends before the walltime, in addition to TERM, for Session.on_walltime.",
         ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))
     interface: str | None = option("str", None,
         "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one node, else a fast one "
@@ -179,22 +179,21 @@ class Options:
         ("--interface",), topic="Network and security",
         pattern=r"[^\s/]+", expected="the name of a network interface, such as 'ib0'")
     protocol: Protocol = option("choice", None,
-        "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
+        "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX if "
         "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
         "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
         ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol))
-    #: What workers use beside the protocol; follows from `protocol` and `security`.
+    #: The use of UCX between workers; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
     security: bool = option("bool", None,
-        "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated "
-        "always, encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
+        "Encrypt and authenticate connections, with certificates made for this job. Default: all are authenticated, and all "
+        "but data over UCX encrypted. --security: all are encrypted. --no-security: neither.",
         ("--security/--no-security",), topic="Network and security", resolved=True)
     scheduler_port: int | None = option("int", None,
         "Port of the scheduler. Default: a random one.",
         ("--scheduler-port",), topic="Network and security", minimum=0, maximum=65535)
     dashboard: bool = option("bool", True,
-        "Whether the scheduler serves the dashboard, which the token in the printed link opens. If not, nothing "
-        "listens for HTTP.",
+        "Serve the dashboard, which the token in the printed link opens. --no-dashboard: nothing listens for HTTP.",
         ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
     dashboard_address: str = option("listen", None,
         f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
@@ -212,14 +211,14 @@ class Options:
         "Written on the client rank when the script ends, however it ends.",
         ("--report",), topic="Dashboard, logs and report")
     summary: bool = option("bool", False,
-        "Whether the job's output ends with the report's summary: were the GPUs busy, where did the time go, what to change.",
+        "End the job's output with the report's summary: were the GPUs busy, where did the time go, what to change.",
         ("--summary/--no-summary",), topic="Dashboard, logs and report")
     scheduler_file: str | None = option("path", None,
         "File by which others find the scheduler and its credentials: written, or "
         "read with --no-scheduler.",
         ("--scheduler-file",), topic="Other clusters")
     scheduler: bool = option("bool", True,
-        "Whether to start a scheduler; without one the workers attach to a running cluster.",
+        "Start a scheduler. Without one, the workers attach to a running cluster.",
         ("--scheduler/--no-scheduler",), topic="Other clusters", same=True)
     scheduler_address: str | None = option("str", None,
         "Address of the running scheduler to attach to, with --no-scheduler; its credentials come from a scheduler file.",
@@ -230,7 +229,7 @@ class Options:
         "mpi4py communicator to use instead of COMM_WORLD.",
         cli=False, config=False)
     exit: bool = option("bool", True,
-        "Whether ranks other than the client's end in initialize().",
+        "End all ranks but the client's in initialize().",
         cli=False, config=False)
     # fmt: on
     #: Warnings for the user, to be printed once, on rank 0.
@@ -250,14 +249,14 @@ class Options:
 
     @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:
-        """What the class is for: CUDAWorker needs GPUs, Nanny and Worker leave them alone, others take what there is."""
+        """The kind of the class: CUDAWorker needs GPUs, Nanny and Worker use none, others use those that there are."""
         cls = self.worker_class
         bases = cls.__mro__ if isinstance(cls, type) else ()
         paths = [f"{base.__module__}.{base.__name__}" for base in bases] or [str(cls)]
         if any(path.rpartition(".")[2] == "CUDAWorker" for path in paths):
             return "gpu"
         package, _, name = paths[0].rpartition(".")
-        # A subclass of Nanny is the user's own, and may well be made for GPUs: only Dask's two are certain.
+        # A subclass of Nanny may be made for GPUs: only Dask's two classes are certain.
         if name in ("Nanny", "Worker") and package.split(".")[0] in ("distributed", "dask"):
             return "cpu"
         return "auto"

@@ -1,4 +1,4 @@
-"""The network protocols of Dask that a cluster may use, and what differs between them."""
+"""The network protocols of Dask that a cluster may use, and the differences between them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 from dask_gpu_mpi.errors import Problem
 
-#: What `protocol` may be besides: TLS, with UCX beside it for GPU memory where every rank can.
+#: A further value of the option `protocol`: TLS, with UCX for GPU memory if every rank can.
 AUTO = "auto"
 
 
 class Protocol(StrEnum):
-    """A protocol; equal to its name, which is what Dask, messages and files have.
+    """A protocol; equal to its name in Dask, messages and files.
 
-    Examples
-    --------
     >>> Protocol("tls").encrypts, Protocol.UCX.encrypts
     (True, False)
     >>> f"{Protocol.UCX}://h1:8786"
@@ -33,12 +31,12 @@ class Protocol(StrEnum):
 
     @property
     def moves_device_memory(self) -> bool:
-        """Whether it goes from GPU to GPU: UCX, which has to be loaded before MPI, and set up alike in every process."""
+        """Whether it transfers from GPU to GPU: UCX, which must be loaded before MPI, with the same settings in every process."""
         return self is Protocol.UCX
 
     @property
     def allows_plain_probe(self) -> bool:
-        """Whether a listener minds nothing about a plain connection that says nothing and hangs up; others complain of it."""
+        """Whether a listener accepts a silent plain connection that is closed again; those of other protocols log errors."""
         return self is Protocol.TCP
 
     @classmethod
@@ -52,22 +50,22 @@ class Protocol(StrEnum):
         return cls(scheme) if separator and scheme in list(cls) else None
 
     def __repr__(self) -> str:
-        """As any text: messages show values so."""
+        """The same as of a text, for messages."""
         return repr(self.value)
 
 
 class WorkerUcx(StrEnum):
-    """What goes over UCX between workers whose connections are TLS (`network.ucx_comm`): authenticated, and not encrypted."""
+    """The data that goes over UCX between workers with TLS (`network.ucx_comm`): authenticated, not encrypted."""
 
     #: Nothing.
     OFF = "no"
-    #: Memory of GPUs, where every rank can: what nobody can take for code.
+    #: GPU memory, if every rank can. It never contains code.
     AUTO = "auto"
-    #: Everything large, host memory too; a rank that can't is an error.
+    #: Everything large, including host memory; a rank that can't is an error.
     ALL = "yes"
 
     def __repr__(self) -> str:
-        """As any text: messages show values so."""
+        """The same as of a text, for messages."""
         return repr(self.value)
 
 
@@ -75,9 +73,9 @@ class Transport(NamedTuple):
     """How the workers of a job exchange data; rank 0 chooses it."""
 
     ucx: WorkerUcx = WorkerUcx.OFF
-    #: The line for the user, with what to do if that is not what the user wants; empty: nothing to exchange, or no GPU.
+    #: The line for the user, with the way to change it; empty: nothing to exchange, or no GPU.
     line: Problem = Problem("")
-    #: What a setting of the user's has opened; None: nothing.
+    #: A warning that a setting of the user's opens a port; None: no setting does.
     warning: Problem | None = None
-    #: Whether UCX may lead from node to node.
+    #: Whether UCX may be used between nodes.
     between_nodes: bool = False

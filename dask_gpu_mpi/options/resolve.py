@@ -1,4 +1,4 @@
-"""From what the user has set in the program, on the command line and in Dask's configuration to `Options`."""
+"""Reads the settings of the program, the command line and Dask's configuration into `Options`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_gpu_mpi.options.rules import settle
 
 
 def register_defaults() -> None:
-    """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
+    """Add the defaults of ``gpu-mpi.yaml`` to those of Dask's configuration, so that ``dask.config.refresh`` keeps them; once."""
     import dask.config
     import yaml
 
@@ -26,9 +26,9 @@ def register_defaults() -> None:
 
 
 def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command line"]) -> Options:
-    """Combine what the user has set: keyword or command line first (`given`), then environment, Dask's YAML, defaults.
+    """Combine the user's settings: keyword or command line first (`given`), then environment, Dask's YAML, defaults.
 
-    An OptionError if an option is unknown, of the wrong type, or contradicts another; it is about the first one found.
+    Raises an OptionError for the first option that is unknown, of the wrong type, or contradicts another.
 
     >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
     >>> options.nthreads, options.protocol, options.security
@@ -54,7 +54,7 @@ def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command lin
     values["worker_options"] = values["worker_options"] or {}
     for name, option in OPTIONS.items():
         if option.kind == "path" and values[name] is not None:
-            # The script may change to another directory. In one that is gone, whoever uses the path reports it.
+            # The script may change to another directory. If this one was deleted, the code that uses the path reports that.
             with contextlib.suppress(OSError):
                 values[name] = os.path.abspath(values[name])
     return Options(**values, warnings=warnings, explicit=frozenset(origins))
@@ -67,11 +67,11 @@ def _origin(option: Option, source: Source) -> str:
 
 
 def _configured() -> Iterator[tuple[Option, Any, str]]:
-    """What is set in Dask's configuration, in files and environment alike, with the place of each for messages."""
+    """Each option that is set in Dask's configuration (files and environment), with its value and its place for messages."""
     for variable in os.environ:
         start, _, rest = variable.partition("DASK_GPU_MPI_")
         if not start and rest.lower() in OPTIONS:
-            # Dask reads it as another key of its own, which nobody uses.
+            # Dask reads it as another key, which has no effect.
             raise OptionError(
                 f"environment {variable}: no effect", fix=f"two underscores after MPI, DASK_GPU_MPI__{rest}"
             )
@@ -84,13 +84,13 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
         )
     for key, value in section.items():
         if key == "jobscript":
-            continue  # a section of its own: cli/jobscript
+            continue  # a separate section: cli/jobscript
         name = str(key).replace("-", "_").lower()
         variable = next((v for v in os.environ if v.upper() == f"DASK_GPU_MPI__{name.upper()}"), "")
         if variable:
             text = config.interpret_value(os.environ[variable])
             if isinstance(text, str) and isinstance(value, Mapping):
-                # Dask merges mappings into what is already there, so that one of a YAML file replaces a JSON text.
+                # Dask merges mappings into existing values, so a mapping of a YAML file replaces a JSON text.
                 value = text
             elif text != value:
                 variable = ""  # the program has set it since, by dask.config.set

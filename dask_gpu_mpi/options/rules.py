@@ -1,7 +1,7 @@
 """How options depend on each other: synonyms, defaults that follow from other options, and contradictions.
 
-Two options that contradict each other are an error where both are set in the same place. Where one is set in the program (or on
-the command line) and the other in the configuration, the first wins, as it does for a single option.
+Two options that contradict each other are an error if both are set in the same place. If one is set in the program (or on the
+command line) and the other in the configuration, the first wins, as it does for a single option.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 def settle(
     values: dict[str, Any], origins: dict[str, str], given: frozenset[str], source: Source
 ) -> tuple[Problem, ...]:
-    """Make the options agree, in place; the warnings for the user. An OptionError if two contradict each other.
+    """Make the options agree, in place; returns warnings for the user. An OptionError if two contradict each other.
 
-    `values` has every option by name (``nanny`` and ``exclusive_workers`` are removed), `origins` the place where each is
-    set, if it is; `given` are those that are set in the program or on the command line, which `source` tells apart.
+    `values` has every option by name (``nanny`` and ``exclusive_workers`` are removed). `origins` has the place at which each
+    is set, if it is. `given` are those that are set in the program or on the command line; `source` is which of both.
     """
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
@@ -61,7 +61,7 @@ def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> l
 
 
 def _stacklevel() -> int:
-    """How far up the caller of this package is, as `warnings.warn` counts, from here."""
+    """The number of calls from the caller of this package to here, as `warnings.warn` counts them."""
     package = __name__.partition(".")[0]
     frame: FrameType | None = sys._getframe() if hasattr(sys, "_getframe") else None
     level = 1
@@ -94,13 +94,13 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
         values["scheduler_address"] = None
     if not values["scheduler"] and address is None and values["scheduler_file"] is None:
         raise OptionError(
-            f"{origins['scheduler']}: no scheduler is started, and none is named",
+            f"{origins['scheduler']}: no scheduler is started, and no running one is set",
             fix="scheduler_address (--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to",
         )
 
 
 def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these there is no job left."""
+    """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these the job is over."""
     needed = {"layout": ("shared",), "scheduler_rank": (0,), "client_rank": (None, 0), "scheduler": (True,)}
     others = [origins[name] for name, possible in needed.items() if values[name] not in possible]
     if values["tolerate_lost_ranks"] and others:
@@ -112,7 +112,7 @@ def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 
 def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[Problem]:
-    """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
+    """`protocol` and `security` set the same thing; a setting of the program wins over the configuration."""
     security = values["security"]
     if values["protocol"] == AUTO:  # as if it were not set
         values["protocol"] = None
@@ -151,17 +151,17 @@ def _of_address(
             expected=f"one of {', '.join(Protocol)}",
         )
     if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
-        return chosen  # which speaks TLS with the scheduler
+        return chosen  # it uses TLS with the scheduler
     if chosen not in (None, scheme) and "protocol" in given:
         raise OptionError(
             f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}",
             fix=f"protocol={scheme!r}, or none",
         )
     if values["security"] and not scheme.encrypts and "security" not in given:
-        # Refused wherever it is set: encryption that the user asks for is never dropped silently.
+        # An error wherever it is set: encryption that the user requests is never dropped silently.
         raise OptionError(
             f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} "
-            "asks for encryption",
+            "requests encryption",
             fix="a cluster with TLS, or security=False (--no-security) on a network that you trust",
         )
     if chosen is Protocol.TLS and not scheme.encrypts and values["security"] is None:
@@ -175,10 +175,10 @@ def _of_address(
 
 
 def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Problem]) -> Protocol:
-    """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
+    """``protocol="ucx"``: TLS and UCX between workers; UCX alone without security, or if the scheduler has no other."""
     if values["security"]:
         raise OptionError(
-            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption",
+            f"{origins['protocol']}: 'ucx' can't encrypt, but {origins['security']} requests encryption",
             fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not "
             "encrypted; or set it to False (--no-security) on a network that you trust",
         )
@@ -195,7 +195,7 @@ def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Probl
 def _without_ucx(
     chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
 ) -> Protocol:
-    """TLS or TCP, as `protocol` and `security` say together."""
+    """TLS or TCP, which follows from `protocol` and `security`."""
     if chosen is not None and security is not None and security != chosen.encrypts:
         if ("protocol" in given) == ("security" in given):
             fact = "is encrypted" if chosen.encrypts else "is not encrypted"
@@ -243,14 +243,14 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
     """Warnings about CUDAWorker's switches of UCX that have no effect."""
     options = values["worker_options"] or {}
     on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
-    # Where only a scheduler file is set, the file has the protocol.
+    # If only a scheduler file is set, the file has the protocol.
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
     if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
         found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
         return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
-    # dask_cuda.utils.get_ucx_config: one that is switched off, and none on, switches the others on
+    # dask_cuda.utils.get_ucx_config: if one is switched off, and none on, the others are switched on
     switches = [options.get(switch) for switch in SWITCHES]
     infiniband = options.get("enable_infiniband")
     others_on = infiniband is None and not any(switches) and any(one is False for one in switches)

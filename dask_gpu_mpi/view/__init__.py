@@ -1,1 +1,1 @@
-"""A running cluster and its work as people see them: what the scheduler knows and records, the view of `top`, and the report."""
+"""Views of a running cluster and its work for people: the scheduler's records, `top`, and the report."""

@@ -31,7 +31,7 @@ class Spilled(NamedTuple):
 
 
 def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]:
-    """The figures of each GPU of a worker, of its last heartbeat; `started`: what it reported of its GPU when it started.
+    """The figures of each GPU of a worker, from its last heartbeat; `started`: the figures of its GPU from its start.
 
     >>> gpus_of({"gpu_utilization": 9, "gpu_memory_used": 8})
     [GpuFigures(use=9, memory=8, memory_total=None)]
@@ -62,7 +62,7 @@ def spilled_of(metrics: Mapping[str, Any]) -> Spilled:
     Spilled(to_disk=None, from_gpu=9)
     """
     ours = mapping(metrics.get(METRIC))
-    if "spilled" in ours:  # a store that distributed does not know: its own figure is 0, whatever there is
+    if "spilled" in ours:  # a store that distributed does not measure: its figure is always 0
         return Spilled(None, integer(ours["spilled"]))
     return Spilled(integer(mapping(metrics.get("spilled_bytes")).get("disk")), None)
 

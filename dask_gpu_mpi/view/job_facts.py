@@ -1,8 +1,8 @@
-"""The facts that a job's scheduler is sent: the rows of its plan, and the warnings of its start. Plain data, light to import."""
+"""The facts of a job for its scheduler: the rows of its plan, and the warnings of its start. Plain data, light to import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something that the user should know, one line."""
+    """A warning, one line."""
 
     #: Seconds since the epoch.
     time: float
@@ -40,7 +40,7 @@ class JobFacts:
     """The facts of a job that are known when its scheduler starts."""
 
     rows: tuple[PlannedRow, ...] = ()
-    #: Of the options and the plan, one line each.
+    #: Of the plan, one line each.
     warnings: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
@@ -58,9 +58,9 @@ class JobFacts:
         return cls(tuple(PlannedRow(*row) for row in data["rows"]), tuple(map(str, data["warnings"])))
 
 
-def facts_of(plan: Plan, warnings: Sequence[str] = ()) -> JobFacts:
-    """The facts of a job with this plan; `warnings`: those of its options, which come first."""
-    return JobFacts(tuple(_rows(plan)), tuple(map(str, (*warnings, *plan.warnings))))
+def facts_of(plan: Plan) -> JobFacts:
+    """The facts of a job with this plan."""
+    return JobFacts(tuple(_rows(plan)), tuple(map(str, plan.warnings)))
 
 
 def _rows(plan: Plan) -> Iterator[PlannedRow]:

@@ -1,4 +1,4 @@
-"""In the scheduler's process: notes the warnings of the run, and answers what is known of the job (`FACTS_OPERATION`)."""
+"""In the scheduler's process: collects the warnings of the run, and answers with the facts of the job (`FACTS_OPERATION`)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
-#: Causes of an error that are looked at.
+#: Causes of an error that are inspected.
 DEEPEST = 20
-#: In what Polars' engine has the workers run, as it is pickled.
+#: Part of the pickled function that Polars' engine runs on the workers.
 POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
 UNRUNNABLE_AFTER = 10.0
 #: Seconds between two attempts to reach the agents of workers that are gone, and seconds for an answer.
 REACH_AGAIN, REACH_TIMEOUT = 2.0, 10.0
-#: Seconds for which a lost worker may come back: it may be the one that they wait for.
+#: Seconds in which a lost worker may come back: tasks may wait for it.
 RESTART_TIME = 60.0
-#: Waiting tasks that are looked at each time; workers that a message lists.
+#: Waiting tasks that are inspected each time, and workers that a message lists.
 LOOKED_AT, LISTED = 10_000, 5
-#: How distributed calls that a worker goes because somebody has asked for it, or the worker itself.
+#: distributed's names of the removal of a worker on request, of a client or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
 
@@ -54,15 +54,15 @@ class JobWatch(SchedulerPlugin):
         #: The last warnings of the run, the oldest first.
         self.warnings: deque[RunWarning] = deque(maxlen=KEPT)
         self._hosts = {row.worker: row.host for row in facts.rows}
-        #: How messages call the workers that are there, by address.
+        #: Text for each connected worker in messages, by address.
         self._workers: dict[str, str] = {}
         self._names: dict[str, str] = {}
         #: Names of workers that have been lost, and when (``time.monotonic()``).
         self._lost: dict[str, float] = {}
         self._kinds = {row.worker: row.kind for row in facts.rows}
-        #: Names of those that went because that was asked for.
+        #: Names of workers that were removed on request.
         self._retired: set[str] = set()
-        #: Addresses of those that have said that they close.
+        #: Addresses of workers that have reported that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
         #: Names of the plan's workers that have not come yet.
@@ -71,7 +71,7 @@ class JobWatch(SchedulerPlugin):
         self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
         self._warned_of: set[tuple[object, ...]] = set()
-        #: With `tolerate_lost_ranks`: where the agent of each worker that was there answers, and of those that are gone.
+        #: With `tolerate_lost_ranks`: by worker, the address of its agent; and the same for workers that are gone.
         self._agents: dict[str, str] = {}
         self._gone: dict[str, str] = {}
         self._on_unreachable: Callable[[list[str]], None] | None = None
@@ -83,7 +83,7 @@ class JobWatch(SchedulerPlugin):
         self._explained = False
 
     def attach(self, scheduler: Any) -> None:
-        """Have the scheduler call this, and answer `FACTS_OPERATION`; before its first worker comes."""
+        """Register this with the scheduler, with an answer to `FACTS_OPERATION`; before its first worker comes."""
         self._scheduler = scheduler
         scheduler.add_plugin(self)
         scheduler.handlers[FACTS_OPERATION] = self.answer
@@ -106,7 +106,7 @@ class JobWatch(SchedulerPlugin):
             logging.getLogger(name).addHandler(self._log)
 
     def detach(self) -> None:
-        """Listen to the loggers no longer."""
+        """Stop listening to the loggers."""
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._log)
 
@@ -125,7 +125,7 @@ class JobWatch(SchedulerPlugin):
         the epoch by the scheduler's clock.
         """
         if self._end is None:
-            # Some batch systems need a command for this: it runs once, and only if somebody asks.
+            # Some batch systems need a command for this, which runs once, at the first request.
             self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
         return {
             **self.facts.as_data(),
@@ -155,7 +155,7 @@ class JobWatch(SchedulerPlugin):
             )
 
     def explain(self, error: BaseException | None) -> None:
-        """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. `error` is what Dask handles."""
+        """Print, once, the fix for a graph that the scheduler can't unpickle without a GPU; `error` is what Dask handles."""
         for _ in range(DEEPEST):  # causes may be a circle
             if error is None or self._explained:
                 return
@@ -195,7 +195,7 @@ class JobWatch(SchedulerPlugin):
             self.warn(f"{called} restarted")
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
-        """Called by distributed when a worker is gone; the stimulus says why."""
+        """Called by distributed when a worker is gone; the stimulus has the reason."""
         called = self._workers.pop(worker, f"worker at {worker}")
         name = self._names.pop(worker, "")
         self._paused.discard(worker)
@@ -236,7 +236,7 @@ class JobWatch(SchedulerPlugin):
     async def _answers(self, address: str) -> bool:
         try:
             async with asyncio.timeout(REACH_TIMEOUT):
-                # first, since Dask goes on trying if nothing listens there
+                # first, since Dask tries again and again if nothing listens there
                 _, writer = await asyncio.open_connection(*get_address_host_port(address))
                 writer.close()
                 await self._scheduler.rpc(address).identity()
@@ -315,7 +315,7 @@ class JobWatch(SchedulerPlugin):
         return dict(task.resource_restrictions or {})
 
     def note_status(self, worker: str, status: str) -> None:
-        """Note what a worker reports of itself."""
+        """Note the status that a worker reports."""
         called = self._workers.get(worker, f"worker at {worker}")
         if status.startswith("closing"):
             self._leaving.add(worker)
@@ -346,5 +346,5 @@ class _LogLines(logging.Handler):
         try:
             self._watch.warn(record.getMessage())
             self._watch.explain(sys.exc_info()[1])
-        except Exception:  # a malformed call of a library: logging complains, and the scheduler goes on
+        except Exception:  # a malformed call of a library: logging reports it, and the scheduler continues
             self.handleError(record)

@@ -1,7 +1,7 @@
 """The record of a job that the scheduler's process keeps for the report, in bounded memory, and sends as one message.
 
-Nothing is requested of the workers. Their heartbeats carry Dask's metrics; their messages of finished tasks carry when each began
-and ended, and from whom they have fetched data (`workers.plugins.TransferSizes` adds how much).
+The workers send nothing in addition. Their heartbeats have Dask's metrics. Their messages of finished tasks have the begin and
+end of each, and the senders of fetched data (`workers.plugins.TransferSizes` adds the bytes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
 from dask_gpu_mpi.view.heartbeat import ACTIONS, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
 
-# Measurements over time that stay small however long the job: at a bound every second one goes, and the interval doubles.
+# Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
 
 #: Points in time that are kept, and workers of which values are kept: about 7 MB with nine quantities.
 MOST_TIMES, MOST_NAMES = 720, 256
@@ -49,7 +49,7 @@ class Series:
         #: Grows when there are too many points.
         self.interval = interval
         self.times = array("d")
-        #: By worker and quantity: a value for each point in time, not a number where there was none.
+        #: By worker and quantity: a value for each point in time; not a number: there was none.
         self.columns: dict[str, dict[str, array[float]]] = {}
         #: Workers beyond the bound.
         self.left_out: set[str] = set()
@@ -79,7 +79,7 @@ class Series:
                 column.append(values.get(quantity, _NAN))
         if len(self.times) >= self._most_times:
             self._thin()
-        # a little less, since a clock that is asked once a second is asked a little late
+        # a little less, since the call each second comes a little late
         self._next = self.times[-1] + self.interval * 0.95
 
     def _thin(self) -> None:
@@ -90,7 +90,7 @@ class Series:
         self.interval *= 2
 
     def packed(self) -> dict[str, Any]:
-        """As a message carries it: times as packed float64, values as packed float32."""
+        """For a message: times as packed float64, values as packed float32."""
         return {
             "interval": self.interval,
             "times": self.times.tobytes(),
@@ -102,9 +102,9 @@ class Series:
         }
 
 
-# A sample of the tasks that have run, of bounded size: one of every so many, by chance, and the longest.
+# A sample of the tasks that have run, of bounded size: a random part of all, and the longest.
 #
-# Dask's `TaskStreamPlugin` keeps all of the last tasks: only the end of a long job.
+# Dask's `TaskStreamPlugin` keeps the last tasks, so only the end of a long job.
 
 _PLACE = {action: place for place, action in enumerate(ACTIONS)}
 #: Rectangles, and longest tasks, that are kept.
@@ -122,7 +122,7 @@ class TaskStream:
     def __init__(self, *, most: int = MOST, longest: int = LONGEST) -> None:
         #: Tasks that have run.
         self.seen = 0
-        #: One of so many tasks is sampled, by chance: a pattern in the order of tasks must not be one of the sample.
+        #: One of so many tasks is sampled, at random, so that a pattern in the order of tasks is not one of the sample.
         self.stride = 1
         self._most = most
         self._longest = longest
@@ -130,7 +130,7 @@ class TaskStream:
         self._chance = random.Random(0)
         #: Random number of the task, its number, and its rectangles.
         self._kept: list[tuple[int, int, list[Rectangle]]] = []
-        #: Length, random number (of tasks that are as long some are kept from all over the job), number, rectangles: a heap.
+        #: Length, random number (which chooses among tasks of the same length), number, rectangles: a heap.
         self._long: list[tuple[float, int, int, list[Rectangle]]] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[tuple[str, int], int] = {}
@@ -140,7 +140,7 @@ class TaskStream:
     def add(
         self, worker: str, thread: Any, name: str, startstops: Sequence[Mapping[str, Any]], *, failed: bool
     ) -> None:
-        """Add a task that has run, with what its worker did for it and when."""
+        """Add a task that has run, with the actions of its worker and their times."""
         self.seen += 1
         if not startstops:
             return
@@ -166,7 +166,7 @@ class TaskStream:
             add(self._long, (length, chance, self.seen, rectangles))
 
     def restarted(self, worker: str) -> None:
-        """A worker has a new process, whose threads take the place of the old ones."""
+        """A worker has a new process, whose threads replace the old ones."""
         self._threads.pop(worker, None)
 
     def _lane(self, worker: str, thread: Any) -> int:
@@ -189,7 +189,7 @@ class TaskStream:
             self._rectangles = sum(len(rectangles) for *_, rectangles in self._kept)
 
     def packed(self, since: float) -> dict[str, Any]:
-        """As a message carries it: columns, packed; times in seconds after `since`."""
+        """For a message: packed columns, with times in seconds after `since`."""
         tasks = {number: rectangles for _, _, number, rectangles in self._long}
         tasks |= {number: rectangles for _, number, rectangles in self._kept}
         rectangles = sorted(rectangle for each in tasks.values() for rectangle in each)
@@ -266,20 +266,20 @@ class Transfers:
         return [[sender[0], receiver[0], *sums] for (sender, receiver), sums in self._pairs.items()]
 
 
-# How each worker has spent its time, in seconds that are added up over its threads.
+# The use of each worker's time, in seconds, as a sum over its threads.
 
-#: Gaps between tasks of one worker that are remembered, and the least of them in seconds.
+#: Gaps between tasks of one worker that are kept, and the least of them in seconds.
 MOST_GAPS, LEAST_GAP = 64, 1e-4
-#: Threads of one worker whose last task is remembered: each task that secedes leaves a new one behind.
+#: Threads of one worker whose last task is kept: each task that secedes leaves a new one behind.
 MOST_THREADS = 1_024
 
 
 class Occupation:
     """The sums of one worker, over all its processes.
 
-    Tasks that have ended tell when they computed, and when the worker fetched data for them. It fetches while other tasks
-    compute, so a thread has waited for data only if it did nothing else: in the gap before its next task. The data may be
-    noted on a later task that needs them as well, so gaps are kept for a while.
+    Finished tasks have the times of their computation, and those of fetching data for them. A worker fetches while other tasks
+    compute, so a thread has waited for data only in a gap before its next task. The fetching may be reported with a later task
+    that needs the same data, so gaps are kept for a while.
 
     >>> worker = Occupation()
     >>> fetch, compute = ({"action": a, "start": b, "stop": e} for a, b, e in (("transfer", 0, 3), ("compute", 4, 6)))
@@ -291,11 +291,11 @@ class Occupation:
     """
 
     def __init__(self) -> None:
-        #: By tasks that have ended: computing; and waiting, with no task, for data of other workers or from disk.
+        #: Computing finished tasks; and waiting, without a task, for data of other workers or from disk.
         self.computing = self.transfer = self.disk = 0.0
-        #: With a task, by the scheduler's account: a thread for each, as far as there are threads. And all the time it was there.
+        #: With a task according to the scheduler, one thread for each task; and the time of the worker's presence.
         self.assigned = self.present = 0.0
-        #: Of the tasks that run now, since each began.
+        #: Computing the tasks that still run.
         self.running = 0.0
         self._threads = self._tasks = 0
         self._since = 0.0
@@ -304,20 +304,20 @@ class Occupation:
         self._gaps: list[tuple[float, float]] = []
 
     def came(self, now: float, *, threads: int) -> None:
-        """A process of the worker is there."""
+        """A process of the worker has come."""
         self._threads, self._tasks, self._since, self._came = threads, 0, now, now
         self._ends.clear()
         self._gaps.clear()
 
     def gone(self, now: float) -> None:
-        """It is gone, and its tasks with it."""
+        """The process is gone, and its tasks with it."""
         self.has_tasks(now, 0)
         self.computing, self.running = self.computing + self.running, 0.0
         self.present += now - (now if self._came is None else self._came)
         self._came = None
 
     def has_tasks(self, now: float, tasks: int) -> None:
-        """From now on it has so many tasks."""
+        """Set the number of its tasks from now on."""
         self.assigned += min(self._tasks, self._threads) * max(0.0, now - self._since)
         self._tasks, self._since = tasks, now
 
@@ -340,7 +340,7 @@ class Occupation:
                 self.disk += self._waited(each["start"], each["stop"])
 
     def _waited(self, start: float, stop: float) -> float:
-        """Seconds of this time in which a thread had nothing else to do, from the last gap to the first; they count once."""
+        """Seconds of this time that are in gaps, from the last to the first; each second counts once."""
         waited = 0.0
         for place in reversed(range(len(self._gaps))):
             begin, end = self._gaps[place]
@@ -368,7 +368,7 @@ class Occupation:
 
 # The plugin.
 
-#: States of a task that is still to run, or runs.
+#: States of a task that waits or runs.
 UNFINISHED = ("waiting", "queued", "processing", "no-worker")
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
@@ -396,9 +396,9 @@ class Recorder(SchedulerPlugin):
         self._stream = TaskStream()
         self._transfers = Transfers()
         self._failed = 0
-        #: Bytes of results by the prefix of the task's name; Dask's own sum is of the tasks that it has not forgotten.
+        #: Bytes of results by the prefix of the task's name; Dask's sum leaves out tasks that it has forgotten.
         self._sizes: dict[str, int] = {}
-        #: By address, also of those that have gone: name and node.
+        #: Name and node of each worker by address, including those that have gone.
         self._names: dict[str, tuple[str, str]] = {}
         #: By name.
         self._workers: dict[str, dict[str, Any]] = {}
@@ -417,7 +417,7 @@ class Recorder(SchedulerPlugin):
         self._sampling = asyncio.get_running_loop().create_task(self._sample_forever())
 
     def end(self) -> None:
-        """End to sample."""
+        """Stop sampling."""
         self._sampling.cancel()
 
     async def _sample_forever(self) -> None:
@@ -426,12 +426,12 @@ class Recorder(SchedulerPlugin):
             await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
 
     def _try_sample(self, *, last: bool = False) -> None:
-        # one sample that fails, of a worker that reports what nobody expects, is not the last one
+        # after a failed sample, for example because of unexpected metrics, the next one follows
         with contextlib.suppress(Exception):
             self.sample(last=last)
 
     def sample(self, *, last: bool = False) -> None:
-        """Record what each worker has reported last; `last`: even if it is not time yet."""
+        """Record the last metrics of each worker; `last`: even if it is not time yet."""
         now = self._clock()
         rows: dict[str, dict[str, float]] = {}
         for address, state in self._scheduler.workers.items():
@@ -454,7 +454,7 @@ class Recorder(SchedulerPlugin):
     # -- called by the scheduler --------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """A worker is there, for the first time or again."""
+        """A worker has come, for the first time or again."""
         state = scheduler.workers[worker]
         name, host = str(state.name), str(get_address_host(worker))
         self._names[worker] = (name, host)
@@ -473,13 +473,13 @@ class Recorder(SchedulerPlugin):
         )
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
-        """A worker has gone; the stimulus says why."""
+        """A worker has gone; the stimulus has the reason."""
         name, _ = self._names.get(worker, (worker, ""))
         self._occupations[name].gone(self._clock())
         self._events.append((self._clock(), "worker gone", name, _reason(stimulus_id)))
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """A task has changed its state: those that have run are noted."""
+        """A task has changed its state: add it if it has run."""
         if (start in UNFINISHED) != (finish in UNFINISHED):
             self._has_unfinished(1 if finish in UNFINISHED else -1)
         if finish == "processing" and (task := self._scheduler.tasks.get(key)) and task.processing_on:
@@ -506,7 +506,7 @@ class Recorder(SchedulerPlugin):
                 )
 
     def _has_tasks(self, address: str) -> None:
-        """Note how many tasks a worker has; those that another one has stolen from it are noted with the next sample."""
+        """Note the number of a worker's tasks; the next sample corrects it for tasks that another worker has stolen."""
         if (state := self._scheduler.workers.get(address)) is not None and address in self._names:
             self._occupations[self._names[address][0]].has_tasks(self._clock(), len(state.processing))
 
@@ -566,12 +566,12 @@ def _death(message: Any) -> tuple[str, str, str]:
 
 
 def _warnings(watch: JobWatch | None) -> list[tuple[float, str]]:
-    """Of the run, the last ones; None: the scheduler is not one of ours."""
+    """The last warnings of the run; none if the scheduler is not one of ours."""
     return [] if watch is None else [(warning.time, warning.text) for warning in watch.warnings]
 
 
 def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Tasks by Dask's prefix of their names, those that took longest first."""
+    """Tasks by Dask's prefix of their names, those with the longest time first."""
     found = sorted(prefixes.values(), key=lambda prefix: prefix.duration, reverse=True)
     return [
         {

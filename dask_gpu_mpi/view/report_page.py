@@ -1,6 +1,6 @@
-"""The file of a report: JSON, or a page made of the same data by a template and Bokeh, with all that it needs inside.
+"""The file of a report: JSON, or a self-contained page that a template and Bokeh make of the same data.
 
-python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes the page of a JSON file that was written before.
+python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes the page of an existing JSON file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_report(path: str, where: str) -> None:
 
 
 def is_page(path: str) -> bool:
-    """Whether the file is to be a page; else JSON.
+    """Whether the file will be a page; otherwise JSON.
 
     >>> is_page("a/b.HTML"), is_page("b.json")
     (True, False)
@@ -60,7 +60,7 @@ def is_page(path: str) -> bool:
 
 
 def write_report(path: str, data: Mapping[str, Any]) -> None:
-    """Write the file, whole or not at all, in place of an older one; OSError if it can't be written."""
+    """Write or replace the file, whole or not at all; OSError if it can't be written."""
     text = (
         page(data) if is_page(path) else json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
     )
@@ -71,7 +71,7 @@ def page(data: Mapping[str, Any]) -> str:
     """The page as text; ValueError for data of a later schema."""
     if data["schema"] > SCHEMA:
         raise ValueError(f"report of schema {data['schema']} (expected {SCHEMA} at most)")
-    # Neither is imported before there is a page to be made.
+    # Imported here, since only a page needs them.
     from bokeh.embed import components
     from bokeh.resources import Resources
     from jinja2 import Environment
@@ -107,7 +107,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def _bars(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the first screen: the mean, and the workers that computed least; those after them are behind a switch."""
+    """The rows of the first screen: the mean, and the workers that computed least; a switch shows the others."""
     rows = sorted(
         summary["workers"], key=lambda worker: (worker["kind"] != summary["kind"], worker["computing"])
     )
@@ -377,7 +377,7 @@ def _gpu_name(worker: str, place: int) -> str:
 
 
 def _workers(record: Mapping[str, Any]) -> list[Any]:
-    """The workers of a record that tables show, in the order of their names."""
+    """The workers for the tables, in the order of their names."""
     return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
 
 
@@ -402,9 +402,9 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         say(f"error: {where}: {error.filename}: {error.strerror}. {fix}")
         return 2
-    except (ValueError, KeyError, TypeError) as error:  # no JSON, of something else, or of a later version
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, other data, or a later version
         reason = " ".join(str(error).split())
-        say(f"error: {where}: {source} is no report that is known here: {reason}. {fix}")
+        say(f"error: {where}: {source} can't be read as a report: {reason}. {fix}")
         return 2
     return 0
 

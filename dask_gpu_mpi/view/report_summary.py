@@ -1,6 +1,6 @@
 """The summary of a report: were the GPUs busy, where did the time go, what to change (docs/report.md).
 
-Pure functions of the report's data. `RULES` is the list of those that say what to change.
+Pure functions of the report's data. `RULES` is the list of those with advice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
 Data = Mapping[str, Any]
 
-#: How a worker spends the script's time, and how lines call it. The shares of one worker add up to 1.
+#: The uses of a worker's time while the script runs, with their names in lines. The shares of one worker add up to 1.
 CALLED = {
     "computing": "computing",
     "data": "waiting for data",
@@ -27,36 +27,30 @@ SCHEDULER = "scheduler and its messages"
 #: Prefixes of tasks that are listed.
 MOST_PREFIXES = 5
 
-# From where on a rule speaks. Shares are of the script's time.
+# Thresholds of the rules. Shares are of the script's time.
 
-#: Seconds of the script, and bytes of data: less than this is no reason to change anything.
+#: Seconds of the script, and bytes of data, below which there is no advice.
 LEAST_SECONDS, LEAST_BYTES = 5.0, 256 << 20
 #: Waiting for the scheduler, for data, for tasks; no task at all.
 MOST_SCHEDULER, MOST_DATA, MOST_WAITING, MOST_IDLE = 0.15, 0.15, 0.15, 0.3
 #: Seconds of tasks that are short.
 SHORT_TASK = 0.1
-#: A task that takes so many times the mean of its prefix, and this share of the script's time, is a straggler.
+#: A straggler is a task that takes so many times the mean of its prefix, and this share of the script's time.
 STRAGGLER, STRAGGLER_SHARE = 4.0, 0.1
-#: Use of the GPUs, while their workers compute for this share.
+#: Least use of the GPUs, if their workers compute for this share.
 LEAST_GPU_USE, COMPUTING = 0.2, 0.4
 
 
 def summarize(data: Data) -> dict[str, Any]:
-    """The answers: figures, and for each question its lines; no figures if the scheduler has no record."""
+    """The figures, and the lines for each question; no figures without a record of the scheduler."""
     usage = _usage(data)
     data = {**data, "summary": usage}
-    return {
-        **usage,
-        "lines": {
-            "busy": _busy_lines(usage),
-            "where": _where_lines(usage),
-            "change": [line for rule in _rules(usage) for line in rule(data)],
-        },
-    }
+    lines = {"busy": _busy_lines(usage), "where": _where_lines(usage), "change": _advice(data)}
+    return {**usage, "lines": lines}
 
 
 def printed(data: Data) -> list[str]:
-    """The summary as the job's output ends with it."""
+    """The lines of the summary for the end of the job's output."""
     lines = data["summary"]["lines"]
     return [
         *(f"summary: {line}" for line in lines["busy"]),
@@ -69,7 +63,7 @@ def printed(data: Data) -> list[str]:
 
 
 def _usage(data: Data) -> dict[str, Any]:
-    """The share of each worker, their mean, and what the time of all went into."""
+    """The shares of each worker, their mean, and the parts of the time of all."""
     record = data["record"]
     usage: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None}
     usage |= {"mean": {}, "workers": [], "where": []}
@@ -82,7 +76,7 @@ def _usage(data: Data) -> dict[str, Any]:
         {**_shares(worker, record, begin, seconds), "kind": kinds.get(worker["name"], "cpu")}
         for worker in sorted(record["workers"], key=lambda worker: natural(worker["name"]))
     ]
-    # CPU workers of a job with GPUs are not what the question is about
+    # in a job with GPUs, the question is not about CPU workers
     usage["kind"] = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
     asked = [worker for worker in workers if worker["kind"] == usage["kind"]]
     usage["threads"] = sum(worker["threads"] for worker in asked)
@@ -95,7 +89,7 @@ def _usage(data: Data) -> dict[str, Any]:
 
 
 def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[str, Any]:
-    """Of one worker. A thread with a task that neither computes nor waits for data waits for the scheduler and its messages."""
+    """The shares of one worker. A thread that has a task, but neither computes nor waits for data, waits for the scheduler."""
     spent, threads = worker["seconds"], max(1, worker["threads"])
     of_all = seconds * threads
     computing = min(1.0, spent["computing"] / of_all)
@@ -147,7 +141,7 @@ def _where(data: Data, mean: Data, begin: float, seconds: float, threads: int) -
     """Parts of the script's time, as a mean of all threads of workers, the largest first; and the start before it."""
     record = data["record"]
     by_prefix = {each["name"]: each["seconds"].get("compute", 0.0) for each in record["prefixes"]}
-    # those that still run, or have run before the record, are not in both
+    # tasks that still run, or have run before the record, are in one of the two only
     of_all = max(sum(by_prefix.values()), mean["computing"] * seconds * threads)
     largest = sorted(by_prefix, key=lambda name: -by_prefix[name])[:MOST_PREFIXES]
     parts = {f"tasks: {name}": mean["computing"] * by_prefix[name] / of_all for name in largest if of_all}
@@ -218,18 +212,6 @@ def _where_lines(usage: Data) -> list[str]:
 # -- what to change --------------------------------------------------------------------------------------------
 
 
-def warned_at_start(data: Data) -> list[str]:
-    """Warnings of the options, the plan and the start."""
-    return list(data["warnings"])
-
-
-def warned_in_run(data: Data) -> list[str]:
-    """Warnings of the scheduler's process while the script ran."""
-    return [
-        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
-    ]
-
-
 def script_alone(data: Data) -> list[str]:
     """The script works, and its cluster has no task."""
     summary = data["summary"]
@@ -252,7 +234,7 @@ def script_alone(data: Data) -> list[str]:
 
 
 def too_few_tasks(data: Data) -> list[str]:
-    """Workers wait for tasks while others work: a last round that is not full, fewer partitions than workers, one long task."""
+    """Workers wait for tasks while others work: the last round is not full, or there are few partitions, or one long task."""
     summary = data["summary"]
     mean, threads = summary["mean"], summary["threads"]
     lacking = mean["tasks"] - mean["scheduler"]
@@ -272,7 +254,7 @@ def too_few_tasks(data: Data) -> list[str]:
                 "Fix: partitions of equal size (repartition), or smaller ones"
             ]
         idle = -tasks % threads
-        # else it explains little of the time
+        # otherwise it explains little of the time
         if 2 * idle * usual >= lacking * summary["seconds"] * threads:
             when = "at the end" if tasks > threads else "all the time"
             return [
@@ -372,9 +354,7 @@ def unused_gpus(data: Data) -> list[str]:
     ]
 
 
-#: Each is a function of the report's data, with its lines; none if all is well. What was warned of counts for every job.
-WARNINGS: tuple[Callable[[Data], list[str]], ...] = (warned_at_start, warned_in_run)
-#: The rules on figures, for jobs that are long enough and have a record.
+#: Each rule is a function from the report's data to lines, none if all is well.
 RULES: tuple[Callable[[Data], list[str]], ...] = (
     script_alone,
     too_few_tasks,
@@ -386,9 +366,13 @@ RULES: tuple[Callable[[Data], list[str]], ...] = (
 )
 
 
-def _rules(usage: Data) -> tuple[Callable[[Data], list[str]], ...]:
-    long_enough = usage["workers"] and usage["seconds"] >= LEAST_SECONDS
-    return (*WARNINGS, *RULES) if long_enough else WARNINGS
+def _advice(data: Data) -> list[str]:
+    """The warnings of the start and of the run, and the lines of the rules if the job was long enough and has a record."""
+    in_run = (data["record"] or {}).get("warnings", ())
+    lines = [*data["warnings"], *(f"after {each['at']:.1f} s: {each['text']}" for each in in_run)]
+    if data["summary"]["workers"] and data["summary"]["seconds"] >= LEAST_SECONDS:
+        lines += [line for rule in RULES for line in rule(data)]
+    return lines
 
 
 def _longest(tasks: Data, prefix: str) -> float:
@@ -422,10 +406,4 @@ def _time(seconds: float) -> str:
     >>> _time(0.0031), _time(2.51), _time(61)
     ('3 ms', '2.5 s', '61 s')
     """
-    return (
-        f"{1e3 * seconds:.0f} ms"
-        if seconds < 1
-        else f"{seconds:.1f} s"
-        if seconds < 10
-        else f"{seconds:.0f} s"
-    )
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.{int(seconds < 10)}f} s"

@@ -1,4 +1,4 @@
-"""A cluster as `top` shows it: a row for each GPU and for each worker without one, made of the scheduler's answers."""
+"""The data of `top`: a row for each GPU and for each worker without one, made of the scheduler's answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spill
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION
 
-#: States of a task on its worker that is running, or that has yet to.
+#: States on the worker of a task that runs, and of one that waits.
 RUNNING, WAITING = ("executing", "long-running"), ("waiting", "ready", "constrained")
 #: Number of the schema of `as_json`.
 VERSION = 1
@@ -29,7 +29,7 @@ VERSION = 1
 class Row:
     """A GPU with its worker, or a worker without one; None: not known. Memory is in bytes, rates in bytes per second.
 
-    The figures of the worker are in the row of its first GPU alone, so that sums are right.
+    Only the row of its first GPU has the figures of the worker, so that sums are right.
     """
 
     node: str
@@ -201,12 +201,12 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 
 #: Seconds for each answer, and of these for the connection: while it is refused, distributed tries it again until then.
 TIMEOUT, CONNECT_TIMEOUT = 10.0, 5.0
-#: Nothing that the scheduler sends is unpickled: plain data is all that is asked for.
+#: Only plain data are requested, and nothing is unpickled.
 PLAIN = ("msgpack",)
 
 
 class NoAnswerError(ClusterLostError):
-    """A scheduler that has answered before does not now: it is busy, or can't be reached. Another sample may succeed."""
+    """A scheduler that has answered before does not answer: it is busy, or can't be reached. Another sample may succeed."""
 
 
 class Link:
@@ -217,7 +217,7 @@ class Link:
         from distributed import Security
 
         self._address = target.address
-        # UCX reads it later, and once.
+        # not restored afterwards, since UCX reads it later, and once
         dask.config.set(target.config)
         self._connection = Security().get_connection_args("client")
         self._comm: Any = None
@@ -236,12 +236,12 @@ class Link:
                 identity = await self._ask("identity", n_workers=-1)
                 if not isinstance(identity, dict) or "workers" not in identity:
                     raise ValueError("its answer is not a scheduler's")
-                # A scheduler that is not ours logs a warning for an operation that it does not know: so only once.
+                # Another scheduler logs a warning of an unknown operation, so this is sent to it only once.
                 job = await self._ask(FACTS_OPERATION) if self._ours is not False else None
             self._ours = isinstance(job, dict) and "status" not in job
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
-            self.close()  # an answer may still come, and not be the next one's
+            self.close()  # a late answer would be read as the next one
             raise self._lost(error) from error
         self._last = with_rates(snapshot, self._last)
         return self._last
@@ -286,11 +286,11 @@ class Link:
 
 @contextlib.contextmanager
 def _without_pickle() -> Iterator[None]:
-    """Have distributed unpickle nothing: it does with what says that it is pickled, whatever deserializers are allowed."""
+    """Keep distributed from unpickling: it unpickles data that are marked so, even if the deserializers do not allow it."""
     from distributed.protocol import core
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise ValueError("pickled data, which is not taken")
+        raise ValueError("pickled data, which are not accepted")
 
     protocol: Any = core
     before = protocol.pickle
@@ -302,7 +302,7 @@ def _without_pickle() -> Iterator[None]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it was raised from."""
+    """An error, and its causes."""
     while error is not None:
         yield error
         error = error.__cause__

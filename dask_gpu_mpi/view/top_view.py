@@ -19,7 +19,7 @@ from dask_gpu_mpi.view.snapshot import Row, Snapshot
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"
 #: Lines for warnings on the screen.
 WARNING_LINES = 3
-#: From which part of what there is a figure is coloured.
+#: The parts of the total from which on a figure is coloured.
 HIGH, FULL = 0.8, 0.95
 
 
@@ -94,7 +94,7 @@ def short(number: float | None) -> str:
 
 
 def pair(used: int | None, total: int | None) -> str:
-    """Bytes used of a total, in eight characters if no more is used than there is.
+    """Bytes used of a total, in eight characters if that is not more than the total.
 
     >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, None)
     ('8.0/80G', '130/512G', '1.0G', '-')
@@ -120,7 +120,7 @@ def _digits(value: float) -> str:
 
 
 def fit(text: str, width: int, *, keep_end: bool = True) -> str:
-    """A text in so many characters. Of a long one the end stays: names differ there.
+    """A text in so many characters. The end of a long one stays, since names differ there.
 
     >>> fit("gpu-node-0123", 8), fit("short", 8), fit("a long line", 6, keep_end=False)
     ('..e-0123', 'short', 'a lo..')
@@ -138,7 +138,7 @@ def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
         columns.remove(max(columns, key=lambda column: column.rank))
     cells = [[column.cell(row) for column in columns] for row in rows]
     widths = [column.width for column in columns]
-    for place, column in reversed([*enumerate(columns)]):  # a long name of a node is no loss
+    for place, column in reversed([*enumerate(columns)]):  # the node's name, the first, gets the rest
         if column.grows or width is None:
             longest = max((len(line[place][0]) for line in cells), default=0)
             spare = longest if width is None else width - _width(columns, widths)
@@ -162,14 +162,14 @@ def _width(columns: Sequence[_Column], widths: Sequence[int]) -> int:
 
 
 def rows_of_screen(snapshot: Snapshot, height: int) -> int:
-    """How many rows a screen of this height has."""
+    """The number of rows on a screen of this height."""
     return max(1, height - 5 - len(_warnings(snapshot)))
 
 
 def screen(
     snapshot: Snapshot, view: View, width: int, height: int, silence: float | None = None
 ) -> RenderableType:
-    """The whole screen; `silence`: for how many seconds the scheduler has not answered, if it does not."""
+    """The whole screen; `silence`: the seconds since a request without an answer, if there is one."""
     page = page_of(view, snapshot.rows, rows_of_screen(snapshot, height))
     lines = [Text(fit(line, width, keep_end=False)) for line in _head(snapshot, silence)]
     warnings = [Text(fit(line, width, keep_end=False), style="yellow") for line in _warnings(snapshot)]
@@ -196,7 +196,7 @@ def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
     title = f"{silent}{left}nodes {nodes}, GPUs {gpus}, workers {workers}{f' {others}' if others else ''}"
     if not rows:
         return [f"{title}  {snapshot.scheduler}", "no worker yet"]
-    (total,) = folded([_everywhere(row) for row in rows])
+    (total,) = folded([replace(row, node="") for row in rows])
     sums = (
         f"USE {_number(total.gpu_use)}%  GPU MEM {pair(total.gpu_memory, total.gpu_memory_total)}  "
         f"HOST MEM {pair(total.host_memory, total.host_limit)}  RUN {_number(total.running)}  "
@@ -205,17 +205,13 @@ def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
     return [f"{title}  {snapshot.scheduler}", sums]
 
 
-def _everywhere(row: Row) -> Row:
-    return replace(row, node="")
-
-
 def _warnings(snapshot: Snapshot) -> list[str]:
-    """The last ones."""
+    """The last warnings."""
     return _all_warnings(snapshot)[-WARNING_LINES:]
 
 
 def _all_warnings(snapshot: Snapshot) -> list[str]:
-    """Of the start, then of the run."""
+    """The warnings of the start, then those of the run."""
     events = [
         f"{time.strftime('%H:%M:%S', time.localtime(event.time))} {event.text}" for event in snapshot.events
     ]
@@ -303,7 +299,7 @@ def keys_of(text: str) -> Iterator[str]:
 
 
 def press(view: View, key: str, rows: Sequence[Row], height: int) -> bool:
-    """Change the view as the key says; False: the key is to quit. `height`: rows that the screen has."""
+    """Change the view by a key; False: the key is `q`. `height`: the number of rows on the screen."""
     if key == "q":
         return False
     step = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -height, "page down": height}.get(key)
@@ -363,15 +359,10 @@ def folded(rows: Iterable[Row]) -> list[Row]:
 
 
 #: The fields of `Row` that are summed.
-_SUMMED: tuple[str, ...] = (
-    "gpu_memory",
-    "gpu_memory_total",
-    "rmm_used",
-    "rmm_total",
-    "host_memory",
-    "host_limit",
-)
-_SUMMED += ("running", "waiting", "received", "sent", "received_rate", "sent_rate", "spilled")
+_SUMMED = (
+    "gpu_memory", "gpu_memory_total", "rmm_used", "rmm_total", "host_memory", "host_limit", "running", "waiting", "received",
+    "sent", "received_rate", "sent_rate", "spilled",
+)  # fmt: skip
 
 
 def _fold(node: str, rows: Sequence[Row]) -> Row:
@@ -391,7 +382,7 @@ def _fold(node: str, rows: Sequence[Row]) -> Row:
 
 
 def troubles(rows: Iterable[Row]) -> str:
-    """How many workers do not run, by their status; empty: all run.
+    """The number of workers that do not run, by their status; empty: all run.
 
     >>> troubles([Row(node="n", worker="0"), Row(node="n", worker="1", status="running")])
     '(1 lost)'

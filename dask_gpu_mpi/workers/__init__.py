@@ -1,1 +1,1 @@
-"""The Dask workers of one rank: their class and options, how they are made, followed and closed, and where they log."""
+"""The Dask workers of one rank: class, options, start, end, plugins and logs."""

@@ -1,35 +1,32 @@
 """A `dask_cuda.CUDAWorker` from its line of the plan.
 
-What it gets wrong when it knows nothing of ranks is put right here, and nowhere else (dask-cuda 25.10 to 26.10):
+CUDAWorker knows nothing of ranks. Its behaviour is corrected here, and nowhere else (dask-cuda 25.10 to 26.10):
 
-- it makes a worker for every visible GPU: each is made with exactly one GPU visible, by UUID, so that its name and the device
-  of its limits are right, and CUDA makes a context that sees one device only (half a second instead of two on four GPUs);
-  a worker of several GPUs is made with its first one visible, and its nanny then shows its process all of them;
-- the CPU affinity that it sets is the GPU's, whatever the rank was bound to: the plan's cores are put in its place;
-- it imports cuDF in each worker, 1.4 seconds of the start, to set whether it spills: here only if it is to;
-- fractions of device memory mean NVML's device 0, or the parent of a MIG slice: the plan has bytes of the worker's own device;
+- It makes a worker for every visible GPU. Here each is made with one GPU visible, by UUID: its name and the device of its limits
+  are right, and CUDA makes a context with one device (half a second instead of two on four GPUs). A worker of several GPUs is
+  made with its first one visible; then its nanny shows its process all of them.
+- It sets the GPU's CPU affinity, whatever the rank was bound to. Here it sets the plan's cores.
+- It imports cuDF in each worker, 1.4 seconds of the start, to switch spilling on or off. Here only to switch it on.
+- Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. The plan has bytes of the worker's device.
 - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from dask_gpu_mpi.base.files import make_folder
+from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
 from dask_gpu_mpi.options.rules import SWITCHES
 from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["make_cuda_worker"]
-
-#: What options of CUDAWorker import in the worker, where a missing module would be a traceback, or (cuDF) ignored.
+#: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
 MODULES = {
     "rmm": (
         "rmm_pool_size",
@@ -47,26 +44,22 @@ IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]) -> Any:
     """Make a CUDAWorker with these keywords and, for its nannies, these plugins.
 
-    Raises
-    ------
-    InputError
-        An option needs a module that is not installed, or a directory that can't be made.
+    Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
     """
     from dask_cuda.plugins import CPUAffinity, CUDFSetup
 
     _check_modules(plan, options)
     _make_directory(plan, options.get("rmm_log_directory"))
-    # CUDAWorker gives its nannies variables of its own, and no one else's
+    # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
     switched = any(options.get(switch) is not None for switch in SWITCHES)
     # CUDAWorker sets it in this process, too, where it would make a context
-    with visible_device(plan.devices[0]), users_config():
+    with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
         try:
             worker = cls(**options)
-        except (
-            ValueError
-        ) as error:  # what one release refuses and another takes: 25.10 a maximum pool without a pool, say
+        except ValueError as error:
+            # releases differ in what they refuse: 25.10 a maximum pool without a pool, for example
             raise InputError(
                 f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
                 fix="correct or remove that option",
@@ -86,7 +79,7 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
 
 
 def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
-    """Dask's configuration of a worker's process: a copy, in which only the switches, if any, set how connections are made."""
+    """A copy of Dask's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
     import dask
 
     key = dask.config.canonical_name(SECTION, dict(config))
@@ -111,7 +104,7 @@ def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
 
 
 def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
-    """RMM writes its logs into this directory, and ends the worker where there is none."""
+    """Make the directory for RMM's logs: RMM ends the worker if it does not exist."""
     try:
         if directory:
             make_folder(directory)
@@ -120,17 +113,3 @@ def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
             f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "
             "directory that can be written there)"
         ) from None
-
-
-@contextmanager
-def visible_device(device: str) -> Iterator[None]:
-    """Show exactly `device` to code that reads ``CUDA_VISIBLE_DEVICES`` while it is constructed."""
-    before = os.environ.get(VISIBLE_DEVICES)
-    os.environ[VISIBLE_DEVICES] = device
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VISIBLE_DEVICES]
-        else:
-            os.environ[VISIBLE_DEVICES] = before

@@ -1,4 +1,4 @@
-"""A worker from its line of the plan, and from what all workers of its rank have in common."""
+"""Makes a worker from its line of the plan, and adapts and watches its nanny, which restarts it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
 from dask_gpu_mpi.workers.worker_class import accepted_options, is_cuda_worker, worker_class_for
 from dask_gpu_mpi.workers.worker_options import options_for
 
-# The nannies of workers: what is changed of them before they start, and when they no longer restart a worker that dies.
-
-#: Deaths of a worker's processes within so many seconds after which the worker is removed, however long each process lived: one
-#: that dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
+#: A worker is removed after so many deaths of its processes within so many seconds, however long each process lived: one that
+#: dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
-#: Seconds that Dask gives a worker's process to end when its nanny closes, unless that is called with others.
+#: Seconds that Dask gives a worker's process to end when its nanny closes, if its caller sets no others.
 DASK_CLOSES = 5.0
 #: Seconds beyond those, for the teardown of plugins.
 CLOSING_SLACK = 5.0
@@ -38,10 +36,10 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 
 def closing_reason(nanny: Any) -> Callable[[], str]:
-    """Record why a nanny closes, and let it close in time; returns a function that returns the reason.
+    """Record why a nanny closes, and make it close in time; returns a function that returns the reason.
 
-    A nanny closes by itself when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
-    differs. A plugin of the user's whose teardown hangs would keep it, and its worker would never be removed.
+    A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
+    differs. If the teardown of a user's plugin hangs, the nanny would not close, and its worker would never be removed.
     """
     reasons: list[str] = []
     close = nanny.close
@@ -50,7 +48,7 @@ def closing_reason(nanny: Any) -> Callable[[], str]:
         reasons.append(str(kwargs.get("reason", "")))
         deadline = asyncio.timeout((kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
         try:
-            # In this task: a server that closes cancels all its own tasks but the one that closes it.
+            # In this task: a server that closes cancels all its tasks but the one that closes it.
             async with deadline:
                 return await close(*args, **kwargs)
         except TimeoutError:
@@ -68,7 +66,7 @@ def closing_reason(nanny: Any) -> Callable[[], str]:
 
 
 async def _close_alone(nanny: Any) -> None:
-    """What is left of ``Nanny.close`` after the teardown of plugins."""
+    """The rest of ``Nanny.close``, without the teardown of plugins."""
     from distributed.core import Server, Status
 
     with contextlib.suppress(Exception):
@@ -86,17 +84,9 @@ async def watch_nanny(
     *,
     on_death: Callable[[int, int | None], None] = lambda pid, code: None,
 ) -> str:
-    """Wait until a nanny's worker has died too often, and close the nanny.
+    """Wait until a nanny's worker has died too often, close the nanny, and return why the worker is removed.
 
-    Parameters
-    ----------
-    on_death : callable
-        ``on_death(pid, exit_code)`` of each process that has died, the code None where it is not known.
-
-    Returns
-    -------
-    str
-        Why the worker is removed.
+    Calls ``on_death(pid, exit_code)`` for each process that has died; the code is None if it is not known.
     """
     pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
     deaths: deque[float] = deque(maxlen=DEATHS)
@@ -106,7 +96,10 @@ async def watch_nanny(
         if current == pid:
             continue
         code = getattr(process, "exitcode", None)
-        in_order = pid in asked or _is_closing(nanny) or (code == 0 and _has_lifetime(nanny))
+        # it ends together with its worker, which was retired, or with the cluster
+        status = getattr(getattr(nanny, "status", None), "name", "")
+        is_closing = status in ("closing_gracefully", "closing", "closed")
+        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
         if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)
@@ -116,13 +109,8 @@ async def watch_nanny(
             return f"its process died {DEATHS} times within {seconds:.0f} s"
 
 
-def _is_closing(nanny: Any) -> bool:
-    """Whether it ends together with its worker: that was retired, or the cluster ends."""
-    return getattr(getattr(nanny, "status", None), "name", "") in ("closing_gracefully", "closing", "closed")
-
-
 def _has_lifetime(nanny: Any) -> bool:
-    """Whether its worker ends by itself after some time (Dask's ``lifetime``), in order, and is to be restarted then."""
+    """Whether its worker ends by itself after some time and has to be restarted then (Dask's ``lifetime``)."""
     import dask
 
     configured = dask.config.get("distributed.worker.lifetime.duration", None)
@@ -130,12 +118,12 @@ def _has_lifetime(nanny: Any) -> bool:
 
 
 def _process(nanny: Any) -> Any:
-    """Dask's object of a nanny's process, which knows its exit code when the nanny has forgotten it."""
+    """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
     return getattr(getattr(nanny, "process", None), "process", None)
 
 
 def _requested_ends(nanny: Any) -> set[int | None]:
-    """The processes that this nanny is asked to end from now on (``client.restart()``): those count as no deaths."""
+    """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
     asked: set[int | None] = set()
     kill, handlers = getattr(nanny, "kill", None), getattr(nanny, "handlers", {})
     if kill is None:  # in another version of distributed
@@ -145,16 +133,16 @@ def _requested_ends(nanny: Any) -> set[int | None]:
         asked.add(nanny.pid)
         return await kill(*args, **kwargs)
 
-    # `Nanny.restart` calls the one, and the scheduler the other.
+    # `Nanny.restart` calls the method, the scheduler the handler.
     nanny.kill = handlers["kill"] = remembering
     return asked
 
 
 def measure_less(nanny: Any) -> None:
-    """Leave out what a nanny measures of itself, which nobody reads: its event loop, and its process.
+    """Remove the measurements of a nanny's event loop and process, which nothing reads.
 
-    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, 0.1 %. What scheduler and workers
-    measure stays, and the nanny continues to watch its worker's memory.
+    They cost 50 wake-ups a second, 1.5 % of a core, and two a second, 0.1 %. Measurements of scheduler and workers stay, and the
+    nanny continues to watch its worker's memory.
     """
     callbacks = getattr(nanny, "periodic_callbacks", {})
     for name in ("tick", "ticks", "monitor"):
@@ -162,9 +150,9 @@ def measure_less(nanny: Any) -> None:
 
 
 def kill_at_once() -> None:
-    """Have nannies kill a worker where Dask's send it SIGTERM: above its memory limit, and when it has not come up.
+    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
 
-    Our workers leave SIGTERM to the rank (`boot.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
+    Our workers leave SIGTERM to the rank (`boot.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from distributed.process import AsyncProcess
@@ -173,40 +161,23 @@ def kill_at_once() -> None:
 
 
 def listen_on_tcp(nanny: Any) -> None:
-    """Have a nanny of a worker over UCX listen on TCP: it moves no data, and UCX keeps a core busy there."""
-    # The worker's protocol has been settled by the nanny's constructor.
+    """Make the nanny of a worker over UCX listen on TCP: it moves no data, and UCX would keep a core busy."""
+    # The nanny's constructor has already set the worker's protocol.
     if getattr(nanny, "_protocol", None) == "ucx":
         nanny._protocol = "tcp"
 
 
-#: Least bytes of host memory that go over UCX where the user wants that: below, TLS is as fast.
+#: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
 LOOPBACK = "127.0.0.1"
 
 
 def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) -> Any:
-    """Make the worker that `plan` describes; it starts when awaited.
+    """Make the worker that `plan` describes: a CUDAWorker, Nanny, Worker or instance of the user's class; it starts when awaited.
 
-    Parameters
-    ----------
-    plan : WorkerPlan
-        Its line of the plan.
-    start : Start
-        What it shares with the other workers of its rank.
-    options : Options
-        What the user has set, the class and its options (`read_worker_options`) among it.
-    scratch : str
-        The agent's directory; each worker makes a directory of its own in it.
-
-    Returns
-    -------
-    distributed.core.Server
-        A CUDAWorker, Nanny, Worker or whatever the user's class makes.
-
-    Raises
-    ------
-    InputError
-        An option does not fit the device.
+    `start` has the values that all workers of the rank share, `options` the class and its options (`read_worker_options`).
+    `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
+    device.
     """
     import distributed
 
@@ -222,11 +193,11 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         "protocol": str(start.protocol),
     }
     if not (is_cuda_worker(cls) or issubclass(cls, (distributed.Nanny, distributed.Worker))):
-        # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
+        # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
         return cls(**{**ours, "interface": options.interface, **given})
     ours |= {
         "host": start.listen,
-        # bokeh would be imported in every worker; the address is of plain HTTP, with or without a dashboard
+        # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": max(options.startup_timeout, start.limit),
@@ -240,7 +211,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
     if cls is distributed.Nanny:
-        # Where the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
+        # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
         known = accepted_options(cls, given.get("worker_class")) or given
         given = {key: value for key, value in given.items() if key in known}
     given["plugins"] = {*given.get("plugins", ()), *plugins}
@@ -248,13 +219,13 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         ours["resources"] = dict(plan.resources)
     if issubclass(cls, distributed.Nanny):
         ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
-    # a CPU worker is to make no context either
+    # a CPU worker must make no context
     with users_config() if plan.kind == "gpu" else nullcontext():
         return cls(start.address, **_merge(ours, given))
 
 
 def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
-    """What has the worker offer UCX to others. Not a CPU worker beside GPU workers, which must not touch their devices."""
+    """The plugin by which the worker offers UCX to others; none for a CPU worker with GPU workers on its rank."""
     transport = start.transport
     if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and start.beside_gpus):
         return
@@ -264,7 +235,7 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
 
     host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
     probes = start.ucx_probe is not None and plan.name == start.ucx_probe
-    # where no address was chosen the job has joined a cluster
+    # if no address was chosen, the job has joined a running cluster
     listens = start.listen or get_address_host(start.address)
     yield UcxBetweenWorkers(
         host_frames,
@@ -276,25 +247,25 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
 
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:
-    """What a Nanny is given besides, for its worker's process: the devices that it sees, and what it measures."""
+    """Further arguments of a Nanny, for its worker's process: the devices that it sees, and its measurements."""
     import distributed
 
     ours: dict[str, Any] = {}
     if plan.device is not None:
         ours["env"] = {**shown_transports(), VISIBLE_DEVICES: plan.device}
     elif beside_gpus:
-        # a CPU worker beside GPU workers must not touch their devices
+        # a CPU worker must not use the devices of GPU workers
         ours["env"] = {**hidden_transports(), VISIBLE_DEVICES: ""}
     if plan.kind == "cpu" and cls is distributed.Nanny:
-        # Its worker would show the first GPU's memory and load as its own. And to ask for RMM's initialises CUDA, one process
-        # after the other: 32 workers of a host took two seconds.
+        # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
+        # other: 32 workers of a node took two seconds.
         ours["config"] = {"distributed.diagnostics.nvml": False}
         ours["metrics"] = {}
     return ours
 
 
 def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's options win, except that environments, resources and configurations are added to ours.
+    """The user's options replace ours, but environments, resources and configurations are added to ours.
 
     >>> _merge({"env": {"A": "1"}, "nthreads": 1}, {"env": {"B": "2"}, "nthreads": 2})
     {'env': {'A': '1', 'B': '2'}, 'nthreads': 2}

@@ -1,4 +1,4 @@
-"""The workers of one rank, from the plan until they have ended: started together, followed, closed together."""
+"""The workers of one rank: started together, followed until they end, closed together."""
 
 from __future__ import annotations
 
@@ -25,36 +25,21 @@ from dask_gpu_mpi.workers.factory import (
     watch_nanny,
 )
 
-__all__ = ["Workers"]
-
 logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between polls of the processes of a worker that is starting.
 POLL_INTERVAL = 0.02
 #: Part of the grace in which Dask closes a worker by itself.
 CLOSING_SHARE = 0.8
-#: Characters of a dead process's last output that the scheduler is told.
+#: Characters of a dead process's last output that are sent to the scheduler.
 MOST_OUTPUT = 4_000
 
 
 class Workers:
-    """All workers of a rank.
+    """All workers of a rank, with the agent's directory `scratch`.
 
-    Parameters
-    ----------
-    options : Options
-        What the user has set.
-    scratch : str
-        The agent's directory.
-    timeline : Timeline
-        Of this process.
-    on_end : callable
-        ``on_end(name, why)``, of a worker that has ended for good; None: in order.
-
-    Attributes
-    ----------
-    closing : bool
-        Whether `close` has been called.
+    Calls ``on_end(name, why)`` when a worker has ended for good; None: it was retired, for example. `closing` is True after a
+    call of `close`.
     """
 
     def __init__(
@@ -73,13 +58,7 @@ class Workers:
         self.closing = False
 
     async def start(self, start: Start) -> None:
-        """Make them, and start them together.
-
-        Raises
-        ------
-        DaskGpuMpiError
-            One of them could not be made, or did not start.
-        """
+        """Make them, and start them together; a DaskGpuMpiError if one can't be made, or does not start."""
         for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
@@ -90,7 +69,7 @@ class Workers:
         await asyncio.gather(*(worker.start(self._scratch, self._timeline) for worker in self._workers))
 
     async def follow(self) -> bool:
-        """Wait until all have ended for good; whether one has failed."""
+        """Wait until all have ended for good, and return whether one has failed."""
         return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
 
     async def _follow(self, worker: _Worker) -> bool:
@@ -100,7 +79,7 @@ class Workers:
         return why is not None
 
     async def close(self) -> None:
-        """Close them, and kill what is left after the grace."""
+        """Close them, and kill processes that are left after the grace."""
         logs.set_ending()
         self.closing = True
         workers, self._workers = self._workers, []
@@ -115,17 +94,17 @@ class Workers:
 
 
 class _Worker:
-    """One of them: Dask's object, with the nannies that it consists of."""
+    """One worker: Dask's object, with its nannies."""
 
     def __init__(self, plan: WorkerPlan, worker: Any) -> None:
         self.plan = plan
         self._worker = worker
-        #: CUDAWorker has them; every other class is taken for one.
+        #: CUDAWorker has some; every other class counts as one.
         self._nannies: list[Any] = getattr(worker, "nannies", [worker])
         self._reasons: list[Callable[[], str]] = []
 
     def adjust(self) -> None:
-        """Change of its nannies what has to be changed before they start."""
+        """Make the changes to its nannies that must come before their start."""
         from distributed import Nanny
 
         for nanny in self._nannies:
@@ -155,7 +134,7 @@ class _Worker:
             watch.cancel()
 
     async def failure(self, last_output: Callable[[int], str]) -> str | None:
-        """Wait until it has ended for good; why, where it failed. The scheduler is told of each process that dies meanwhile."""
+        """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""
         watches = [
             asyncio.ensure_future(watch_nanny(nanny, on_death=self._death_reporter(nanny, last_output)))
             for nanny in self._nannies
@@ -174,7 +153,7 @@ class _Worker:
     ) -> Callable[[int, int | None], None]:
         def report(pid: int, code: int | None) -> None:
             how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
-            # its connection, or the scheduler, may be gone as well
+            # the connection or the scheduler may be gone as well
             with contextlib.suppress(Exception):
                 nanny.log_event(
                     DEATHS_TOPIC,
@@ -184,15 +163,15 @@ class _Worker:
         return report
 
     async def close(self, timeout: float) -> None:
-        """Have Dask close it."""
+        """Close it by Dask's method."""
         try:
             await self._worker.close(timeout=timeout)
         except Exception:
             logger.debug("a worker did not close", exc_info=True)
 
     def leave_files(self) -> None:
-        """Have it keep its directory when it closes: that goes with the scratch, and this loop would wait for it."""
-        with contextlib.suppress(AttributeError):  # in another version of distributed; a class of the user's
+        """Keep its directory when it closes: the agent removes it with the scratch, and this loop would wait for its removal."""
+        with contextlib.suppress(AttributeError):  # in another version of distributed, or the user's class
             self._worker._workdir._finalizer.detach()
         for nanny in self._nannies:
             if (process := getattr(nanny, "process", None)) is not None:
@@ -204,7 +183,7 @@ class _Worker:
         return [pid for pid in pids if pid]
 
     async def _collect_pids(self, pids: set[int]) -> None:
-        """Collect its processes while it starts: their last output is in files named for them."""
+        """Collect the ids of its processes while it starts: their last output is in files with these ids."""
         while True:
             pids.update(self.pids())
             await asyncio.sleep(POLL_INTERVAL)
@@ -215,7 +194,7 @@ def _is_nanny(nanny: Any) -> bool:
 
 
 def _make(plan: WorkerPlan, *details: Any) -> Any:
-    """`make_worker`; what the class raises is reported with the worker's name."""
+    """Call `make_worker`; errors of the class get the worker's name."""
     try:
         return make_worker(plan, *details)
     except DaskGpuMpiError:

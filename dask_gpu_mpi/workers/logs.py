@@ -1,10 +1,10 @@
-"""Where the agent and everything forked from it log to.
+"""The logs of the agent and of all processes forked from it.
 
-Dask's loggers keep their handlers; these are changed once, before the fork, so that every child has them:
+Dask's loggers keep their handlers, which are changed once, before the fork, so that every child has them:
 
-- while the job ends they are silent: a worker that loses its scheduler then is no fault (unless the level is info or debug);
-- the last lines of each process are kept in a file of the scratch directory, for the report if it fails;
-- with a log directory, a file for each rank and worker replaces standard error.
+- While the job ends they are silent, unless the level is info or debug: a worker that loses its scheduler then is not a fault.
+- The last lines of each process are kept in a file of the scratch directory, for the report if it fails.
+- With a log directory, a file for each rank and worker replaces standard error.
 """
 
 from __future__ import annotations
@@ -23,23 +23,14 @@ from typing import Any
 from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.errors import InputError
 
-__all__ = ["last_output", "log_to_file", "set_ending", "set_up"]
-
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
-#: Those that distributed gives a handler of their own (`distributed.config`), the root, and asyncio.
+#: The loggers to which distributed gives a handler (`distributed.config`), the root, and asyncio.
 _NAMES = (
-    "",
-    "distributed",
-    "distributed.client",
-    "distributed.gc",
-    "tornado",
-    "tornado.application",
-    "bokeh",
-    "asyncio",
-)
-#: For files: whatever the locale, and also names of files that are no text.
+    "", "distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application", "bokeh", "asyncio",
+)  # fmt: skip
+#: For files: independent of the locale, and able to write names of files that are not UTF-8.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-#: Of each process's last output: records, and characters of each, that are kept; and characters at which the file is cut to that.
+#: Of each process's last output: the records that are kept, the characters of each, and the characters at which the file is cut.
 _LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 #: Shared with every process forked from here: a one means that the job is ending.
 _ending = mmap.mmap(-1, 1)
@@ -47,26 +38,26 @@ _ending = mmap.mmap(-1, 1)
 
 class _SilentAtTheEnd(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # A worker whose heartbeat fails has lost its scheduler, and closes next; it logs that as well, with four tracebacks.
-        # Only a text: what else is logged may raise when it is made one, and that would reach the caller.
+        # A worker whose heartbeat fails has lost its scheduler and closes next, which it logs as well, with four tracebacks.
+        # Other objects than texts may raise when they are made a text, and the error would reach the caller.
         if isinstance(record.msg, str) and "during heartbeat" in record.msg:
             return False
         return not (_ending[0] or _worker_is_closing())
 
 
 def _worker_is_closing() -> bool:
-    """Whether this is the process of a worker that closes: connections that it loses from then on, it was to lose."""
+    """Whether this is the process of a worker that closes, which loses its connections."""
     workers = getattr(getattr(sys.modules.get("distributed.worker"), "Worker", None), "_instances", ())
     return any(worker.status.name in ("closing", "closed", "closing_gracefully") for worker in list(workers))
 
 
 class _LastOutput(logging.Handler):
-    """Appends to a file named for the process, opened by the first record and again after a fork, and cut when full."""
+    """Appends to a file of this process, which the first record opens, again after a fork; the file is cut when it is full."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
-        #: Of the process that has opened the file.
+        #: Id of the process that has opened the file.
         self._pid: int | None = None
         self._file: Any = None
         self._size: int
@@ -76,7 +67,7 @@ class _LastOutput(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)[-_RECORD:] + "\n"
-        except Exception:  # a malformed call of a library: logging complains, and the caller goes on
+        except Exception:  # a malformed call of a library: logging reports it, and the caller continues
             self.handleError(record)
             return
         with contextlib.suppress(OSError, ValueError):
@@ -95,17 +86,7 @@ class _LastOutput(logging.Handler):
 
 
 def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
-    """Change the handlers, before the fork.
-
-    Parameters
-    ----------
-    level : str
-        Of Dask's own loggers.
-    scratch : str
-        Directory for the last output.
-    quiet_stream : bool
-        Nothing on standard error: there are log files.
-    """
+    """Set the level of Dask's loggers and change the handlers, before the fork; `quiet_stream`: nothing on standard error."""
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(level.upper())
     last = _LastOutput(scratch)
@@ -125,24 +106,18 @@ def set_ending() -> None:
     _ending[0] = True
 
 
-def last_output(scratch: str, pid: int | None, lines: int = _LINES) -> str:
-    """The last lines that a process logged (warnings and worse), or nothing."""
+def last_output(scratch: str, pid: int | None) -> str:
+    """The last lines that a process logged (warnings and errors), or nothing."""
     if pid is None:
         return ""
     with contextlib.suppress(OSError):
         text = Path(_output_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-_LINES:])
     return ""
 
 
 def log_to_file(directory: str, name: str) -> None:
-    """Log to a file of this name in the user's log directory, from here on.
-
-    Raises
-    ------
-    InputError
-        It can't be written.
-    """
+    """Log to a file of this name in the user's log directory from now on; an InputError if it can't be written."""
     path = os.path.join(directory, re.sub(r"[^\w.+-]", "_", name) + ".log")
     try:
         file = open(open_to_append(path, make=True), "a", **_ANY_TEXT)  # noqa: SIM115

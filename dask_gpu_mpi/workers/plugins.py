@@ -1,7 +1,4 @@
-"""What runs inside every worker's process; apart from `logs` and `factory`, since it imports Dask.
-
-`distributed` sends plugins to the process by pickle, with the worker's other options.
-"""
+"""The plugins in every worker's process. `distributed` sends them there by pickle, with the worker's other options."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from distributed.protocol import pickle
 from distributed.utils import offload
 
 from dask_gpu_mpi.base.timeline import METRIC
+from dask_gpu_mpi.base.timeouts import UCX_PROBE
 from dask_gpu_mpi.machine.nvidia import NO_GPU, VISIBLE_DEVICES
 from dask_gpu_mpi.workers.logs import log_to_file
 
@@ -28,21 +26,14 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
 
-# What a worker sends with its heartbeats besides distributed's own metrics: under `METRIC`, a few numbers.
-
-
 class Figures(WorkerPlugin):
-    """Adds the metric `METRIC` to a worker.
+    """Adds the metric `METRIC` to the heartbeats of a worker with these GPUs (UUIDs).
 
-    It has ``time`` (seconds since the epoch), ``sent`` and ``received`` (bytes of task data exchanged with other workers since
-    the worker's start); where distributed does not know them ``spilled`` (bytes of device memory that are kept in host memory,
-    or None); and ``gpus``: use in percent, bytes used and in total of each of its GPUs, where these are not the one that
-    distributed's monitor samples, the first that the process sees.
-
-    Parameters
-    ----------
-    devices : sequence of str
-        UUIDs of the GPUs that the worker sees.
+    - ``time``: seconds since the epoch;
+    - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
+    - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
+    - ``gpus``: use in percent, bytes used and in total of each of its GPUs; only if these are not the one that distributed's
+      monitor samples, the first that the process sees.
     """
 
     name = "dask_gpu_mpi-figures"
@@ -60,7 +51,7 @@ class Figures(WorkerPlugin):
             metrics[METRIC] = self.measure
 
     async def measure(self, worker: Any) -> dict[str, Any]:
-        """The figures of now."""
+        """Measure the figures."""
         self._count(getattr(worker, "transfer_incoming_log", ()))
         figures: dict[str, Any] = {
             "time": time.time(),
@@ -74,12 +65,12 @@ class Figures(WorkerPlugin):
         return figures
 
     def _monitor_sees_others(self) -> bool:
-        """Whether distributed's monitor, which samples the first visible GPU, has not all of this worker's."""
+        """Whether this worker has other GPUs than the first visible one, which distributed's monitor samples."""
         first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]
         return bool(self.devices) and self.devices != (first,)
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
-        """Add the transfers that have come since the last call; the log is short, the newest at its end."""
+        """Add the transfers since the last call; the log is short, with the newest at its end."""
         newest = log[-1] if log else None
         for transfer in reversed(log):
             if transfer is self._last:
@@ -92,17 +83,14 @@ def spilled_from_device(data: Any) -> int | None:
     """Bytes of device memory that dask-cuda's ``DeviceHostFile`` keeps in host memory; None: not known."""
     try:
         host = data.host_buffer.fast
-        return int(sum(host.weights[key] for key, value in host.d.items() if _is_from_device(value)))
+        from_device = [key for key, value in host.d.items() if type(value).__name__ == "DeviceSerialized"]
+        return int(sum(host.weights[key] for key in from_device))
     except AttributeError:  # another class, another version, or no limit of host memory
         return None
 
 
-def _is_from_device(value: Any) -> bool:
-    return type(value).__name__ == "DeviceSerialized"
-
-
 def of_device(device: str) -> list[int | None]:
-    """Use in percent, bytes used and bytes in total of the GPU, or the slice, with this UUID; None: NVML does not know."""
+    """Use in percent, bytes used and bytes in total of the GPU, or the slice, with this UUID; None: not known to NVML."""
     import pynvml
 
     try:
@@ -120,10 +108,7 @@ def of_device(device: str) -> list[int | None]:
 def plugins_of(
     plan: WorkerPlan, log_directory: str | None, *, records: bool = False
 ) -> Iterator[WorkerPlugin]:
-    """What runs inside this worker: figures, the label on its tasks' exceptions, no key in dumps, its log file, if any.
-
-    `records`: the job has a report.
-    """
+    """The plugins of this worker; `records`: the job has a report."""
     gpu = f", GPU {plan.device}" if plan.device else ""
     yield Figures(plan.devices)
     yield KeylessDump()
@@ -136,29 +121,19 @@ def plugins_of(
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
-#: What is noted of that on a worker that has none.
+#: The note on an error of CUDA that a task raises on a worker without a GPU.
 GPU_FIX = (
     "this worker has no GPU (expected a GPU worker). Fix: annotate the task with resources={'GPU': 1}, or start the job with "
     "--default-workers gpu"
 )
 
-#: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
-#: which is to be neither one of the cluster's start nor of a job that is over by then.
+#: Seconds between a worker's start and that of its UCX, if no connection needs UCX before. UCX's start takes a second of the
+#: process, which must delay neither the cluster's start nor a short job.
 START_UCX_AFTER = 1.0
-#: Seconds for the start of UCX, and for the connection that tries it.
-PROBE_TIMEOUT = 120.0
 
 
 class LogFile(WorkerPlugin):
-    """Sends the log of a worker's process to a file.
-
-    Parameters
-    ----------
-    directory : str
-        The user's log directory.
-    file : str
-        Name of the file, without its ending.
-    """
+    """Sends the log of a worker's process to this file, named without its ending, in the user's log directory."""
 
     name = "dask_gpu_mpi-log"
 
@@ -205,20 +180,13 @@ def without_keys(config: Any) -> Any:
 
 
 class UcxBetweenWorkers(WorkerPlugin):
-    """Has a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
+    """Makes a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
 
-    Parameters
-    ----------
-    host_frames : int
-        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
-    loopback : bool
-        Whether all workers are on this node: a port of UCX is one of the loopback interface then.
-    leads : bool
-        Whether UCX may be used between nodes.
-    warned : bool
-        Whether the user knows that UCX opens a port.
-    probes : bool
-        Whether this worker connects to one on the next node once it is up, so that the user learns soon if UCX does not work.
+    - `host_frames`: least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does;
+    - `loopback`: all workers are on this node, so a port of UCX is one of the loopback interface;
+    - `leads`: UCX may be used between nodes;
+    - `warned`: the user has been warned that UCX opens a port;
+    - `probes`: once it is up, this worker connects to one on the next node, so that the user soon learns if UCX does not work.
     """
 
     name = "dask_gpu_mpi-ucx"
@@ -231,11 +199,11 @@ class UcxBetweenWorkers(WorkerPlugin):
         self.probes = probes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The worker is made after its plugins have come, and listens before it calls `setup`.
+        # The worker is made after its plugins have arrived, and listens before it calls `setup`.
         return _ucx_between_workers, (self.host_frames, self.ways, self.probes)
 
     def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process, when the worker has all but started."""
+        """Called by distributed in the worker's process, when the worker has almost started."""
         asyncio.get_running_loop().call_later(START_UCX_AFTER, self._start, worker)
 
     def _start(self, worker: Worker) -> None:
@@ -248,15 +216,14 @@ class UcxBetweenWorkers(WorkerPlugin):
 
 
 async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
-    """Connect to a worker on the next node, in a ring; a connection that can't use UCX says so itself (`ucx_comm`)."""
-    with contextlib.suppress(
-        Exception
-    ):  # whatever comes of it, the connections that transfer data find out for themselves
-        async with asyncio.timeout(PROBE_TIMEOUT):
+    """Connect to a worker on the next node, in a ring; a connection that can't use UCX logs that (`ucx_comm`)."""
+    # The result does not matter: connections that transfer data find out whether they can use UCX.
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(UCX_PROBE):
             await asyncio.wait({starting})
             scheduler: Any = worker.scheduler
             first: dict[str, str] = {}
-            for address in sorted(await scheduler.ncores()):  # the least that names all workers
+            for address in sorted(await scheduler.ncores()):  # the smallest answer with all workers
                 first.setdefault(get_address_host(address), address)
             nodes = sorted(first)
             following = nodes[(nodes.index(get_address_host(worker.address)) + 1) % len(nodes)]
@@ -264,12 +231,12 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
             await peer.identity()
 
 
-#: What distributed's Nanny calls the process of its worker.
+#: The name that distributed's Nanny gives to the process of its worker.
 WORKER_PROCESS = "Dask Worker process"
 
 
 def _ucx_between_workers(host_frames: int, ways: dict[str, bool], probes: bool) -> UcxBetweenWorkers:
-    # Who fetches the plugins of a worker, by `client.run` for example, gets this as well, and offers nothing.
+    # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well, and offers no UCX.
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
@@ -278,14 +245,9 @@ def _ucx_between_workers(host_frames: int, ways: dict[str, bool], probes: bool) 
 
 
 class Label(WorkerPlugin):
-    """Notes on the exception of a failed task where it failed, which its traceback in the script then ends with (PEP 678).
+    """Adds the note `text` to the exception of a failed task, at the end of its traceback (PEP 678).
 
-    Parameters
-    ----------
-    text : str
-        The note.
-    gpu_fix : str
-        A second note, where CUDA has found no GPU.
+    The note shows where the task ran. If CUDA has found no GPU, `gpu_fix` is a second note.
     """
 
     name = "dask_gpu_mpi-label"
@@ -299,7 +261,7 @@ class Label(WorkerPlugin):
         self._worker = worker
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes, before the scheduler is told."""
+        """Called by distributed when a task's state changes, before the scheduler is informed."""
         if finish != "error" or start == "memory":
             return
         try:
@@ -309,19 +271,19 @@ class Label(WorkerPlugin):
             if self.gpu_fix and NO_GPU.search(f"{type(error).__name__}: {error}"):
                 error.add_note(self.gpu_fix)
             carried.data = pickle.dumps(error)
-        # an exception of the user's that can't be pickled a second time is worth more than its label
+        # if the exception can't be pickled again, it stays as it is
         except Exception:
             return
 
 
 class TransferSizes(WorkerPlugin):
-    """Notes on each transfer that a worker reports with a finished task how many bytes it has fetched.
+    """Adds the number of bytes to each transfer that a worker reports with a finished task.
 
-    Dask reports when that was, and from whom. How much it was is in the worker's own log of transfers, by the same times.
+    Dask reports the sender and the times. The bytes are in the worker's log of transfers, with the same times.
     """
 
     name = "dask_gpu_mpi-transfer-sizes"
-    #: Transfers that no task has claimed yet: those for a task that was cancelled never are.
+    #: Transfers of which no task is finished yet; those of a cancelled task stay, so that the oldest are removed.
     MOST = 10_000
 
     def setup(self, worker: Worker) -> None:
@@ -332,7 +294,7 @@ class TransferSizes(WorkerPlugin):
         self._sizes: dict[tuple[str, float], int] = {}
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes, before the scheduler is told."""
+        """Called by distributed when a task's state changes, before the scheduler is informed."""
         if start not in ("executing", "long-running") or finish not in ("memory", "error"):
             return
         # an error here would fail the user's task

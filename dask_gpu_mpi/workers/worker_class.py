@@ -1,6 +1,6 @@
-"""Which class a worker has, imported from the path that the user gives or chosen by the plan, and which options it accepts.
+"""The class of a worker, imported from the user's path or chosen by the plan, and the options that it accepts.
 
-It accepts those of its own signature, and of the classes to which it passes ``**kwargs``: `dask_cuda.CUDAWorker` passes on to
+It accepts the options of its signature, and of the classes to which it passes ``**kwargs``: `dask_cuda.CUDAWorker` passes on to
 `distributed.Nanny`, and that to `distributed.Worker`, in a child process that then fails as "Nanny failed to start".
 """
 
@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import show
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
-#: Where dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
+#: The fix if dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (
     "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
     "worker_class (--worker-class) distributed.Nanny"
@@ -24,7 +24,7 @@ KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 
 
 def import_worker_class(value: str | type) -> type:
-    """Import a class of workers from its dotted path; a class is returned as it is. An OptionError if that can't be done.
+    """Import a class of workers from its dotted path, or raise an OptionError; a class is returned as it is.
 
     >>> import_worker_class("distributed.Nany")
     Traceback (most recent call last):
@@ -40,7 +40,7 @@ def import_worker_class(value: str | type) -> type:
     if not module_name:
         known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
         near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
-        raise OptionError(f"{where} is no dotted path of a class{_hint(near, 'package.module.Class')}")
+        raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -72,25 +72,25 @@ def import_worker_class(value: str | type) -> type:
 
 
 def _hint(near: list[str], expected: str = "") -> str:
-    """The end of a message: the nearest path that would be right, or else what is expected."""
+    """The end of a message: the most similar right path, or the expected form."""
     if near:
         return f"; did you mean {near[0]!r}?"
     return f" (expected {expected})" if expected else ""
 
 
 def is_dasks(worker_class: type) -> bool:
-    """Whether this very class is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known place."""
+    """Whether this class itself is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known class."""
     package = worker_class.__module__.partition(".")[0]
     return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
 
 
 def is_cuda_worker(worker_class: type) -> bool:
-    """Whether the class is `dask_cuda.CUDAWorker`, or made from it."""
+    """Whether the class is `dask_cuda.CUDAWorker` or a subclass."""
     return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
 
 
 def worker_class_for(kind: str, worker_class: str | type) -> type:
-    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. CPU workers beside CUDAWorkers are Nannies."""
+    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. With CUDAWorkers, CPU workers are Nannies."""
     if worker_class == "auto":
         worker_class = CUDA_WORKER if kind == "gpu" else NANNY
     found = import_worker_class(worker_class)
@@ -100,7 +100,7 @@ def worker_class_for(kind: str, worker_class: str | type) -> type:
 def tasks_run_in_agent(worker_class: str | type) -> bool:
     """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
 
-    ``"auto"`` is CUDAWorker or Nanny, worker by worker as the plan says. A CUDAWorker is no Nanny, but makes some.
+    ``"auto"`` is CUDAWorker or Nanny, as the plan says for each worker. A CUDAWorker is not a Nanny, but makes some.
 
     >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
     (False, False, True)
@@ -113,8 +113,8 @@ def tasks_run_in_agent(worker_class: str | type) -> bool:
     return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
 
 
-#: What a class passes to the next one itself, so that it would be passed twice
-#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's own `env` is not among them: `cuda_worker`
+#: Options that a class itself passes to the next one, so that the user's would be passed a second time
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `cuda_worker`
 #: adds the user's to it.
 TAKEN = {
     "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),
@@ -124,7 +124,7 @@ TAKEN = {
 
 
 def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
-    """The names of all options of a class, those that it passes on included; None: it takes everything.
+    """The names of all options of a class, including those that it passes on; None: it accepts all names.
 
     `next_class` is what a Nanny starts instead of `distributed.Worker`.
 
@@ -151,12 +151,12 @@ def accepted_options(worker_class: type, next_class: type | None = None) -> froz
 
 
 def sets_itself(worker_class: type, name: str) -> bool:
-    """Whether one of the classes passes this option on by itself, so that nobody else may."""
+    """Whether one of the classes passes this option on itself, so that the user may not set it."""
     return any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None))
 
 
 def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
-    """The classes whose ``__init__`` sees an option, in order. Dask's own pass ``**kwargs`` on to known places."""
+    """The classes whose ``__init__`` receives an option, in order. Dask's classes pass ``**kwargs`` on to known ones."""
     for cls in worker_class.__mro__[:-1]:
         if "__init__" not in vars(cls):
             continue

@@ -1,4 +1,4 @@
-"""What the user sets for workers (``worker_options``): read once, before anything starts."""
+"""The option ``worker_options``: read once, before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dask_gpu_mpi.workers.worker_class import (
     sets_itself,
 )
 
-#: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
+#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
 SET_ELSEWHERE = {
     "name": "name (--name) for a prefix",
     "scheduler": "scheduler_address (--scheduler-address)",
@@ -34,7 +34,7 @@ SET_ELSEWHERE = {
 }
 
 
-#: Names of options by type, if that is beyond doubt. Sizes of device memory may be fractions too, or "auto" and "default".
+#: Names of options by type, if that is certain. Sizes of device memory may be fractions too, or "auto" and "default".
 _BY_TYPE: dict[Setting, tuple[str, ...]] = {
     Setting("int", minimum=1, nullable=True): ("nthreads",),
     Setting("int", minimum=0, nullable=True): ("cudf_spill_stats",),
@@ -56,7 +56,7 @@ LISTS = frozenset({"preload", "preload_nanny"})
 COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list", "pre_import"})
 #: Lists of words, which may also be written as one text, as on a command line.
 WORD_LISTS = frozenset({"preload_argv", "preload_nanny_argv"})
-#: Options that CUDAWorker takes, but not as None.
+#: Options that CUDAWorker accepts, but not as None.
 NEVER_NONE = LISTS | WORD_LISTS | {"nthreads", "resources"}
 #: Options of CUDAWorker that do nothing, or fail late, without one of these (dask_cuda.plugins.RMMSetup, CUDFSetup).
 NEEDS = {
@@ -74,19 +74,17 @@ EXCLUDE = (
 )
 
 
-def read_worker_options(
-    worker_class: str | type, options: Mapping[str, Any], *, where: str
-) -> dict[str, Any]:
-    """Check and read the options for a class, each value once, before anything starts; `where` is for the OptionError.
+def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check and read the options for a class, each value once, before anything starts; raises an OptionError.
 
-    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. A class of
-    somebody else's gets its options as they are; one that takes ``**kwargs`` takes everything. For ``"auto"`` the plan
-    chooses CUDAWorker or Nanny, and one of them must accept the options.
+    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. The user's
+    class gets its options as they are; one with ``**kwargs`` accepts all. For ``"auto"`` the plan chooses CUDAWorker or Nanny,
+    and one of them must accept the options.
 
     >>> from distributed import Nanny
-    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
+    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"})
     {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
-    >>> read_worker_options(Nanny, {"lifetme": "1 hour"}, where="worker_options")
+    >>> read_worker_options(Nanny, {"lifetme": "1 hour"})
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
     """
@@ -94,23 +92,23 @@ def read_worker_options(
         return {}
     cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
     try:
-        is_closed = _check_names(cls, options, where)
+        is_closed = _check_names(cls, options)
     except OptionError:
         if worker_class != "auto":
             raise
         cls = import_worker_class(CUDA_WORKER)
-        is_closed = _check_names(cls, options, where)
+        is_closed = _check_names(cls, options)
     is_known = any(is_dasks(base) for base in cls.__mro__)
     if not is_known and not is_closed:
         return dict(options)
-    read = {name: _read(name, value, f"{where}: {name}") for name, value in options.items()}
+    read = {name: _read(name, value, f"worker_options: {name}") for name, value in options.items()}
     if is_cuda_worker(cls):
-        _check_together(options, where)
+        _check_together(options)
     return read if is_known else dict(options)
 
 
 def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `read_worker_options` has read, as this class accepts it: CUDAWorker needs a text for resources, and no None for some.
+    """The result of `read_worker_options` for this class: CUDAWorker needs a text for resources, and accepts None for few.
 
     >>> from distributed import Nanny
     >>> options_for(Nanny, {"resources": {"A": 1.0}})
@@ -124,12 +122,13 @@ def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> bool:
-    """Whether the class accepts certain options alone; an OptionError if one of these is not among them."""
+def _check_names(worker_class: type, options: Mapping[str, Any]) -> bool:
+    """Raise an OptionError for an option that the class does not accept; returns whether the accepted names are known."""
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
-                f"{where}: {name!r} is set by dask_gpu_mpi", fix=f"use the option {SET_ELSEWHERE[name]}"
+                f"worker_options: {name!r} is set by dask_gpu_mpi",
+                fix=f"use the option {SET_ELSEWHERE[name]}",
             )
     below = options.get("worker_class")
     next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
@@ -140,13 +139,13 @@ def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> 
                 reason = f"sets {name!r} itself. Fix: leave it out"
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
-            raise OptionError(f"{where}: {worker_class.__name__} {reason}")
+            raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
     return accepted is not None
 
 
 def _read(name: str, value: Any, origin: str) -> Any:
     if name in TYPES:
-        # The value stays as it is: Dask's classes read it as well as we do, and a message shows it as the user wrote it.
+        # The value stays as it is: Dask's classes read it too, and their messages then show the user's spelling.
         if not (name == "device_memory_limit" and value == "default"):
             convert(TYPES[name], value, origin, "keyword")
     elif name == "worker_class" and isinstance(value, str):
@@ -192,7 +191,7 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         pairs = [*value.items()]
     if pairs is not None and all(len(pair) == 2 for pair in pairs):
         found = {str(name): _amount(number) for name, number in pairs}
-        # CUDAWorker reads a text, in which a name with one of these would be another name
+        # CUDAWorker reads a text, in which a name must not have these characters
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
     raise OptionError(
@@ -202,18 +201,22 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
 
 
 def _amount(number: Any) -> float:
-    """The amount of a resource; not a number: nan."""
+    """The amount of a resource; nan if it is not a number."""
     try:
         return math.nan if isinstance(number, bool) else float(number)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
-def _check_together(options: Mapping[str, Any], where: str) -> None:
-    """Refuse options of CUDAWorker that exclude each other, or that have no effect without another."""
+def _check_together(options: Mapping[str, Any]) -> None:
+    """Refuse options of CUDAWorker that exclude each other, or have no effect without another."""
     for one, other in EXCLUDE:
         if options.get(one) and options.get(other):
-            raise OptionError(f"{where}: {one} and {other} exclude each other", expected="one of them")
+            raise OptionError(f"worker_options: {one} and {other} exclude each other", expected="one of them")
     for name, others in NEEDS.items():
         if options.get(name) and not any(options.get(other) for other in others):
-            raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")
+            one_of = "one of " if len(others) > 1 else ""
+            raise OptionError(
+                f"worker_options: {name} requires {one_of}{', '.join(others)}",
+                fix=f"set it, or leave {name} out",
+            )

@@ -393,7 +393,7 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=$r PMIX_NAMESPACE=x"
     done = foreign_launcher(mpirun, tmp_path, rank)
     error_line(
-        done, "rank 0 of 2", HOST, "does not speak PMIx", "OMPI_COMM_WORLD_SIZE=2", "use the mpirun of"
+        done, "rank 0 of 2", HOST, "does not support PMIx", "OMPI_COMM_WORLD_SIZE=2", "use the mpirun of"
     )
     nothing_left(mpirun, tmp_path)
 

@@ -75,7 +75,7 @@ def test_options_of_a_program(name: str, value: Any) -> None:
     )
 )
 def test_worker_options(options: dict[str, Any]) -> None:
-    soon(lambda: read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options"))
+    soon(lambda: read_worker_options("dask_cuda.CUDAWorker", options))
 
 
 @fuzz

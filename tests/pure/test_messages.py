@@ -23,7 +23,7 @@ WITHOUT_FIX = {
     "see dask-gpu-mpi plan": "it is the fix",
     "more ranks than GPUs": "the parenthesis says what to do",
     "may use more than the": "the user's own limits",
-    "the scheduler file {} is not taken": "the reason follows, with its fix",
+    "the scheduler file {} is not used": "the reason follows, with its fix",
     "--save {} can't be written: {}": "the system's reason follows",
     "command line: --memory-per-node": "the reason follows, with what was expected",
     "the scheduler did not start: {}": "what the scheduler raised",
@@ -42,7 +42,7 @@ WITHOUT_FIX = {
     "{} without a GPU": "a reason for no UCX",
     "UCX leads to no other node": "a reason for no UCX",
     "error: {}: {}: {}. {}": "the report's own reader: the fix is filled in",
-    "is no report that is known here": "the report's own reader: the fix is filled in",
+    "can't be read as a report": "the report's own reader: the fix is filled in",
 }
 #: Ordinary words with which a message may begin in upper case.
 NAMES = ("Dask's", "Option")

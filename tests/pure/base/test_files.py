@@ -224,12 +224,12 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
     replace(path, b"2", 0o600)
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"2", 0o600)
     os.mkfifo(tmp_path / "pipe")
-    for name, error in (("pipe", "no regular file"), ("", "Is a directory")):
+    for name, error in (("pipe", "not a regular file"), ("", "Is a directory")):
         with pytest.raises(OSError, match=error):
             replace(tmp_path / name, b"3")
     with pytest.raises(TypeError):
         replace(path, "no bytes")  # type: ignore[arg-type]
-    with pytest.raises(OSError, match=r"no regular file"):
+    with pytest.raises(OSError, match=r"not a regular file"):
         replace("/dev/null", b"")
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
     assert path.read_bytes() == b"2"
@@ -262,7 +262,7 @@ def test_files_are_replaced_whichever_way(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             write(tmp_path / "socket", b"3")
     with pytest.raises(OSError, match="Is a directory"):
         write(tmp_path, b"3")
@@ -311,7 +311,7 @@ def test_removing(tmp_path: Path) -> None:
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="no regular file"):
+    with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="not a regular file"):
         open_regular(folder, name)
 
 
@@ -431,7 +431,7 @@ def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_trusted(file.parent / "other")
     os.mkfifo(file.parent / "pipe", mode=0o600)
     for path in (file.parent / "pipe", file.parent):
-        with pytest.raises(OSError, match=r"no regular file|Is a directory"):
+        with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
             read_trusted(path)
     with pytest.raises(ValueError, match="null byte"):
         read_trusted(f"{file}\0")

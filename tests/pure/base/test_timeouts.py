@@ -22,6 +22,24 @@ def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
     assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise(reports))
 
 
+def test_check_reports_once_and_within_20_seconds() -> None:
+    assert (
+        t.OBSERVE_TIMEOUT + t.LISTEN_TIMEOUT + t.KERNEL_MARGIN < t.REPORT_TIMEOUT
+    )  # time for the tests themselves
+    assert t.UCX_MARGIN + t.KERNEL_MARGIN < t.REPORT_TIMEOUT - t.OBSERVE_TIMEOUT - t.LISTEN_TIMEOUT
+    assert t.ALIVE < t.CHECK_HANGING < t.CHECK_RANK_0_LOST
+    assert t.REPORT_TIMEOUT + t.CHECK_RANK_0_LOST < 20
+
+
+def test_a_connection_without_ucx_stays_on_tls_before_it_is_given_up() -> None:
+    assert t.UCX_START + t.UCX_PROOF < t.UCX_AGREEMENT < t.UCX_PROBE
+
+
+def test_a_gang_of_all_workers_waits_for_those_that_another_gang_has_ended() -> None:
+    assert t.GANG_KILL < t.GANG_RETURN
+    assert t.GANG_KILL + t.GANG_RETURN < t.GANG_LOST
+
+
 def test_rank_0_has_the_first_word() -> None:
     assert 0 < t.INTERRUPTED_GRACE < t.GATHER_FAILURES < t.FLUSH
     assert 0 < t.FAILED_GRACE < t.FAILED_TIMEOUT

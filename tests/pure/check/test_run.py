@@ -16,7 +16,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeouts import ALIVE
 from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckKind, RankResult, RankTest
+from dask_gpu_mpi.check.coordinator import REPORT_TIMEOUT, CheckKind, RankResult, RankTest
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Report
 from dask_gpu_mpi.check.run import PATIENCE, CheckingRank, run_check
@@ -161,9 +161,7 @@ def test_rank_0_that_hangs_reports_itself(monkeypatch: pytest.MonkeyPatch, size:
     assert process.reports[0].findings[0].hosts == (socket.gethostname(),)
 
 
-def test_all_deadlines_stay_below_20_seconds() -> None:
-    assert OBSERVE_TIMEOUT < REPORT_TIMEOUT
-    assert REPORT_TIMEOUT + PATIENCE.watchdog + ALIVE < REPORT_TIMEOUT + PATIENCE.others < 20
+def test_rank_0_reports_itself_after_18_seconds() -> None:
     assert REPORT_TIMEOUT + PATIENCE.watchdog + ALIVE == 18  # docs/check.md
 
 

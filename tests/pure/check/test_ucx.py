@@ -79,7 +79,7 @@ def test_a_node_that_does_not_answer() -> None:
     """The other's child is there, but is never told of this one."""
     one, two = (UcxTrial(UcxOrder("", peers=1), os.environ, 12.0) for _ in range(2))
     one.introduce(UcxPeer("h2", address_of(two), 11, 12))
-    assert one.result() == UcxResult(between=(("h2", "nothing came over UCX in time"),))
+    assert one.result() == UcxResult(between=(("h2", "no data came over UCX in time"),))
     two.introduce(UcxPeer("h1", b""))
     two.result()
 

@@ -128,7 +128,7 @@ def test_one_that_gives_up_lets_others_pass() -> None:
     assert leases.release("b") == ["c"]
     assert leases.release("unknown") == []
     assert leases.ask("b", "1") == []
-    with pytest.raises(ValueError, match="b has asked already"):
+    with pytest.raises(ValueError, match="b has requested workers already"):
         leases.ask("b", "2")
 
 

@@ -84,7 +84,7 @@ class Cluster:
 
 def quick_return() -> AbstractContextManager[Any]:
     """Workers that do not come back are not waited for long."""
-    return patch.object(scheduler_plugin, "RETURN_TIMEOUT", 0.1)
+    return patch.object(scheduler_plugin, "GANG_RETURN", 0.1)
 
 
 @in_loop

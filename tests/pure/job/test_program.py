@@ -42,7 +42,7 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("x", r"is a zip file without __main__\.py"),
         ("none.py", "does not exist"),
         ("", "is a directory without"),
-        (os.devnull, "'/dev/null' is no regular file"),
+        (os.devnull, "'/dev/null' is not a regular file"),
     ):
         with pytest.raises(InputError, match=words):
             Program.of([str(tmp_path / name)]).check()

@@ -140,7 +140,8 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
     assert seen(path) == (False, 3)
     told = capfd.readouterr().err
     assert (
-        told.count("warning: the scheduler did not answer within 0.5 s at the end; the report tells of") == 1
+        told.count("warning: the scheduler did not answer within 0.5 s at the end; the report has its work")
+        == 1
     )
     assert ". Fix: " in told
 

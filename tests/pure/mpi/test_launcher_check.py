@@ -127,7 +127,7 @@ def test_a_library_that_would_abort_is_refused(
         check_library(environ, "libmpi.so", "h")
     message = str(caught.value)
     assert "\n" not in message
-    for part in (*parts, "(MPICH Version: 5.0.2) does not speak PMIx"):
+    for part in (*parts, "(MPICH Version: 5.0.2) does not support PMIx"):
         assert part in message
 
 

@@ -97,7 +97,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no scheduler file"):
+    with pytest.raises(InputError, match="is not a scheduler file"):
         read_scheduler_file(path)
 
 
@@ -136,7 +136,7 @@ def test_file_that_others_may_write_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     path.chmod(0o666)
-    with pytest.raises(InputError, match=r"s.json' is not taken: others may write .* Fix: chmod go-w"):
+    with pytest.raises(InputError, match=r"s.json' is not used: others may write .* Fix: chmod go-w"):
         read_scheduler_file(path)
 
 
@@ -167,7 +167,7 @@ def test_encryption_that_is_asked_for_is_not_dropped(tmp_path: Path, options: di
     write_scheduler_file(str(path), "tcp://h:1", None, "a", {})
     with pytest.raises(
         InputError,
-        match=r"is not encrypted \(tcp://h:1\), but (security=True|protocol='tls') .* asks for encryption",
+        match=r"is not encrypted \(tcp://h:1\), but (security=True|protocol='tls') .* requests encryption",
     ):
         joins("", path, **options)
     # an address without a protocol is one of TLS then, for which there are no certificates here
@@ -207,7 +207,7 @@ def test_strangers_link_leads_nothing_elsewhere(
         InputError, match=r"can't be written \(the symbolic link .*link' belongs to another user"
     ):
         write_scheduler_file(str(path), "tls://h:1", None, "b", {})
-    with pytest.raises(InputError, match=r"is not taken: the symbolic link .*link' belongs to another user"):
+    with pytest.raises(InputError, match=r"is not used: the symbolic link .*link' belongs to another user"):
         read_scheduler_file(path)
     remove_scheduler_file(str(path), "a")
     assert path.exists()

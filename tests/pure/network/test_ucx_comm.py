@@ -266,7 +266,7 @@ def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
 def test_where_the_proof_is_wrong_the_connection_stays_tls(
     network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ucx_comm, "PROOF_TIMEOUT", 0.2)
+    monkeypatch.setattr(ucx_comm, "UCX_PROOF", 0.2)
     network.change = change
 
     async def talk(comm: Any) -> None:
@@ -303,7 +303,7 @@ def test_between_nodes_ucx_is_used_if_it_leads_from_both(
 
 
 def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx_comm, "AGREEMENT_TIMEOUT", 0.2)
+    monkeypatch.setattr(ucx_comm, "UCX_AGREEMENT", 0.2)
 
     async def silent(comm: Any) -> None:
         await asyncio.sleep(0.5)

@@ -212,7 +212,7 @@ def test_a_port_that_nobody_has_warned_of_is_a_warning(
     monkeypatch.setattr(ucx_endpoint, "_ports", lambda: next(ports))
     run(Ucx.begin)
     text = capsys.readouterr().err
-    assert ("UCX of a worker has opened 10.0.0.1:2 and checks nobody" in text) == (not warned)
+    assert ("UCX of a worker has opened 10.0.0.1:2 without authentication" in text) == (not warned)
 
 
 def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) -> None:

@@ -48,7 +48,7 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: st
     with dask.config.set({"gpu-mpi.security": True}):
         said = refused(attach)
         assert "is not encrypted" in said
-        assert "gpu-mpi.security asks for encryption" in said
+        assert "gpu-mpi.security requests encryption" in said
         # who says so in the program joins all the same
         assert keywords(**attach, security=False).security is False
     with dask.config.set({"gpu-mpi.protocol": "tls"}):
@@ -112,8 +112,8 @@ def test_the_interface_auto_is_none() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "ucx", "security": True}, "cannot encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
-        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "none is named"),
+        ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
+        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "no running one is set"),
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
         ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),

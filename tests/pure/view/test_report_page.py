@@ -137,7 +137,7 @@ def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:
     [
         ([], "0 arguments (expected FILE.json and FILE.html)"),
         (["none.json", "r.html"], "none.json: No such file or directory"),
-        (["other.json", "r.html"], "other.json is no report that is known here"),
+        (["other.json", "r.html"], "other.json can't be read as a report"),
     ],
 )
 def test_arguments_that_are_wrong_are_one_line_and_exit_code_2(

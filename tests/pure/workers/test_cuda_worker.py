@@ -15,7 +15,7 @@ from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import cuda_worker
-from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
+from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
@@ -51,7 +51,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
     start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
     plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
-    options = read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options")
+    options = read_worker_options("dask_cuda.CUDAWorker", options)
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
@@ -215,14 +215,3 @@ def test_a_nanny_without_plugins() -> None:
     (nanny,) = make_cuda_worker(Bare, replace(PLAN, device="GPU-x"), {}, ["label"]).nannies
     assert nanny.worker_kwargs == {"plugins": {"label"}}
     assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x"
-
-
-@pytest.mark.parametrize("before", [None, "0,1"])
-def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if before is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-    with visible_device("GPU-x"):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before

@@ -37,7 +37,7 @@ def make(
     **options: Any,
 ) -> Any:
     start = replace(start, beside_gpus=gpus, transport=Transport(ucx))
-    read = read_worker_options(worker_class, options, where="worker_options")
+    read = read_worker_options(worker_class, options)
     given = Options(worker_class=worker_class, worker_options=read, interface="ib0", startup_timeout=5.0)
 
     async def in_a_loop() -> Any:

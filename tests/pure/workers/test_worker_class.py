@@ -35,7 +35,7 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "distributed.qqqqqq": "has no class 'qqqqqq'",
         "dgm_broken.Worker": "RuntimeError: two lines",
         "dgm_lacking.Worker": "the module 'dgm_not_there' is missing",
-        "Whatever": "is no dotted path of a class (expected package.module.Class)",
+        "Whatever": "is not a dotted path of a class (expected package.module.Class)",
     }.items():
         with pytest.raises(OptionError) as caught:
             import_worker_class(path)

@@ -18,7 +18,7 @@ CLASSES = [CUDAWorker, Nanny, Worker]
 
 def refused(cls: type, **options: Any) -> str:
     with pytest.raises(OptionError) as caught:
-        read_worker_options(cls, options, where="worker_options")
+        read_worker_options(cls, options)
     message = str(caught.value)
     assert message.startswith("worker_options: ")
     assert "\n" not in message
@@ -26,7 +26,7 @@ def refused(cls: type, **options: Any) -> str:
 
 
 def normalised(cls: type, options: dict[str, Any]) -> dict[str, Any]:
-    return options_for(cls, read_worker_options(cls, options, where="worker_options"))
+    return options_for(cls, read_worker_options(cls, options))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -54,7 +54,7 @@ def test_what_we_set_ourselves(cls: type, name: str) -> None:
 def test_what_the_class_sets_itself() -> None:
     assert refused(CUDAWorker, data={}).endswith("CUDAWorker sets 'data' itself. Fix: leave it out")
     for cls in (CUDAWorker, Nanny):
-        read_worker_options(cls, {"env": {"A": "1"}}, where="worker_options")
+        read_worker_options(cls, {"env": {"A": "1"}})
 
 
 class Picky:
@@ -78,13 +78,13 @@ class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
 
 
 def test_classes_of_the_users() -> None:
-    read_worker_options(Picky, {"one": 1, "two": "anything"}, where="worker_options")
+    read_worker_options(Picky, {"one": 1, "two": "anything"})
     assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
-    read_worker_options(Open, {"whatever": 1, "nthreads": "many"}, where="worker_options")
-    read_worker_options(Mine, {"mine": 1, "lifetime": "1h"}, where="worker_options")
+    read_worker_options(Open, {"whatever": 1, "nthreads": "many"})
+    read_worker_options(Mine, {"mine": 1, "lifetime": "1h"})
     assert "did you mean 'mine'" in refused(Mine, mines=1)
     assert "has no option 'lifetime'" in refused(Narrow, lifetime="1h")
-    read_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5}, where="worker_options")
+    read_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5})
     assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
 
 
@@ -93,7 +93,7 @@ def test_options_of_the_class_below_a_nanny() -> None:
         def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
 
     for cls in (Nanny, CUDAWorker):
-        read_worker_options(cls, {"worker_class": Deep, "deep": 2, "lifetime": "1h"}, where="worker_options")
+        read_worker_options(cls, {"worker_class": Deep, "deep": 2, "lifetime": "1h"})
         assert "deep" in refused(cls, deep=2)
 
 
@@ -131,7 +131,7 @@ def test_wrong_types(options: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_right_types(options: dict[str, Any]) -> None:
-    options_for(CUDAWorker, read_worker_options(CUDAWorker, options, where="worker_options"))
+    options_for(CUDAWorker, read_worker_options(CUDAWorker, options))
 
 
 @pytest.mark.parametrize("name", ["preload_argv", "preload_nanny_argv"])
@@ -145,7 +145,7 @@ def test_the_class_below_a_nanny_is_refused_as_any_other() -> None:
     with pytest.raises(
         OptionError, match="the module 'distributed' has no class 'Workr'; did you mean 'distributed.Worker'"
     ):
-        read_worker_options(Nanny, {"worker_class": "distributed.Workr"}, where="worker_options")
+        read_worker_options(Nanny, {"worker_class": "distributed.Workr"})
 
 
 def test_a_closed_signature_has_types_as_well() -> None:
@@ -200,12 +200,12 @@ def test_dask_cuda_refuses_the_same_pairs() -> None:
 
 
 def test_auto_is_cudaworker_or_nanny() -> None:
-    read_worker_options("auto", {"rmm_pool_size": "1GB"}, where="worker_options")
-    read_worker_options("auto", {"env": {"A": "1"}}, where="worker_options")
-    read_worker_options("distributed.Nanny", {}, where="worker_options")
+    read_worker_options("auto", {"rmm_pool_size": "1GB"})
+    read_worker_options("auto", {"env": {"A": "1"}})
+    read_worker_options("distributed.Nanny", {})
     for cls, options in (("auto", {"rmm_pol": 1}), ("distributed.Nanny", {"rmm_pool_size": 1})):
         with pytest.raises(OptionError, match="has no option"):
-            read_worker_options(cls, options, where="worker_options")
+            read_worker_options(cls, options)
     assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker, Nanny, Open)] == [
         True,
         True,
