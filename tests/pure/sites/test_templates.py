@@ -88,14 +88,15 @@ def test_script_and_arguments_from_the_environment(batch: FakeBatch, name: str) 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
     (batch.directory / "my setup").write_text("export SEEN=$# MINE=yes\n")
+    (batch.directory / "im age.sif").touch()
     env = {"DGM_SETUP": "./my setup", "DGM_CONTAINER": "im age.sif", **ENVIRON[system_of(path)]}
     ran = batch.run(path, ("my.py",), env)
     assert ran.rc == 0, ran.output
     last = [row for row in ran.rows if row["name"] == "python"][-1]
     # conda's activate would take the script's arguments for its own
     assert (last["env"]["SEEN"], last["env"]["MINE"]) == ("0", "yes")
-    here = f"--bind={batch.directory}"
-    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", here, f"{here}/logs", "im age.sif", "python"]
+    binds = [f"--bind={path}:{path}" for path in (batch.directory, batch.directory / "logs")]
+    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", *binds, "im age.sif", "python"]
     env["DGM_SETUP"] = "gone"
     ran = batch.run(path, ("my.py",), env)
     assert (ran.rc, ran.program()) == (2, None)
@@ -140,7 +141,7 @@ SIGNALS = {
     "slurm.sbatch": "##SBATCH --signal=USR1@120",
     "slurm-mpirun.sbatch": "##SBATCH --signal=B:USR1@120",
     "lsf.bsub": "##BSUB -wa USR1 -wt 2",
-    "flux.sh": "# export DGM_SIGNAL=USR1@120  # to all ranks, before the walltime",
+    "flux.sh": '# program=(--launcher-option=--signal=USR1@120 "${program[@]}")  # a signal to all ranks before the walltime',
 }
 
 
