@@ -41,12 +41,11 @@ LAUNCH_OPTIONS = (
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
-                 help="After exit code 75 (a checkpoint) or the loss of a node that it needs, the batch system runs the job "
-                 "again, N times at most."),
+                 help="Let the batch system run the job again, N times at most, after exit code 75 (a checkpoint) or a lost node."),
     click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
-                 "first one that is there and runs the image."),
+                 "first one on this node that runs the image."),
     click.option("--container-mount", "container_mounts", metavar="SOURCE[:TARGET[:ro]]", multiple=True,
                  help="Mount this file or folder in the container too; repeat it for several."),
     click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),

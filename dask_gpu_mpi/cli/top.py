@@ -29,8 +29,8 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 def top(scheduler_file: str | None, once: bool, as_json: bool, interval: float) -> None:
     """Show the GPUs, workers and tasks of a running cluster, live. Starts nothing; needs no MPI.
 
-    Keys: q quits; s sorts by the next column, r reverses; n and N narrow to the next or previous node; f folds each node into
-    one row; the arrows, or j and k, scroll.
+    Keys: q quits. s sorts by the next column, r reverses. n and N show only the next or previous node. f folds each node into
+    one row. The arrows, or j and k, scroll.
     """
     from dask_gpu_mpi.cli.live_view import run_top
 

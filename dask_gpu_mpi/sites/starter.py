@@ -239,7 +239,7 @@ def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Star
             return min(of_kind, key=lambda one: not each.preferred(one.path))
     if exact and not usable:
         raise LauncherError(
-            f"launch: --launcher {named}: {exact} is no mpirun that is known (by what it prints with --version)",
+            f"launch: --launcher {named}: {exact} is not an mpirun of a known MPI library (by its --version)",
             fix=f"the mpirun of {library.name}",
         )
     there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"

@@ -186,13 +186,13 @@ def test_a_terminal_that_is_gone_ends_it() -> None:
         one.process.communicate()
 
 
-def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="no terminal"):
+def test_output_that_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="not a terminal"):
         live_view.check_terminal()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
-    with pytest.raises(InputError, match="no terminal"):
+    with pytest.raises(InputError, match="not a terminal"):
         live_view.check_terminal()
     monkeypatch.setenv("TERM", "xterm")
     live_view.check_terminal()
