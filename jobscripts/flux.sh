@@ -9,9 +9,9 @@
 # flux: --time-limit=60m
 # flux: --output=dask-gpu-mpi-{{id}}.log
 
-# export DGM_SIGNAL=USR1@120  # to all ranks, before the walltime
 program=("$@")
 ((${#program[@]})) || { echo "usage: flux batch [OPTIONS] flux.sh SCRIPT ARGS..." >&2; exit 2; }
+# program=(--launcher-option=--signal=USR1@120 "${program[@]}")  # a signal to all ranks before the walltime
 set --  # a sourced file takes the arguments for its own
 # Your environment, here or in a file that DGM_SETUP names:
 # module load cuda

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal as signals
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,17 +41,20 @@ LAUNCH_OPTIONS = (
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
-                 help="After exit code 75, a checkpoint, or a lost node without which it can't continue, have the batch "
-                 "system run the job again, N times at most."),
-    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv).",
+                 help="Let the batch system run the job again, N times at most, after exit code 75 (a checkpoint) or a lost node."),
+    click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
+    click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
+                 "first one on this node that runs the image."),
+    click.option("--container-mount", "container_mounts", metavar="SOURCE[:TARGET[:ro]]", multiple=True,
+                 help="Mount this file or folder in the container too; repeat it for several."),
     click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
     click.option("--launcher", metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, jsrun, flux, or "
                  "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
+    click.option("--launcher-option", "launcher_options", metavar="OPTION", multiple=True,
+                 help="Add an option to the launcher's, as in --launcher-option=--mem-bind=local; repeat it for several."),
     click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
                  envvar="DGM_MPI"),
-    click.option("--signal", metavar="SIG@SECONDS", help="flux run --signal: a signal to all ranks, before the walltime.",
-                 envvar="DGM_SIGNAL"),
     click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
 )
 # fmt: on
@@ -88,10 +92,12 @@ def launch(
     expect_gpus: int | None,
     restarts: int | None,
     container: str | None,
+    container_runtime: str | None,
+    container_mounts: tuple[str, ...],
     hosts: str | None,
     launcher: str | None,
+    launcher_options: tuple[str, ...],
     mpi: str | None,
-    signal: str | None,
     dry_run: bool,
     program: tuple[str, ...],
     **given: Any,
@@ -104,7 +110,7 @@ def launch(
     from dask_gpu_mpi.sites.command import Request
 
     # Where it is inherited as ignored, all exit codes would be 0.
-    signals.signal(signals.SIGCHLD, signals.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         command, program = split_command(program)
         preflight = preflight and os.environ.get("DGM_CHECK") != "no"
@@ -113,23 +119,29 @@ def launch(
             if options.scheduler and options.scheduler_file is None:
                 # no client could find the cluster, which would run until the walltime
                 command, preflight = "check", False
+        environ = dict(os.environ)
+        where = _allocation(environ, ranks, ranks_per_node, hosts)
+        launcher = "" if launcher in (None, "auto") else launcher
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
             command=command,
             check=preflight,
             expect_gpus=expect_gpus,
-            container=container or "",
+            container=_container(
+                container or "",
+                container_runtime or "",
+                container_mounts,
+                launcher or where.batch.launcher,
+                environ,
+            ),
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
-            signal=signal or "",
-            tolerates=getattr(
-                resolve_texts(given), "tolerate_lost_ranks", 0
-            ),  # the ranks report what is wrong
+            launcher_options=_words(launcher_options),
+            # if the options are wrong, the ranks report it
+            tolerates=getattr(resolve_texts(given), "tolerate_lost_ranks", 0),
         )
-        environ = dict(os.environ)
-        where = _allocation(environ, ranks, ranks_per_node, hosts)
-        code = _launch(request, environ, where, restarts, launcher or "", mpi or "", dry_run)
+        code = _launch(request, environ, where, restarts, launcher, mpi or "", dry_run)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -182,6 +194,41 @@ def _allocation(
     )
 
 
+def _words(options: Sequence[str]) -> tuple[str, ...]:
+    """The words of ``--launcher-option``, each of which is an option, perhaps with values after it."""
+    words: list[str] = []
+    for option in options:
+        try:
+            found = shlex.split(option)
+        except ValueError as error:
+            raise InputError(
+                f"launch: --launcher-option={option}: {error}", expected="words of a shell"
+            ) from None
+        if not found or not found[0].startswith("-"):
+            raise InputError(
+                f"launch: --launcher-option={option}: is not an option of a launcher",
+                expected="one that begins with -",
+                fix="--launcher-option=--mem-bind=local",
+            )
+        words += found
+    return tuple(words)
+
+
+def _container(
+    image: str, runtime: str, mounts: tuple[str, ...], launcher: str, environ: dict[str, str]
+) -> Any:
+    from dask_gpu_mpi.sites.containers import choose_container
+
+    if image:
+        return choose_container(
+            image, runtime=runtime, mounts=mounts, launcher=launcher, environ=environ, ask=_ask
+        )
+    if runtime or mounts:
+        option = "--container-runtime" if runtime else "--container-mount"
+        raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
+    return None
+
+
 def _launch(
     request: Any,
     environ: dict[str, str],
@@ -193,7 +240,7 @@ def _launch(
 ) -> int:
     from dask_gpu_mpi.base.streams import is_public
     from dask_gpu_mpi.sites.batch import Requeue
-    from dask_gpu_mpi.sites.command import as_text, decide, python_command
+    from dask_gpu_mpi.sites.command import as_text, decide, library_command
     from dask_gpu_mpi.sites.execute import run_command, run_launch
     from dask_gpu_mpi.sites.starter import ask_library, choose_launcher, find_launchers
 
@@ -205,7 +252,7 @@ def _launch(
             expected="one in which the ranks can start",
             fix="cd to another",
         ) from None
-    library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
+    library = ask_library(library_command(request, environ, sys.executable, cwd), environ)
     found = find_launchers(environ, library, sys.executable, own=where.batch.launcher, named=launcher)
     starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
     commands = decide(

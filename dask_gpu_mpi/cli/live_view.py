@@ -48,7 +48,7 @@ def check_terminal() -> None:
     """Raise an InputError if there is no terminal to draw on and to read keys from."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise InputError(
-            "top: standard input and output are not a terminal that can be drawn on",
+            "top: standard input and output are not a terminal",
             expected="a terminal with TERM set",
             fix="run it in a terminal (ssh -t, srun --pty), or print once with --once or --json",
         )

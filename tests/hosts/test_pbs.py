@@ -207,7 +207,7 @@ APPTAINER = """#!/bin/bash
 [[ "$1 $2" == "exec --nv" ]] || exit 9
 shift 2
 binds=()
-while [[ $1 == --bind=* ]]; do binds+=("${1#--bind=}"); shift; done
+while [[ $1 == --bind=*:* ]]; do binds+=("${1##*:}"); shift; done
 [[ $1 == image.sif ]] || exit 9
 shift
 export SITE=@SITE@
@@ -226,6 +226,7 @@ def test_container_that_shows_nothing_of_the_site(mpirun: Mpi, hosts: TestBed, t
     pbs = Pbs(mpirun, hosts, site)
     for name in ("code", "scratch", "other"):
         (site / name).mkdir()
+    (pbs.work / "image.sif").touch()
     (site / "code" / "helper.py").write_text("ANSWER = 42\n")
     (site / "code" / "main.py").write_text(
         SCRIPT + f"import helper\ntell(answer=helper.ANSWER, other=os.path.exists({str(site / 'other')!r}))\n"

@@ -52,6 +52,16 @@ def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.index("check") < found.index("&&") < found.index("run")
 
 
+def test_options_for_the_launcher_come_after_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--launcher-option=-genv A=1", "--launcher-option=--comment='a b'"]
+    assert run("--dry-run", "-n", "2", *given, "my.py", "--launcher-option=x") == 0
+    found = words(capsys.readouterr().out)
+    at = found.index("-genv")
+    assert found[at : at + 3] == ["-genv", "A=1", "--comment=a b"]
+    assert found[at + 4 : at + 6] == ["-c", START]
+    assert found[-2:] == ["my.py", "--launcher-option=x"]
+
+
 def test_check_without_a_script_is_all_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +115,22 @@ def test_settings_of_a_job_script(
         (["-n", "0", "my.py"], "0 is not in the range"),
         (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
         (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
+        (
+            ["--launcher-option=mem-bind=local", "my.py"],
+            "is not an option of a launcher (expected one that begins",
+        ),
+        (["--launcher-option=--a 'b", "my.py"], "--launcher-option=--a 'b: No closing quotation"),
+        (["--container", "gone.sif", "my.py"], "--container gone.sif: no such file"),
+        (
+            ["--container", "a/b:1", "my.py"],
+            "--container a/b:1: no container runtime found (expected one of pyxis",
+        ),
+        (
+            ["--container", "a/b:1", "--container-runtime", "docker", "my.py"],
+            "docker: unknown (expected one of",
+        ),
+        (["--container-runtime", "shifter", "my.py"], "--container-runtime without --container. Fix: add"),
+        (["--container-mount", "/usr", "my.py"], "--container-mount without --container. Fix: add"),
     ],
 )
 def test_usage_error_is_one_line(

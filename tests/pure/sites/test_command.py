@@ -12,7 +12,8 @@ import pytest
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
-from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, python_command
+from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, library_command, with_options
+from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
@@ -159,14 +160,34 @@ def test_refused(where: Allocation, kind: str, mpi: str, message: str) -> None:
         made(where, kind, mpi)
 
 
-def test_signal_before_the_walltime_by_flux() -> None:
-    flux = Allocation("flux", 2, 2)
-    launch = made(flux, "flux", "pmix", signal="USR1@120", check=True)
+@pytest.mark.parametrize(
+    ("where", "kind", "given", "gone"),
+    [
+        (SLURM, "srun", ("--cpu-bind=cores", "--mem-bind=local"), "--cpu-bind=none"),
+        (SLURM, "openmpi", ("--bind-to", "core", "-x", "MINE"), "--bind-to none "),
+        (SLURM, "hydra", ("-bind-to", "core"), "-bind-to none"),
+        (Allocation("flux", 2, 2), "flux", ("--signal=USR1@120", "-o", "cpu-affinity=on"), ""),
+    ],
+)
+def test_options_for_the_launcher_win(
+    where: Allocation, kind: str, given: tuple[str, ...], gone: str
+) -> None:
+    """They are the last ones before the ranks' command, and an mpirun refuses most options that are there twice."""
+    plain = made(where, kind).run
+    launch = made(where, kind, launcher_options=given, check=True)
+    at = plain.index("/v/python")
+    ours = shlex.join(plain[:at])
+    assert gone in ours
     for words in (launch.run, launch.check):
-        assert words[words.index("/v/python") - 1] == "--signal=USR1@120"
-    assert not any("signal" in word for word in made(flux, "flux").run)
-    with pytest.raises(LauncherError, match="--signal USR1@120: srun sends none"):
-        made(SLURM, "srun", signal="USR1@120")
+        end = words.index("/v/python")
+        assert words[end - len(given) : end] == given
+        assert shlex.join(words[: end - len(given)]) == " ".join(ours.replace(gone, "").split())
+
+
+def test_options_that_add_up_stay() -> None:
+    assert with_options(["-x", "A"], ["-x", "B"]) == ["-x", "A", "-x", "B"]
+    mounts = "--container-mounts=/a:/a", "--container-mounts=/b:/b"
+    assert with_options(mounts[:1], mounts[1:]) == [*mounts]
 
 
 def test_preflight_has_the_options_of_the_job() -> None:
@@ -252,6 +273,10 @@ def test_who_is_told_of_signals(
     assert launch.lingers == (where is SLURM and kind == "openmpi")
 
 
+def inside(runtime: str, image: str = "im age", **given: Any) -> Container:
+    return Container(next(each for each in RUNTIMES if each.name == runtime), image, **given)
+
+
 def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
     code, scratch = tmp_path / "code", tmp_path / "scratch"
     for folder in (code, scratch, tmp_path / "cwd", tmp_path / "setup"):
@@ -259,30 +284,93 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(scratch)
     script = code / "my.py"
     script.touch()
-    launch = made(
-        PBS,
-        "hydra",
-        container="im age.sif",
-        program=(str(script), "x"),
-        cwd=str(tmp_path / "cwd"),
-        environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": str(scratch)},
-    )
-    at = launch.run.index("apptainer")
-    binds = [f"--bind={tmp_path / name}" for name in ("code", "cwd", "cwd/logs", "scratch")]
-    assert list(launch.run[at : at + 9]) == ["apptainer", "exec", "--nv", *binds, "im age.sif", "python"]
-    assert launch.make == "logs/42.s"
+
+    def mounts(mine: tuple[str, ...] = (), **given: Any) -> list[str]:
+        launch = made(PBS, "hydra", container=inside("apptainer", mounts=mine), **given)
+        assert launch.make
+        at = launch.run.index("apptainer")
+        end = launch.run.index("im age")
+        assert launch.run[at : at + 3] == ("apptainer", "exec", "--nv")
+        assert launch.run[end : end + 4] == ("im age", "python", "-c", START)
+        return [word.removeprefix("--bind=") for word in launch.run[at + 3 : end]]
+
+    cwd = str(tmp_path / "cwd")
+    environ = {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(scratch)}
+    names = ("code", "cwd", "cwd/logs", "scratch")
+    found = mounts(program=(str(script), "x"), cwd=cwd, environ=environ)
+    assert found == [f"{tmp_path / name}:{tmp_path / name}" for name in names]
     # what a job script names, as it names it
     environ = {
         "DGM_SCRATCH": f"{tmp_path}/link",
         "DGM_SETUP": f"{tmp_path}/setup/env.sh",
         "DGM_LOGS": f"{tmp_path}/setup/../logs",
     }
-    launch = made(PBS, "hydra", container="i", cwd=str(tmp_path / "cwd"), environ=environ)
-    found = [word for word in launch.run if word.startswith("--bind=")]
-    assert found == [f"--bind={tmp_path / name}" for name in ("cwd", "link", "logs", "setup")]
-    # workers make it on each node: nothing to bind here
-    gone = made(PBS, "hydra", container="i", environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": "/gone"})
-    assert not any("/gone" in word for word in gone.run)
+    found = mounts(cwd=cwd, environ=environ)
+    assert found == [f"{tmp_path / name}:{tmp_path / name}" for name in ("cwd", "link", "logs", "setup")]
+    # workers make it on each node: nothing to mount here
+    assert not any("/gone" in one for one in mounts(environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": "/gone"}))
+    # the user's come first, and instead of ours
+    found = mounts(("/data:/mnt:ro", f"/other:{cwd}"), cwd=cwd, environ={})
+    assert found == ["/data:/mnt:ro", f"/other:{cwd}", f"{cwd}/logs:{cwd}/logs"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "mpi", "environ", "expected"),
+    [
+        ("singularity", "srun", "pmi2", {}, "singularity exec --nv --bind=/w:/w --bind=/w/logs:/w/logs img"),
+        ("shifter", "srun", "pmi2", {}, "shifter --image=img --module=gpu --"),
+        ("shifter", "srun", "pmi2", {"SHIFTER_MODULE": "none"}, "shifter --image=img --"),
+        (
+            "podman-hpc",
+            "srun",
+            "pmix",
+            {},
+            "podman-hpc run --rm --interactive --entrypoint= --gpu --openmpi-pmix --network=host --pid=host --ipc=host "
+            "--workdir=/w --volume=/tmp:/tmp --volume=/w:/w --volume=/w/logs:/w/logs --env=CUDA_VISIBLE_DEVICES "
+            "--env=DASK_* --env=DGM_* --env=NCCL_* --env=OMP_NUM_THREADS --env=PMI2_* --env=PMIX_* --env=PMI_* "
+            "--env=RAPIDS_* --env=SLURMD_* --env=SLURM_* --env=UCX_* -- img",
+        ),
+    ],
+)
+def test_command_of_a_rank_in_a_container(
+    runtime: str, kind: str, mpi: str, environ: dict[str, str], expected: str
+) -> None:
+    launch = made(
+        SLURM, kind, mpi, environ={**BATCH, **environ}, cwd="/w", container=inside(runtime, "img"), check=True
+    )
+    for words in (launch.run, launch.check):
+        inner = " ".join(words[: words.index("python")])
+        assert inner.endswith(f"--wait=30 {expected}")
+    # what finds the MPI library is run in the same way, but is no rank
+    alone = " ".join(library_command(Request((), (), container=inside(runtime, "img")), environ, "p", "/w"))
+    assert alone.startswith(expected.split()[0])
+    assert alone.endswith(" img python" if "--image" not in expected else " -- python")
+
+
+def test_pyxis_gives_the_image_to_srun() -> None:
+    container = inside("pyxis", "/i.sqsh", mounts=("/data:/mnt:ro,rprivate",))
+    launch = made(
+        SLURM, "srun", "pmi2", cwd="/w", container=container, launcher_options=("--container-name=x",)
+    )
+    expected = (
+        "--container-image=/i.sqsh --container-mounts=/data:/mnt:ro+rprivate,/tmp:/tmp,/w:/w,/w/logs:/w/logs "
+        "--container-workdir=/w --container-name=x python"
+    )
+    assert " ".join(launch.run[: launch.run.index("-c")]).endswith(f"--wait=30 {expected}")
+    # Enroot shows no GPU without them; the user's win
+    both = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert {name: launch.environment.get(name) for name in both} == both
+    mine = made(SLURM, "srun", environ={**BATCH, "NVIDIA_VISIBLE_DEVICES": "0"}, container=container)
+    assert "NVIDIA_VISIBLE_DEVICES" not in mine.environment
+    request = Request((), (), container=container)
+    alone = library_command(request, {}, "p", "/w")
+    assert alone[:5] == ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", "--overlap"]
+    assert alone[-2:] == ["--container-workdir=/w", "python"]
+    assert "--overlap" not in library_command(request, BATCH, "p", "/w")
+    with pytest.raises(
+        LauncherError, match=r"openmpi starts the ranks, .* containers of pyxis \(expected srun\)"
+    ):
+        made(SLURM, "openmpi", container=container)
 
 
 def test_text_to_paste(tmp_path: Path) -> None:
@@ -301,10 +389,10 @@ def test_text_to_paste(tmp_path: Path) -> None:
     assert (tmp_path / "made here").is_dir()
 
 
-@pytest.mark.parametrize("place", ["/a,b", "/a:b"])
-def test_directory_that_apptainer_can_not_bind(place: str) -> None:
-    with pytest.raises(LauncherError, match="apptainer can't bind .* Fix: another directory"):
-        python_command(Request((), ("my.py",), container="image"), {}, "python", place, "")
+@pytest.mark.parametrize("place", ["/a,b", "/a:b", "/a;b"])
+def test_directory_that_can_not_be_mounted(place: str) -> None:
+    with pytest.raises(LauncherError, match="apptainer can't mount .* Fix: another directory"):
+        library_command(Request((), ("my.py",), container=inside("apptainer")), {}, "python", place)
 
 
 def test_notes_are_one_line_each() -> None:

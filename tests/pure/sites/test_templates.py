@@ -130,7 +130,7 @@ SIGNALS = {
     "slurm.sbatch": "##SBATCH --signal=USR1@120",
     "slurm-mpirun.sbatch": "##SBATCH --signal=B:USR1@120",
     "lsf.bsub": "##BSUB -wa USR1 -wt 2",
-    "flux.sh": "# export DGM_SIGNAL=USR1@120  # to all ranks, before the walltime",
+    "flux.sh": '# program=(--launcher-option=--signal=USR1@120 "${program[@]}")  # a signal to all ranks before the walltime',
 }
 
 

@@ -1,0 +1,328 @@
+"""Container runtimes: a class for each, with the words by which `launch` runs the ranks in an image.
+
+A rank needs the same in each of them: the folders of the job and the node's ``/tmp`` under their own names, the GPUs, the network
+and the processes of its node, and the variables of MPI, of Dask and of this package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dask_gpu_mpi.errors import InputError, LauncherError
+from dask_gpu_mpi.sites.batch import SYSTEMS, Ask
+from dask_gpu_mpi.sites.launchers import Launcher, in_batch_script
+
+__all__ = ["RUNTIMES", "Container", "Runtime", "choose_container", "rank_variables"]
+
+#: Endings by which a path is recognised if there is no such file.
+_FILES = (".sif", ".sqsh", ".squashfs", ".img")
+#: Separators of mounts, of which no runtime lets a path have any.
+_SEPARATORS = ",:;"
+#: Variables that a rank needs besides those of its launcher and batch system.
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "DASK_*", "DGM_*", "NCCL_*", "OMP_NUM_THREADS", "RAPIDS_*", "UCX_*")
+
+
+@dataclass(frozen=True)
+class Container:
+    """An image, and how the ranks run in it."""
+
+    runtime: Runtime
+    #: As the runtime spells it.
+    image: str
+    #: ``SOURCE:TARGET`` or ``SOURCE:TARGET:OPTIONS``, the user's first.
+    mounts: tuple[str, ...] = ()
+    #: The working directory of the ranks.
+    cwd: str = ""
+    #: The variables of a rank, with ``*`` at the end of a prefix, for runtimes that pass none by themselves.
+    variables: tuple[str, ...] = ()
+    #: How launcher and MPI library meet (``srun --mpi``).
+    mpi: str = ""
+
+    def at(self, cwd: str, folders: Iterable[str]) -> Container:
+        """The container with a working directory, in which these folders of the job are mounted under their own names.
+
+        Raises
+        ------
+        LauncherError
+            A folder can't be mounted.
+        """
+        if not self.runtime.mounts_folders:
+            return replace(self, cwd=cwd)
+        # by the names that the user has for them, symbolic links or not
+        paths = sorted(
+            {*self.runtime.folders, *(os.path.abspath(os.path.join(cwd, path)) for path in folders)}
+        )
+        if odd := [path for path in paths if set(path) & set(_SEPARATORS)]:
+            raise LauncherError(
+                f"launch: --container: {self.runtime.name} can't mount {odd[0]!r}",
+                expected="a path without ',', ':' and ';'",
+                fix="another directory",
+            )
+        taken = {mount.split(":")[1] for mount in self.mounts}
+        ours = tuple(f"{path}:{path}" for path in paths if path not in taken)
+        return replace(self, mounts=self.mounts + ours, cwd=cwd)
+
+
+class Runtime:
+    """What is different from one container runtime to the next. A subclass overrides what applies to it."""
+
+    #: For ``--container-runtime``, and its command.
+    name = ""
+    #: Endings of the image files that it opens; an empty one: any file or folder.
+    files: tuple[str, ...] = ()
+    #: Where it gets images, before ``://``. Docker's is understood for a name without one. Empty: from anywhere.
+    sources: tuple[str, ...] = ("docker",)
+    #: Whether folders of the node can be mounted under any name.
+    mounts_folders = True
+    #: Folders of each node that it does not mount by itself.
+    folders: tuple[str, ...] = ("/tmp",)
+    #: The launcher that starts its containers; empty: any.
+    launcher = ""
+
+    def missing(self, path: str, launcher: str, ask: Ask) -> str:
+        """Why it can't be used here; empty: it can.
+
+        `launcher` is the one that the user or the batch system prefers.
+        """
+        return "" if shutil.which(self.name, path=path) else f"command {self.name} not found in PATH"
+
+    def runs(self, image: str) -> bool:
+        """Whether it runs images of this kind."""
+        if _is_file(image):
+            return image.endswith(self.files)
+        source, separator, _ = image.partition("://")
+        return not separator or not self.sources or source in self.sources
+
+    def spelled(self, image: str) -> str:
+        """The image as its command line has it."""
+        return image
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """The variables to set before the launcher starts."""
+        return {}
+
+    def launcher_options(self, container: Container) -> list[str]:
+        """Options of the launcher, if that starts the containers."""
+        return []
+
+    def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        """The words before the command of a rank."""
+        return []
+
+    def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        """The words before a command that runs once, and is no rank."""
+        return self.command(container, environ)
+
+
+class Pyxis(Runtime):
+    """Pyxis, a plugin of Slurm, with Enroot: srun itself starts the containers (github.com/NVIDIA/pyxis/wiki/Usage).
+
+    It passes all variables. Enroot mounts a ``/tmp`` of memory, and GPUs only if a variable says so
+    (github.com/NVIDIA/enroot, conf/hooks/98-nvidia.sh).
+    """
+
+    name = "pyxis"
+    files = (".sqsh", ".squashfs")
+    sources = ("docker", "dockerd", "podman")
+    launcher = "srun"
+
+    def missing(self, path: str, launcher: str, ask: Ask) -> str:
+        if launcher != self.launcher:
+            return "the ranks are not started by srun"
+        return (
+            "" if "--container-image" in ask(["srun", "--help"]) else "srun has no option --container-image"
+        )
+
+    def spelled(self, image: str) -> str:
+        return os.path.abspath(image) if _is_file(image) else image  # a path begins with a slash
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        wanted = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        return {name: value for name, value in wanted.items() if name not in environ}
+
+    def launcher_options(self, container: Container) -> list[str]:
+        # its options are separated by commas
+        mounts = ",".join(mount.replace(",", "+") for mount in container.mounts)
+        return [
+            f"--container-image={container.image}",
+            f"--container-mounts={mounts}",
+            f"--container-workdir={container.cwd}",
+        ]
+
+    def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        beside = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
+        return ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *beside, *self.launcher_options(container)]
+
+
+class PodmanHpc(Runtime):
+    """podman-hpc of NERSC (github.com/NERSC/podman-hpc): it passes no variables, and shares nothing with the node.
+
+    CUDA moves data between the containers of a node only if they share processes and memory.
+    """
+
+    name = "podman-hpc"
+
+    def spelled(self, image: str) -> str:
+        return image.removeprefix("docker://")
+
+    def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        # of its modules (etc/modules.d), none that replaces the image's MPI library
+        modules = ["--gpu", *(["--openmpi-pmix"] if container.mpi.startswith("pmix") else [])]
+        return [
+            *("podman-hpc", "run", "--rm", "--interactive", "--entrypoint=", *modules),
+            *("--network=host", "--pid=host", "--ipc=host", f"--workdir={container.cwd}"),
+            *(f"--volume={mount}" for mount in container.mounts),
+            *(f"--env={name}" for name in container.variables),
+            "--",  # it would take --help and --gpu, which are the script's, for its own
+            container.image,
+        ]
+
+
+class Shifter(Runtime):
+    """Shifter of NERSC (github.com/NERSC/shifter, doc/command/shifter.rst and `shifter --help`).
+
+    It passes all variables, mounts ``/tmp`` and the site's file systems, and can mount only on what the image has. So the
+    folders of the job must be on a file system of the site.
+    """
+
+    name = "shifter"
+    mounts_folders = False
+
+    def spelled(self, image: str) -> str:
+        return image.replace("docker://", "docker:", 1)
+
+    def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        # the site's module for GPUs; the option would win over these variables
+        chosen = environ.get("SHIFTER_MODULE") or environ.get("SLURM_SPANK_SHIFTER_MODULE")
+        modules = [] if chosen else ["--module=gpu"]
+        volumes = [f"--volume={mount}" for mount in container.mounts]
+        return ["shifter", f"--image={container.image}", *modules, *volumes, "--"]
+
+
+class Apptainer(Runtime):
+    """Apptainer (apptainer.org/docs/user, "Bind Paths and Mounts"): it passes all variables, and mounts ``/tmp`` by itself."""
+
+    name = "apptainer"
+    files = ("",)
+    sources = ()
+    folders = ()
+
+    def spelled(self, image: str) -> str:
+        return image if _is_file(image) or "://" in image else f"docker://{image}"
+
+    def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        return [
+            self.name,
+            "exec",
+            "--nv",
+            *(f"--bind={mount}" for mount in container.mounts),
+            container.image,
+        ]
+
+
+class Singularity(Apptainer):
+    """SingularityCE, and Apptainer before it had that name."""
+
+    name = "singularity"
+
+
+#: The first one that is there and runs the image is chosen. Pyxis is part of the site's batch system. podman-hpc comes before
+#: Shifter: NERSC has both, and Shifter's images must be pulled before the job. Apptainer is the last one for images of a
+#: registry, which it converts to a file on each node; for its own files it is the only one.
+RUNTIMES: tuple[Runtime, ...] = (Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
+
+
+def choose_container(
+    image: str,
+    *,
+    runtime: str = "",
+    mounts: Sequence[str] = (),
+    launcher: str,
+    environ: Mapping[str, str],
+    ask: Ask,
+) -> Container:
+    """The runtime that runs this image here.
+
+    Parameters
+    ----------
+    image, runtime, mounts : str, str, sequence of str
+        The user's (``--container``, ``--container-runtime``, ``--container-mount``).
+    launcher : str
+        The launcher that the user or the batch system prefers.
+    ask : callable
+        Returns what a command prints.
+
+    Raises
+    ------
+    InputError
+        The image, the runtime or a mount can't be used.
+    LauncherError
+        There is no such runtime here.
+    """
+    names = [each.name for each in RUNTIMES]
+    if runtime and runtime not in names:
+        raise InputError(
+            f"launch: --container-runtime {runtime}: unknown", expected=f"one of {', '.join(names)}"
+        )
+    if _is_file(image) and not os.path.exists(image):
+        raise InputError(
+            f"launch: --container {image}: no such file",
+            expected="an image file, or the name of an image in a registry",
+            fix="its path from the working directory",
+        )
+    fitting = [each for each in RUNTIMES if (each.name == runtime if runtime else each.runs(image))]
+    path = environ.get("PATH", os.defpath)
+    chosen = next((each for each in fitting if not each.missing(path, launcher, ask)), None)
+    if chosen is None and runtime:
+        why = fitting[0].missing(path, launcher, ask)
+        raise LauncherError(
+            f"launch: --container-runtime {runtime}: {why}", fix="load its module, or choose another"
+        )
+    if chosen is None:
+        raise LauncherError(
+            f"launch: --container {image}: no container runtime found",
+            expected=f"one of {', '.join(each.name for each in fitting)}",
+            fix="load its module",
+        )
+    if not chosen.runs(image):
+        kinds = "".join(f"a file {ending}, " for ending in chosen.files)
+        raise InputError(
+            f"launch: --container {image}: {runtime} does not run such images",
+            expected=f"{kinds}the name of an image in a registry",
+            fix="another --container-runtime",
+        )
+    return Container(chosen, chosen.spelled(image), tuple(map(_mount, mounts)))
+
+
+def rank_variables(launcher: Launcher, system: str) -> tuple[str, ...]:
+    """The variables that a rank needs in its container, with ``*`` at the end of a prefix."""
+    of_launcher = {f"{name.partition('_')[0]}_*" for name in launcher.scrubbed.split()}
+    of_system = {f"{prefix}*" for prefix in SYSTEMS.get(system, ())}
+    return tuple(sorted({*_VARIABLES, *of_launcher, *of_system}))
+
+
+def _is_file(image: str) -> bool:
+    """Whether this is a path, and not the name of an image in a registry."""
+    return os.path.exists(image) or image.startswith(("/", ".", "~")) or image.endswith(_FILES)
+
+
+def _mount(text: str) -> str:
+    """A mount of the user's with source and target, both absolute."""
+    source, _, rest = text.partition(":")
+    path = os.path.abspath(os.path.expanduser(source))
+    target, _, options = rest.partition(":")
+    target = target or path
+    if not source or not os.path.isabs(target) or set(path + target) & set(_SEPARATORS) or ":" in options:
+        raise InputError(
+            f"launch: --container-mount {text}: can't be mounted",
+            expected="SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro, with an absolute TARGET without ',' and ';'",
+        )
+    if not os.path.exists(path):
+        raise InputError(
+            f"launch: --container-mount {text}: {path} does not exist",
+            expected="a file or folder of each node",
+        )
+    return ":".join([path, target, *([options] if options else [])])

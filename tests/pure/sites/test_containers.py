@@ -1,0 +1,166 @@
+"""Which container runtime runs an image, and what is wrong with one that can't be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.errors import InputError, LauncherError
+from dask_gpu_mpi.sites.containers import RUNTIMES, Container, choose_container
+
+ALL = ("podman-hpc", "shifter", "apptainer", "singularity")
+REGISTRY = "nvcr.io/nvidia/rapidsai/base:26.10"
+
+
+@pytest.fixture
+def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Container]:
+    """The choice on a node that has these commands."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("image.sif", "image.sqsh"):
+        (tmp_path / name).touch()
+    (tmp_path / "sandbox").mkdir()
+
+    def chosen(
+        image: str,
+        here: Sequence[str] = ALL,
+        *,
+        launcher: str = "",
+        runtime: str = "",
+        mounts: Sequence[str] = (),
+    ) -> Container:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name in here:
+            (folder / name).touch(mode=0o755)
+        help_of_srun = "--container-image=IMAGE  [pyxis] the image" if "pyxis" in here else "Usage: srun"
+        return choose_container(
+            image,
+            runtime=runtime,
+            mounts=mounts,
+            launcher=launcher,
+            environ={"PATH": str(folder)},
+            ask=lambda command: help_of_srun if [*command] == ["srun", "--help"] else "",
+        )
+
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("image", "here", "launcher", "expected"),
+    [
+        (REGISTRY, ("pyxis", *ALL), "srun", "pyxis"),
+        (REGISTRY, ("pyxis", *ALL), "mpirun", "podman-hpc"),
+        (REGISTRY, ALL, "srun", "podman-hpc"),
+        (REGISTRY, ALL[1:], "srun", "shifter"),
+        (REGISTRY, ALL[2:], "srun", "apptainer"),
+        ("image.sif", ("pyxis", *ALL), "srun", "apptainer"),
+        ("image.sif", ("singularity",), "", "singularity"),
+        ("image.sqsh", ("pyxis", *ALL), "srun", "pyxis"),
+        ("image.sqsh", ALL, "srun", "apptainer"),
+        ("sandbox", ALL, "", "apptainer"),
+        ("oras://registry/image", ("pyxis", *ALL), "srun", "apptainer"),
+    ],
+)
+def test_the_first_that_is_there_and_runs_the_image(
+    choose: Callable[..., Container], image: str, here: Sequence[str], launcher: str, expected: str
+) -> None:
+    assert choose(image, here, launcher=launcher).runtime.name == expected
+
+
+@pytest.mark.parametrize("name", [each.name for each in RUNTIMES])
+def test_one_by_its_name(choose: Callable[..., Container], name: str) -> None:
+    assert choose(REGISTRY, ("pyxis", *ALL), launcher="srun", runtime=name).runtime.name == name
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "expected"),
+    [
+        ("pyxis", "image.sqsh", "{here}/image.sqsh"),
+        ("pyxis", REGISTRY, REGISTRY),
+        ("podman-hpc", f"docker://{REGISTRY}", REGISTRY),
+        ("shifter", f"docker://{REGISTRY}", f"docker:{REGISTRY}"),
+        ("apptainer", REGISTRY, f"docker://{REGISTRY}"),
+        ("apptainer", "library://a/b", "library://a/b"),
+        ("apptainer", "image.sif", "image.sif"),
+    ],
+)
+def test_image_as_the_runtime_spells_it(
+    choose: Callable[..., Container], tmp_path: Path, runtime: str, image: str, expected: str
+) -> None:
+    found = choose(image, ("pyxis", *ALL), launcher="srun", runtime=runtime)
+    assert found.image == expected.format(here=tmp_path)
+
+
+def test_mounts_of_the_user(choose: Callable[..., Container], tmp_path: Path) -> None:
+    found = choose("image.sif", mounts=["sandbox", "/usr:/mnt", "/usr:/data:ro"]).mounts
+    assert found == (f"{tmp_path}/sandbox:{tmp_path}/sandbox", "/usr:/mnt", "/usr:/data:ro")
+
+
+@pytest.mark.parametrize(
+    ("image", "here", "runtime", "mounts", "message"),
+    [
+        (
+            REGISTRY,
+            ALL,
+            "docker",
+            (),
+            "--container-runtime docker: unknown .expected one of pyxis, podman-hpc",
+        ),
+        (REGISTRY, (), "shifter", (), "shifter: command shifter not found in PATH. Fix: load its module"),
+        (REGISTRY, ALL, "pyxis", (), "pyxis: srun has no option --container-image"),
+        (
+            "image.sif",
+            ALL[:2],
+            "",
+            (),
+            "image.sif: no container runtime found .expected one of apptainer, sing",
+        ),
+        (
+            REGISTRY,
+            (),
+            "",
+            (),
+            "no container runtime found .expected one of pyxis, podman-hpc, shifter, appt",
+        ),
+        ("gone.sif", ALL, "", (), "--container gone.sif: no such file .expected an image file, or the name"),
+        ("./gone", ALL, "", (), "--container ./gone: no such file"),
+        ("image.sif", ALL, "shifter", (), "shifter does not run such images .expected the name of an image"),
+        ("oras://r/i", ("pyxis",), "pyxis", (), "pyxis does not run such .expected a file .sqsh, a file .sq"),
+        (
+            "image.sif",
+            ALL,
+            "",
+            ("/gone:/mnt",),
+            "--container-mount /gone:/mnt: /gone does not exist .expected",
+        ),
+        (
+            "image.sif",
+            ALL,
+            "",
+            ("/usr:mnt",),
+            "--container-mount /usr:mnt: can't be mounted .expected SOURCE",
+        ),
+        ("image.sif", ALL, "", ("/usr:/a,b",), "can't be mounted"),
+        ("image.sif", ALL, "", ("/usr:/a:ro:x",), "can't be mounted"),
+        ("image.sif", ALL, "", ("",), "can't be mounted"),
+    ],
+)
+def test_refused(
+    choose: Callable[..., Container],
+    image: str,
+    here: Sequence[str],
+    runtime: str,
+    mounts: Sequence[str],
+    message: str,
+) -> None:
+    with pytest.raises(InputError, match=message.replace("such .exp", "such images .exp")) as caught:
+        choose(image, here, launcher="srun", runtime=runtime, mounts=mounts)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_pyxis_needs_srun(choose: Callable[..., Container]) -> None:
+    with pytest.raises(LauncherError, match="pyxis: the ranks are not started by srun"):
+        choose(REGISTRY, ("pyxis",), launcher="mpirun", runtime="pyxis")
