@@ -41,7 +41,8 @@ LAUNCH_OPTIONS = (
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
-                 help="Let the batch system run the job again, N times at most, after exit code 75 (a checkpoint) or a lost node."),
+                 help="Let the batch system run the job again, N times at most, after exit code 75 (a checkpoint) or a lost "
+                 "node."),
     click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
