@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND
+from support.jobs.clusters import COMMAND, TELL, cpu_seconds, facts, gone, ranks_of, scratch_of
 from support.jobs.mpi import Mpi
 
 HEAD = """
@@ -73,3 +76,150 @@ def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
         done = mpirun.run(program, 2, timeout=30).check(3)
         assert done.stdout == "the report\n"
         assert "and why\n" in done.stderr
+
+
+# -- whatever is killed, nothing of the job stays: no process, and no scratch where there is somebody left to remove it
+
+
+SCRIPT = (
+    TELL
+    + """
+import time
+from dask_gpu_mpi import initialize
+from distributed import Client
+initialize()
+client = Client()
+busy = client.map(time.sleep, [600] * 4, pure=False)
+tell(up=True)
+time.sleep(600)
+"""
+)
+
+
+@pytest.mark.quick(victim="other rank", worker_class="auto")
+@pytest.mark.parametrize(
+    ("victim", "worker_class"),
+    [
+        *[(victim, "auto") for victim in ("launcher", "client rank", "other rank")],
+        # whose agents die at once with their ranks
+        pytest.param("other rank", "distributed.Worker", marks=pytest.mark.one_mpi),
+    ],
+)
+def test_sigkill(mpirun: Mpi, victim: str, worker_class: str) -> None:
+    job = mpirun.start(SCRIPT, 2, env={"DASK_GPU_MPI__WORKER_CLASS": worker_class})
+    job.wait_for("FACTS")
+    assert len(scratch_of(job)) == 2
+    ranks = ranks_of(job)
+    assert list(ranks) == [0, 1]
+    if victim == "launcher":
+        job.launcher.kill()
+    else:
+        os.kill(ranks[0 if victim == "client rank" else 1], signal.SIGKILL)
+    assert gone(job, 10), job.processes()
+    assert job.wait(10).rc != 0
+    assert scratch_of(job) == []
+
+
+# -- what workers have spilled, at the end of a job
+
+
+#: A slow file system: every removal of what `SPILL` writes takes its time.
+SLOW = """
+import os, time
+
+def slowly(unlink):
+    def wrapped(path, *args, **kwargs):
+        if "spilled-" in str(path):
+            time.sleep(0.05)
+        return unlink(path, *args, **kwargs)
+    return wrapped
+
+os.unlink = os.remove = slowly(os.unlink)
+"""
+#: Removing them takes 20 s for each worker.
+SPILL = """
+import os
+from distributed import Client
+
+def spill(dask_worker):
+    for i in range(400):
+        open(os.path.join(dask_worker.local_directory, f"spilled-{i}"), "w").close()
+
+client = Client()
+client.run(spill)
+"""
+
+
+def test_a_removal_that_takes_too_long_is_cut_short(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    script = tmp_path / "script.py"
+    script.write_text(SPILL)
+    program = [*COMMAND, "--shutdown-timeout", "1", str(script)]
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    # whose directories are removed by a process of the worker and by the nanny, and by the agent itself
+    classes = [{"DASK_GPU_MPI__WORKER_CLASS": f"distributed.{name}"} for name in ("Nanny", "Worker")]
+    job = mpirun.start(program, 2, env=env, per_rank_env=classes)
+    done = job.wait(60).check()
+    assert "did not answer" not in done.output
+    assert "Traceback" not in done.output
+    for rank in (0, 1):
+        assert done.stderr.count(f"warning: rank {rank} on ") == 1, done.stderr
+    assert done.stderr.count("could not remove all of ") == len(scratch_of(job)) == 2
+
+
+# -- ranks that wait leave the cores to others
+
+
+WAITS = (
+    TELL
+    + """
+import time
+from dask_gpu_mpi import initialize
+initialize(worker_class="distributed.Nanny")
+tell(up=True)
+go_on = os.path.join(os.environ["TMPDIR"], "go-on")
+while not os.path.exists(go_on):
+    time.sleep(0.5)
+"""
+)
+SECONDS, SHARE = 4.0, 0.02
+
+
+def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
+    job = mpirun.start(WAITS, 4)
+    job.wait_for("FACTS")
+    ranks = ranks_of(job)
+    assert list(ranks) == [0, 1, 2, 3]
+    shares: dict[int, float] = {}
+    for _ in range(2):  # a count of CPU time, not of time; but the first look may see the end of the start
+        before, start = {rank: cpu_seconds(pid) for rank, pid in ranks.items()}, time.monotonic()
+        time.sleep(SECONDS)
+        elapsed = time.monotonic() - start
+        shares = {rank: (cpu_seconds(pid) - before[rank]) / elapsed for rank, pid in ranks.items()}
+        if max(shares.values()) < SHARE:
+            break
+    (job.directory / "go-on").touch()
+    job.wait(30).check(0)
+    assert max(shares.values()) < SHARE, shares
+
+
+WATCHED = (
+    TELL
+    + """
+from distributed import Client
+from dask_gpu_mpi import initialize
+initialize(cpu_workers=1)
+with Client() as client:
+    look = lambda dask_worker: sorted(dask_worker.periodic_callbacks)
+    tell(nannies=list(client.run(look, nanny=True).values()), workers=list(client.run(look).values()))
+"""
+)
+
+
+def test_nannies_do_not_measure_the_event_loop_that_they_share(mpirun: Mpi) -> None:
+    told = facts(mpirun.run(WATCHED, 1, timeout=60).check())
+    assert len(told["nannies"]) == len(told["workers"]) == 2
+    for callbacks in told["nannies"]:
+        assert {"tick", "ticks"}.isdisjoint(callbacks)
+        assert "memory_monitor" in callbacks
+    assert all("tick" in callbacks for callbacks in told["workers"]), told["workers"]

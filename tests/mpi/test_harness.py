@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
-from support.jobs.mpi import MARK, JobTimeout, LeakedProcesses, Mpi
+from support.jobs.mpi import JobTimeout, LeakedProcesses, Mpi
 
 WHO = """
     import os
@@ -29,24 +28,12 @@ SLEEPS = "import time; print('asleep', flush=True); time.sleep(600)"
 
 
 @pytest.mark.quick
-def test_environment_for_each_rank(mpirun: Mpi) -> None:
+def test_environment_for_each_rank(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_PROBE", "foreign")  # which stays out
     colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
     done = mpirun.run(WHO, 3, per_rank_env=colours).check()
     assert done.stdout.startswith("3 [(0, 'red', None), (1, 'green', None), (2, 'blue', None)] ")
     assert done.stdout.strip().endswith({"openmpi": "Open MPI", "mpich": "MPICH"}[mpirun.name])
-
-
-def test_foreign_configuration_stays_out(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DASK_PROBE", "foreign")
-    assert "foreign" not in mpirun.run(WHO, 1).check().stdout
-
-
-def test_exit_code_and_output(mpirun: Mpi) -> None:
-    program = "import sys; print('to out'); print('to err', file=sys.stderr); sys.exit(7)"
-    done = mpirun.run(program, 2)
-    assert done.rc == 7
-    assert "to out" in done.stdout
-    assert "to err" in done.stderr
 
 
 @pytest.mark.quick("mpich")
@@ -70,14 +57,6 @@ def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
     with pytest.raises(LeakedProcesses, match="sleep 600"):
         job.wait(grace=0.1)
     assert not job.processes()
-
-
-def test_jobs_end_with_the_test(mpirun: Mpi) -> None:
-    job = mpirun.start(SLEEPS, 2)
-    job.wait_for("asleep")
-    mpirun.close()
-    assert not job.processes()
-    assert not job.directory.exists()
 
 
 def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
@@ -107,12 +86,3 @@ def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
     finally:
         watcher.close()
         subprocess.run(["rm", "-rf", directory], check=True)
-
-
-def test_processes_are_told_by_the_mark(mpirun: Mpi) -> None:
-    job = mpirun.start(SLEEPS, 2)
-    job.wait_for(BOTH_ASLEEP)
-    found = job.processes(r"script\.py")
-    assert os.getpid() not in found
-    assert len(job.processes(r"^\S*python\S* \S*script\.py$")) == 2
-    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found), found

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import gzip
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, until, without_mpi
+from support.jobs.clusters import COMMAND, TELL, facts, until, without_mpi
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
 KEY = b"PRIVATE KEY"
 
-SCRIPT = script("mpi/scripts/leaves_secrets.py")
+LEAVES_SECRETS = script("mpi/scripts/leaves_secrets.py")
 
 
 def has_key(path: Path) -> bool:
@@ -34,7 +42,7 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     }
     argv = [part for option in options.items() for part in option]
     job = mpirun.start([*COMMAND, "--worker-class", "distributed.Nanny", *argv, "script.py"], 2)
-    (job.directory / "script.py").write_text(SCRIPT)
+    (job.directory / "script.py").write_text(LEAVES_SECRETS)
     job.wait_for("done")
     for pid in (*job.processes(), *without_mpi(job)):
         for name in ("cmdline", "environ"):
@@ -54,3 +62,123 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     left = [path.name for path in job.directory.rglob("*") if path.is_file() and has_key(path)]
     assert left == ["script.py"]
     assert (job.directory / "report.html").exists()
+
+
+# -- what who sees the network reads in MPI's messages: not the private key of the job, and mpi4py pickles nothing
+
+
+#: All that goes from rank to rank goes over TCP, and with that over the loopback interface.
+OVER_TCP = {
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "MPIR_CVAR_NOLOCAL": "1",
+    "UCX_TLS": "tcp,self",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": "lo",
+}
+SNIFFED = (
+    TELL
+    + """
+from mpi4py import MPI
+from dask_gpu_mpi import initialize
+
+def refuse(*_):
+    raise AssertionError("pickled")
+
+MPI.pickle.__init__(refuse, refuse)
+MARK = "marks what goes from rank to rank in clear"
+if MPI.COMM_WORLD.rank == 0:
+    MPI.COMM_WORLD.Send([MARK.encode(), MPI.BYTE], dest=1)
+elif MPI.COMM_WORLD.rank == 1:
+    MPI.COMM_WORLD.Recv([bytearray(len(MARK)), MPI.BYTE], source=0)
+session = initialize(worker_class="distributed.Nanny", interface="lo", client_rank=1)
+import dask
+with session.client() as client:
+    answer = client.submit(lambda: 6 * 7).result()
+tell(answer=answer, rank=MPI.COMM_WORLD.rank, key=dask.config.get("distributed.comm.tls.client")["key"])
+"""
+)
+
+
+@contextmanager
+def sniffer() -> Iterator[bytearray]:
+    """All that goes over the loopback interface meanwhile; whole once it is left."""
+    heard = bytearray()
+    over = threading.Event()
+    every = socket.htons(0x0003)  # ETH_P_ALL, packet(7)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, every) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        raw.bind(("lo", 0))
+        raw.settimeout(0.1)
+
+        def listen() -> None:
+            while True:
+                try:
+                    heard.extend(raw.recv(1 << 17))
+                except TimeoutError:
+                    if over.is_set():
+                        return
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.mark.quick
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may open a packet socket")
+def test_private_key_is_not_on_the_network(mpirun: Mpi) -> None:
+    with sniffer() as heard:
+        done = mpirun.run(SNIFFED, 2, env=OVER_TCP, timeout=60).check(0)
+    told = facts(done)
+    assert (told["answer"], told["rank"]) == (42, 1)
+    if b"marks what goes from rank to rank in clear" not in heard:
+        assert mpirun.name != "openmpi"
+        pytest.skip("this MPI library sends nothing over the loopback interface")
+    lines = told["key"].split("\n")
+    body = [line for line in lines if line and "-----" not in line]
+    assert len(body) >= 2  # of PEM
+    der = base64.b64decode("".join(body))
+    assert [line for line in body if line.encode() in heard] == []
+    assert b"PRIVATE KEY" not in heard
+    assert der not in heard
+    assert der[36:68] not in heard  # the number itself, in PKCS #8 of P-256
+
+
+# -- a job among strangers: connections that are half opened, at every port of Dask's, in processes with few descriptors
+
+
+#: Descriptors of each process, and connections to each port.
+LIMIT, STRANGERS = 192, 150
+
+HALF_OPEN = script("mpi/scripts/half_open.py")
+
+
+@pytest.mark.quick("mpich")
+def test_half_open_connections(mpirun: Mpi) -> None:
+    # as a shell's user has it: a soft limit below the hard one
+    shell = f'ulimit -Sn {LIMIT - 64}; ulimit -Hn {LIMIT}; exec "$0" -c "$1"'
+    job = mpirun.start(["sh", "-c", shell, sys.executable, HALF_OPEN], 2)
+    job.wait_for("so_far")
+    told = facts(job)
+    assert told["limits"] == [[LIMIT, LIMIT]] * 3
+    assert len(set(told["places"])) == 5
+    with contextlib.ExitStack() as strangers:
+        for _ in range(STRANGERS):
+            for place in told["places"]:
+                host, _, port = place.partition("://")[2].rpartition(":")
+                strangers.enter_context(socket.create_connection((host, int(port)), 10))
+        count = facts(job)["so_far"]
+        until(lambda: facts(job)["so_far"] > count + 6, 30, "work and new clients among the strangers")
+        (job.directory / "go-on").touch()
+        done = job.wait(30).check(0)
+    assert facts(done)["sums"] == [210]
+    assert "Traceback" not in done.stderr
+    assert "too many connections" in done.stderr
+    # of each of the five processes two lines a minute at most, beside what the job itself says
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("dask_gpu_mpi: ")]
+    assert 1 <= len(lines) <= 20, done.stderr

@@ -25,8 +25,8 @@ from support.mocks.snapshots import made_up
 )
 def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
     with browser() as chromium:
+        path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
         tabs = {tab.title: tab for tab in chromium.open(path, dark=dark)}
         assert chromium.style("backgroundColor") == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
     assert tuple(tabs) == TITLES
