@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,17 @@ def links_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
         monkeypatch.setattr(files, "is_ours", lambda status: not stat.S_ISLNK(status.st_mode))
 
     return call
+
+
+@pytest.fixture
+def dask_config() -> Iterator[None]:
+    """Dask's configuration, its defaults and its paths are afterwards what they were."""
+    import dask
+
+    lists = [(each, list(each)) for each in (dask.config.defaults, dask.config.paths)]
+    config = copy.deepcopy(dask.config.config)
+    yield
+    dask.config.config.clear()
+    dask.config.config.update(config)
+    for each, before in lists:
+        each[:] = before

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.jobs.processes import run_python
 from support.jobs.scripts import script
 from support.mocks.gpus import (
     GIB,
@@ -31,10 +32,9 @@ THIS_HOST = os.uname().nodename
 LOOK = script("pure/scripts/asks_nvml.py")
 
 
-def run(script: str, environ: dict[str, str], *, timeout: float = 30) -> tuple[str, str]:
+def run(script: str, environ: dict[str, str]) -> tuple[str, str]:
     """Run a Python script in a process of its own: standard output and standard error."""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout)
+    done = run_python(script, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
 from dask_gpu_mpi.mpi.launcher_check import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
+from support.jobs.processes import run_python
 from support.mocks.gpus import compile_library
 
 pytestmark = pytest.mark.skipif(
@@ -73,9 +73,7 @@ def test_it_ends(how: str, thread: str, comes_up: bool, tmp_path: Path) -> None:
         (tmp_path / "cuda.c").write_text(SLOW_CUDA)
         compile_library(tmp_path / "cuda.c", tmp_path / "libcuda.so.1")
         environ |= {"LD_LIBRARY_PATH": str(tmp_path), "SLOW": str(tmp_path / "called")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how, thread], env=environ, capture_output=True, text=True, timeout=40
-    )
+    done = run_python(PROGRAM, how, thread, env=environ)
     pid, *words = done.stdout.split()
     if how == "release":
         assert words == ["collected"], done.stderr

@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +18,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from dask_gpu_mpi.agent import dashboard_gate
 from dask_gpu_mpi.agent.dashboard_gate import TokenGate, listen_where_routes_are
 from dask_gpu_mpi.network import listeners
+from support.jobs.processes import run_python
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
@@ -345,7 +344,7 @@ print(json.dumps(told))
 
 def test_who_listens_for_http() -> None:
     """Schedulers and workers that have routes, and no other."""
-    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, timeout=60)
+    done = run_python(CLUSTER)
     assert done.returncode == 0, done.stderr
     (of_scheduler, of_worker, link, result), closed = json.loads(done.stdout)
     assert of_scheduler["dashboard"] > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs.clusters import alive, until
+from support.jobs.processes import run_python
 
 HEAD = """
     import os, sys, tempfile
@@ -27,14 +28,10 @@ HEAD = """
 """
 
 
-def python(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
-    # `-c`, as the agent has it: nothing that children would import again as their main module
-    words = [sys.executable, "-c", code, str(tmp_path)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-
-
 def run(tmp_path: Path, text: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    return python(tmp_path, textwrap.dedent(before) + textwrap.dedent(HEAD) + textwrap.dedent(text))
+    # `-c`, as the agent has it: nothing that children would import again as their main module
+    code = textwrap.dedent(before) + textwrap.dedent(HEAD) + textwrap.dedent(text)
+    return run_python(code, str(tmp_path), cwd=tmp_path)
 
 
 def test_children_have_what_was_imported_and_leave_it_alone(tmp_path: Path) -> None:
@@ -222,7 +219,7 @@ def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) ->
         command = lambda owner: open(f"/proc/{owner}/cmdline").read()
         print(command(pid) == command("self"))
     """
-    done = python(tmp_path, textwrap.dedent(code))
+    done = run_python(textwrap.dedent(code), str(tmp_path))
     assert done.stdout == "True\n", done.stderr
 
 
@@ -240,7 +237,6 @@ def test_the_tracker_removes_the_scratch_of_a_process_that_is_killed(tmp_path: P
         print(os.listdir(os.path.dirname(sys.argv[1])), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    code = textwrap.dedent(code).replace("sys.argv[1]", repr(str(scratch)))
-    done = python(tmp_path, code)
+    done = run_python(textwrap.dedent(code), str(scratch))
     assert done.stdout == "['dgm']\n", done.stderr
     until(lambda: not scratch.exists(), 10)

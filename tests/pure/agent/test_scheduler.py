@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
 import os
 import socket
-import subprocess
-import sys
 import time
 import types
 import warnings
@@ -30,22 +27,19 @@ from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
+from support.jobs.processes import run_python
 
 OPTIONS = Options(protocol=Protocol.TCP, dashboard_address="127.0.0.1:0")
 SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 
 
 @pytest.fixture(autouse=True)
-def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "dask_gpu_mpi.network.listeners.guard_listeners", lambda: None
-    )  # of the whole process
-    before = copy.deepcopy(dask.config.config)
+    # of the whole process
+    monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: None)
     with warnings.catch_warnings():
         yield
-    dask.config.config.clear()
-    dask.config.config.update(before)
 
 
 def served(options: Options, *orders: Any) -> tuple[int, tuple[Any, ...]]:
@@ -255,7 +249,7 @@ for result in (0, 3, OSError()):
         scheduler.run_scheduler(result, None, None)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = run_python(program)
     assert done.stdout.split() == ["0", "3", "1"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import pickle
 import struct
@@ -128,12 +127,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    before = copy.deepcopy(dask.config.config)
+def bench(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(monkeypatch)
     yield made
-    dask.config.config.clear()
-    dask.config.config.update(before)
     for fd in (made.control_out, made.control, made.reply, made.answers.fd):
         if fd >= 0:
             os.close(fd)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.signals import Action, Signals, install, is_ours
+from support.jobs.processes import run_python
 
 HEAD = """
     import ctypes, functools, os, signal, sys, threading, time
@@ -48,8 +49,7 @@ def run(text: str) -> str:
     """What a process of its own prints."""
     code = textwrap.dedent(HEAD) + textwrap.dedent(text)
     # of a fork beside threads, from Python 3.12 on
-    quiet = ["-W", "ignore::DeprecationWarning"]
-    done = subprocess.run([sys.executable, *quiet, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python(code, env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -247,12 +247,6 @@ os._exit(0)
 """
 
 
-def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PDEATHSIG + code], capture_output=True, text=True, timeout=60, check=False
-    )
-
-
 def test_it_ends_with_its_parent() -> None:
     """Its end of the pipe to this test closes with it."""
     child = "die_with_parent(os.getppid()); print('set', flush=True); os.dup2(2, 1); time.sleep(600)"
@@ -267,8 +261,8 @@ def test_it_ends_with_its_parent() -> None:
 
 
 def test_a_parent_that_has_gone_already() -> None:
-    assert run_code("die_with_parent(os.getppid() + 1); print('lives on')").stdout == ""
-    assert run_code("die_with_parent(os.getppid() + 1)").returncode == 1
+    assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1); print('lives on')").stdout == ""
+    assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1)").returncode == 1
 
 
 def test_it_is_taken_back() -> None:
@@ -283,4 +277,4 @@ print(signal_at_the_end())
 die_with_parent(0)
 print(signal_at_the_end())
 """
-    assert run_code(ask).stdout.split() == [str(int(signal.SIGKILL)), "0"]
+    assert run_python(PDEATHSIG + ask).stdout.split() == [str(int(signal.SIGKILL)), "0"]

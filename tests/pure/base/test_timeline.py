@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline, process_start
+from support.jobs.processes import run_python
 
 
 def test_laps_leave_no_gap() -> None:
@@ -40,9 +39,7 @@ def test_a_process_began_before_it_asks() -> None:
     assert process_start() == pytest.approx(began, abs=0.1)
     code = "import time; time.sleep(0.6); from dask_gpu_mpi.base.timeline import process_start; print(process_start())"
     before = time.time()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert before - 0.05 < float(done.stdout) < before + 0.55
     timeline = Timeline("rank")
     timeline.lap("import")

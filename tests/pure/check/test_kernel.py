@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.check.kernel import run_kernels
-
-
-def environ_with(numba: str, folder: Path) -> dict[str, str]:
-    (folder / "numba").mkdir()
-    (folder / "numba" / "__init__.py").write_text(numba)
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
+from support.mocks.preflights import environ_with
 
 
 def test_no_gpu_no_kernel() -> None:
@@ -34,7 +27,7 @@ def test_no_gpu_no_kernel() -> None:
     ],
 )
 def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says: str) -> None:
-    results = run_kernels(["GPU-a", "GPU-b"], environ_with(numba, tmp_path), 60.0)
+    results = run_kernels(["GPU-a", "GPU-b"], environ_with("numba", numba, tmp_path), 60.0)
     assert [result.uuid for result in results] == ["GPU-a", "GPU-b"]
     for result in results:
         assert result.kind == kind
@@ -42,7 +35,7 @@ def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says:
 
 
 def test_an_import_that_takes_too_long(tmp_path: Path) -> None:
-    (result,) = run_kernels(["GPU-a"], environ_with("import time; time.sleep(600)", tmp_path), 0.5)
+    (result,) = run_kernels(["GPU-a"], environ_with("numba", "import time; time.sleep(600)", tmp_path), 0.5)
     assert result.kind == "slow"
     assert result.seconds >= 0.5
 
@@ -91,7 +84,7 @@ def jit(function):
     ],
 )
 def test_what_a_gpu_computes_is_checked(tmp_path: Path, action: str, kind: str, text: str) -> None:
-    environ = environ_with("", tmp_path)
+    environ = environ_with("numba", "", tmp_path)
     (tmp_path / "numba" / "cuda.py").write_text(CUDA.replace("ACTION", action))
     (result,) = run_kernels(["GPU-a"], environ | {"PMI_RANK": "0"}, 60.0)
     assert (result.uuid, result.kind, result.text) == ("GPU-a", kind, text)

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.check.ucx import UcxOrder, UcxPeer, UcxResult, UcxTrial
-
-
-def environ_with(ucxx: str, folder: Path) -> dict[str, str]:
-    (folder / "ucxx").mkdir()
-    (folder / "ucxx" / "__init__.py").write_text(ucxx)
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
+from support.mocks.preflights import environ_with
 
 
 @pytest.mark.parametrize(
@@ -31,11 +25,11 @@ def environ_with(ucxx: str, folder: Path) -> dict[str, str]:
     ],
 )
 def test_what_went_wrong_is_reported(tmp_path: Path, ucxx: str, says: str) -> None:
-    assert says in UcxTrial(UcxOrder(""), environ_with(ucxx, tmp_path), 60.0).result().error
+    assert says in UcxTrial(UcxOrder(""), environ_with("ucxx", ucxx, tmp_path), 60.0).result().error
 
 
 def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
-    trial = UcxTrial(UcxOrder(""), environ_with("import time; time.sleep(600)", tmp_path), 1.0)
+    trial = UcxTrial(UcxOrder(""), environ_with("ucxx", "import time; time.sleep(600)", tmp_path), 1.0)
     assert trial.address is None
     assert trial.result() == UcxResult("no result within 1 s")
     assert trial._child.wait(10.0) < 0
@@ -43,7 +37,7 @@ def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_that_ends_has_no_address(tmp_path: Path) -> None:
-    trial = UcxTrial(UcxOrder("", peers=1), environ_with("import os; os._exit(7)", tmp_path), 60.0)
+    trial = UcxTrial(UcxOrder("", peers=1), environ_with("ucxx", "import os; os._exit(7)", tmp_path), 60.0)
     trial.result()
     assert trial.address == b""
     trial.introduce(UcxPeer("h2", b"there"))  # to nobody

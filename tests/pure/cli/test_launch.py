@@ -1,4 +1,4 @@
-"""The command `launch`; what it decides: tests/pure/launch, its jobs: tests/mpi/test_launch.py."""
+"""The command `launch`; what it decides: tests/pure/sites, its jobs: tests/mpi/test_launch.py."""
 
 from __future__ import annotations
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gc
 import json
 import os
 import stat
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
 
 from dask_gpu_mpi.job import child_processes as module
@@ -29,6 +26,7 @@ from dask_gpu_mpi.job.child_processes import (
 )
 from dask_gpu_mpi.network.credentials import make_credentials
 from support import ROOT
+from support.jobs.processes import run_python
 
 WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -39,9 +37,7 @@ def refused_child(**environ: str) -> str:
         "from dask_gpu_mpi.job.child_processes import refuse_children\n"
         "try:\n    refuse_children()\nexcept ValueError as error:\n    print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
-    )
+    done = run_python(code, env=os.environ | environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,8 +56,7 @@ def test_children_of_a_cluster_until_it_is_over() -> None:
     before, execs = dict(os.environ), (os.execv, os.execve)
     children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
     code = "import dask; print(dask.config.get('scheduler-address', None))"
-    line = [sys.executable, "-c", code]
-    assert subprocess.run(line, capture_output=True, timeout=60).stdout == b"tls://h:1\n"
+    assert run_python(code).stdout == "tls://h:1\n"
     assert os.execv is not execs[0]
     children.release()
     children.release()
@@ -97,28 +92,20 @@ KEY = SETTINGS["distributed.comm.tls.client"]["key"]
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _as_before(dask_config: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No configuration of whoever runs the tests, and none of theirs is left."""
     for name in environ():
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    lists = [(each, list(each)) for each in (dask.config.defaults, dask.config.paths)]
-    config = copy.deepcopy(dask.config.config)
     yield
     for name in environ():
         del os.environ[name]
-    dask.config.config.clear()
-    dask.config.config.update(config)
-    for each, before in lists:
-        each[:] = before
 
 
 def child(code: str = ASK, **environ: str) -> Any:
     """What a child of this process prints, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
-    )
+    done = run_python(code, env=os.environ | environ)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -274,10 +261,7 @@ def test_a_refresh_does_not_bring_it_back() -> None:
         FORGET.replace("FIRST", "import dask")
         + "\ndask.config.refresh()\nprint(dask.config.get('scheduler-address', None))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "None"
+    assert run_python(code).stdout.splitlines()[-1] == "None"
     file.close()
 
 
@@ -314,13 +298,7 @@ PYTHON = sys.executable
 
 def run_script(body: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """A script; `before`: what happens before the cluster is there."""
-    return subprocess.run(
-        [sys.executable, "-c", "import os\n" + before + HEAD + textwrap.dedent(body)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_python("import os\n" + before + HEAD + textwrap.dedent(body))
 
 
 @pytest.mark.parametrize(
@@ -407,12 +385,8 @@ def test_the_program_ends_with_a_script_that_is_killed() -> None:
     read, write = os.pipe()
     code = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
     # close_fds is for what is opened: standard output stays, and has its end of file when both have ended
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + f"os.execv(PYTHON, ['x', '-c', {code!r}])"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=write,
-        timeout=60,
-    )
+    code = HEAD + f"os.execv(PYTHON, ['x', '-c', {code!r}])"
+    done = run_python(code, stdout=write, capture_output=False)
     os.close(write)
     assert done.returncode == -9
     assert os.read(read, 1) == b""  # waits for the end of the child

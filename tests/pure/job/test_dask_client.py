@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,13 +119,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    config, defaults = copy.deepcopy(dask.config.config), list(dask.config.defaults)
-    yield
-    dask.config.config.clear()
-    dask.config.config.update(config)
-    dask.config.defaults[:] = defaults
+pytestmark = pytest.mark.usefixtures("dask_config")
 
 
 def test_taken_back() -> None:

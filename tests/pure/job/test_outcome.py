@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error, outcome_of_signal
+from support.jobs.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,7 @@ atexit.register(lambda: print("code", outcome.code_of_exit()))
 )
 def test_code_of_the_exit_that_ends_the_script(script: str, code: int | None) -> None:
     """It is known when Python ends, though Python keeps nothing of it; and one that the script has caught does not count."""
-    words = [sys.executable, "-c", INSTALLED + script]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    done = run_python(INSTALLED + script)
     assert done.stdout.splitlines()[-1] == f"code {code}"
     assert "outcome.py" not in done.stderr
 

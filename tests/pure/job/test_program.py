@@ -17,6 +17,7 @@ from dask_gpu_mpi.job import program as module
 from dask_gpu_mpi.job.program import Program, ProgramKind
 from dask_gpu_mpi.sites.command import START
 from support import ROOT
+from support.jobs.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ run_script(program)
 def test_exit_codes(tmp_path: Path, text: str, code: int) -> None:
     script = tmp_path / "my script.py"
     script.write_text(text)
-    assert subprocess.run([sys.executable, "-c", RUN, str(script)], timeout=60).returncode == code
+    assert run_python(RUN, str(script)).returncode == code
 
 
 #: What a script sees of itself: nothing of it may depend on who runs it.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs.clusters import alive, until
+from support.jobs.processes import run_python
 from support.mocks.gpus import (
     GIB,
     SimHost,
@@ -72,8 +73,7 @@ int nvmlInitWithFlags(unsigned flags) { close(open(getenv("CALLED"), O_CREAT | O
 
 
 def look(environ: dict[str, str], *how: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, *(how or ("20",))]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return run_python(PROGRAM, *(how or ("20",)), env=environ)
 
 
 def broken(tmp_path: Path, what: str) -> dict[str, str]:

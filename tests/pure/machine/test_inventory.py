@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
 from dask_gpu_mpi.machine.nvidia import list_gpus
 from support import ROOT
+from support.jobs.processes import run_python
 from support.mocks.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
 
 
@@ -87,8 +87,4 @@ def test_nothing_heavy_is_imported() -> None:
         "import sys, dask_gpu_mpi.plan.planner, dask_gpu_mpi.plan.synthetic; "
         "print([m for m in ('dask', 'distributed', 'mpi4py', 'pynvml', 'numpy') if m in sys.modules])"
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=environ
-    )
-    assert found.stdout == b"[]\n"
+    assert run_python(code, env={**os.environ, "PYTHONPATH": str(ROOT)}).stdout == "[]\n"

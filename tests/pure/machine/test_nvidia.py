@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from dask_gpu_mpi.machine.nvidia import (
     parse_visible,
     sees_none,
 )
+from support.jobs.processes import run_python
 from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
 from support.mocks.pynvml import (
     FUNCTION_NOT_FOUND,
@@ -262,9 +262,7 @@ def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
     libdir = compile_cuda(tmp_path / "lib")
     environ = {**os.environ, "LD_LIBRARY_PATH": str(libdir), "EMULATED_CUDA": "4", LOG_VARIABLE: str(log)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run(
-        [sys.executable, "-c", STAGES], env=environ, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(STAGES, env=environ)
     one, three = (
         f"device {n}, GPU-{f'{n:02x}' * 4}-{'-'.join([f'{n:02x}' * 2] * 3)}-{f'{n:02x}' * 6}" for n in (1, 3)
     )

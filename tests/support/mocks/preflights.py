@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
@@ -28,6 +30,7 @@ __all__ = [
     "VERSIONS",
     "MockMailbox",
     "bad",
+    "environ_with",
     "evidence",
     "gpu",
     "nodes",
@@ -182,3 +185,11 @@ def reaching(**reaches: Reach) -> Evidence:
         rank: replace(test, reach=reaches.get(f"r{rank}", test.reach)) for rank, test in good.tests.items()
     }
     return replace(good, tests=tests)
+
+
+def environ_with(package: str, text: str, folder: Path) -> dict[str, str]:
+    """An environment in which this package is a mock with this text."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text(text)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
