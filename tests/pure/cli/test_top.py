@@ -22,7 +22,7 @@ def refused(*arguments: str, rc: int) -> str:
 
 
 def test_no_cluster() -> None:
-    assert "no cluster is known here" in refused("--once", rc=2)
+    assert "no cluster found" in refused("--once", rc=2)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

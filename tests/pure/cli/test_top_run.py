@@ -79,7 +79,7 @@ def test_a_file_of_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_none() -> None:
-    with pytest.raises(InputError, match="no cluster is known here"):
+    with pytest.raises(InputError, match="no cluster found"):
         find_cluster(None)
 
 
