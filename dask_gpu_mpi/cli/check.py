@@ -1,4 +1,4 @@
-"""The command ``check``; what it does is in `dask_gpu_mpi.check.run`."""
+"""The options of the command ``check``, which is in `dask_gpu_mpi.check.run`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def check(
 ) -> None:
     """Check whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
 
-    Give it the arguments that the job will have after `run`: options count where they change what there is to check, SCRIPT is
-    ignored. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
+    Give it the arguments that the job will have after `run`. SCRIPT is ignored. Ends within 20 seconds, with code 1 if
+    something is wrong (red), else 0.
     """
     from dask_gpu_mpi.check.report import as_data, display
     from dask_gpu_mpi.check.run import run_check

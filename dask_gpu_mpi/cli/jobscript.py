@@ -1,4 +1,4 @@
-"""Job scripts from Python and by the command ``jobscript``: what a job is to request, from the user and Dask's configuration."""
+"""Job scripts, from Python and by the command ``jobscript``: the request of a job, from the user and Dask's configuration."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = ["JOB_OPTIONS", "job_script", "jobscript", "request", "submit"]
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
 _EXPRESSION = r"[A-Za-z0-9_.,@+:&|*()\[\]^-]+"
-#: Ranks, or GPUs, of the largest job that is planned: more than any machine has, and planned in seconds.
+#: Ranks, or GPUs, of the largest job that is planned. No machine has more, and the plan takes seconds.
 _LARGEST = 100_000
-#: Seconds that a walltime of four digits of hours can't have.
+#: Seconds of the first walltime whose hours have five digits.
 _LONGEST = 10_000 * 3600
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
-#: Ends of names that job scripts have, and logs have not.
+#: Endings of job scripts, which a log does not have.
 _SCRIPTS = (".sbatch", ".slurm", ".pbs", ".bsub", ".sh", ".bash", ".job")
 
 # fmt: off
@@ -52,7 +52,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
     Option("int", "ranks_per_node", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("int", "cpus_per_node", None, "Cores of each node; PBS has to know them, and --shared.", ("--cpus-per-node",),
+    Option("int", "cpus_per_node", None, "Cores of each node; required by PBS and --shared.", ("--cpus-per-node",),
            minimum=1),
     Option("str", "memory_per_node", None, "Memory of each node, such as 64G. Default: all; with --shared the site's default.",
            ("--memory-per-node", "--mem"), pattern=r"(?i:[1-9][0-9]{0,11} ?[KMGT]i?B?)", expected="a size such as 64G"),
@@ -92,8 +92,8 @@ def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **o
     program : str, path or sequence of str
         The script; or a command line of ``dask-gpu-mpi launch``: options, the script and its arguments.
     **options
-        What the job requests: `nodes`, `gpus_per_node` and `time` are needed, unless section ``gpu-mpi.jobscript`` of Dask's
-        configuration has them. All others of ``dask-gpu-mpi jobscript --help-all`` may be given as well, such as `account`,
+        The job's request. `nodes`, `gpus_per_node` and `time` are required, unless section ``gpu-mpi.jobscript`` of Dask's
+        configuration has them. All other options of ``dask-gpu-mpi jobscript --help-all`` are possible, such as `account`,
         `queue`, `qos`, `shared`, `setup`, and lists of `modules` and `directives`.
 
     Returns
@@ -104,7 +104,7 @@ def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **o
     Raises
     ------
     InputError
-        An option is missing, unknown or wrong, the script does not exist, or GPUs of the job would have no worker.
+        An option is missing, unknown or wrong. Or the script does not exist, or GPUs of the job would have no worker.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def submit(system: str, program: str | os.PathLike[str] | Sequence[str], **optio
     Parameters
     ----------
     system, program, **options
-        As of `job_script`.
+        Those of `job_script`.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def submit(system: str, program: str | os.PathLike[str] | Sequence[str], **optio
     Raises
     ------
     InputError
-        As of `job_script`; or there is no such batch system here, or it refuses the job.
+        As `job_script` does. Or the batch system is not installed here, or it refuses the job.
 
     Examples
     --------
@@ -158,10 +158,10 @@ def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list
 
 
 class _Jobscript(HelpCommand):
-    """A command that knows the short options of each batch system, and which options belong to `launch`."""
+    """A command with the short options of each batch system, and a message for options that belong to `launch`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Click's, with another message for an option of `launch` that stands before ``--``."""
+        """Parse as Click does, with another message for an option of `launch` before ``--``."""
         system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
         end = args.index("--") if "--" in args else len(args)
         args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
@@ -222,26 +222,7 @@ def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: 
 def request(
     system: str, program: Sequence[str], given: Mapping[str, Any], source: Source = "command line"
 ) -> JobRequest:
-    """Merge the user's values and the configuration, and check that the job can be planned.
-
-    Parameters
-    ----------
-    system : str
-        A name in `SCRIPTED`.
-    program : sequence of str
-        The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
-    given : mapping
-        Values by option name; None or empty: not set.
-    source : {"command line", "keyword"}
-        Whether these are texts of a command line.
-
-    Raises
-    ------
-    OptionError
-        An option is missing, unknown or of the wrong form.
-    InputError
-        GPUs of the job would have no worker, or the program does not exist, or its options can't be used.
-    """
+    """The request of a job, from the user's values by option name and the configuration; InputError if it can't be planned."""
     if system not in SCRIPTED:
         raise OptionError(
             f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
@@ -284,8 +265,7 @@ def request(
         values["memory_per_node"] = _bytes(memory)
     if values.get("shared") and "cpus_per_node" not in values:
         raise OptionError(
-            f"{_origin('shared', source)}: {batch.title} has to know the cores of the job",
-            fix="--cpus-per-node",
+            f"{_origin('shared', source)}: the cores of the job are missing", fix="add --cpus-per-node"
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
     if (log := words.get("output", "")).endswith(_SCRIPTS):
@@ -306,7 +286,7 @@ def _texts(value: Any) -> Sequence[Any]:
 
 
 def _origin(name: str, source: Source) -> str:
-    """What messages call an option that the user has set, or has not."""
+    """The name of an option in messages."""
     if source == "keyword":
         return f"keyword {name}"
     return f"command line: {(JOB_OPTIONS.get(name) or _LISTS[name]).flags[0].partition('/')[0]}"
@@ -350,7 +330,7 @@ def _configured() -> dict[str, Any]:
 
 
 def _check_program(job: JobRequest) -> None:
-    """Find the script and plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
+    """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
     from dask_gpu_mpi.job.program import Program
     from dask_gpu_mpi.plan.planner import make_plan
     from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job

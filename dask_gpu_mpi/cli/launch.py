@@ -1,4 +1,4 @@
-"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.sites`."""
+"""The options of the command ``launch``, which is in `dask_gpu_mpi.sites`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASK_TIMEOUT = 20.0
 
 
 # fmt: off
-#: What `launch` has beside the options of `run`.
+#: The options of `launch` that `run` does not have.
 LAUNCH_OPTIONS = (
     click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), metavar="N",
                  help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
@@ -41,8 +41,7 @@ LAUNCH_OPTIONS = (
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
-                 help="Let the batch system run the job again, N times at most, after exit code 75 (a checkpoint) or a lost "
-                 "node."),
+                 help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
     click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
@@ -106,11 +105,11 @@ def launch(
     """Start MPI ranks and run SCRIPT on the cluster that they become.
 
     In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
-    script's exit code. `launch check` and `launch plan` look at the allocation and start no cluster.
+    script's exit code. `launch check` and `launch plan` inspect the allocation and start no cluster.
     """
     from dask_gpu_mpi.sites.command import Request
 
-    # Where it is inherited as ignored, all exit codes would be 0.
+    # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         command, program = split_command(program)
@@ -118,7 +117,7 @@ def launch(
         if preflight and command == "run" and not program:
             options = read_texts(given)
             if options.scheduler and options.scheduler_file is None:
-                # no client could find the cluster, which would run until the walltime
+                # without a client, the cluster would run until the walltime
                 command, preflight = "check", False
         environ = dict(os.environ)
         where = _allocation(environ, ranks, ranks_per_node, hosts)
@@ -149,7 +148,7 @@ def launch(
 
 
 def split_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """What the ranks are to do, and its arguments: `launch plan` and `launch check` look at the allocation, all else is a script.
+    """The command of the ranks, and its arguments: ``plan`` and ``check`` are commands, unless there is such a script.
 
     >>> split_command(("plan", "--json")), split_command(("analysis.py", "plan"))
     (('plan', ('--json',)), ('run', ('analysis.py', 'plan')))
@@ -187,7 +186,7 @@ def _allocation(
     return find_allocation(
         environ,
         ranks=ranks,
-        # what --hosts says of each node is as much the user's
+        # --hosts has the ranks of each node already
         ranks_per_node=None if named else ranks_per_node,
         hosts=named,
         read=_read,
@@ -271,17 +270,17 @@ def _launch(
     )
     if dry_run:
         text = as_text(commands, str(where), f"{library.name}: {starter.kind}")
-        click.echo(os.fsencode(text))  # names of files may be no text
+        click.echo(os.fsencode(text))  # names of files may not be UTF-8
         return 0
     if restarts is None:
         return run_launch(commands, environ)
-    # With 0 restarts as well: a batch system that requeues by the exit code must not do so then.
+    # even for 0 restarts: a batch system that requeues by the exit code must not do it
     job = Requeue(where, restarts, where.batch.job_script(), commands.logs)
     return run_launch(commands, environ, lambda: where.batch.requeue(job, environ, run_command))
 
 
 def _is_here(path: str) -> bool:
-    """Whether it is another name of the working directory, which the script's arguments may have (a symbolic link)."""
+    """Whether a path is the working directory, perhaps by a symbolic link that the script's arguments contain as well."""
     try:
         return os.path.isabs(path) and os.path.samefile(path, ".")
     except OSError:

@@ -1,4 +1,4 @@
-"""The command ``top``: it finds the cluster, and prints it once or shows it live, on a terminal that is left as it was found."""
+"""The command ``top``: it finds the cluster, and prints it once or shows it live. It leaves the terminal as it was."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Source(Protocol):
     """The origin of samples, a `Link`."""
 
     async def sample(self) -> Snapshot:
-        """The cluster now; NoAnswerError: it does not answer, but may do so again."""
+        """The cluster now; NoAnswerError if it does not respond at the moment."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 def check_terminal() -> None:
-    """Raise an InputError if there is no terminal to draw on and to read keys from."""
+    """Raise an InputError if there is no terminal for the view and its keys."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise InputError(
             "top: standard input and output are not a terminal",
@@ -64,7 +64,7 @@ class Terminal:
         self._live: Live | None = None
 
     def enter(self) -> None:
-        """Take the terminal."""
+        """Switch to the alternate screen."""
         if self._before is not None:
             return
         self._before = termios.tcgetattr(self._fd)
@@ -79,7 +79,7 @@ class Terminal:
         self._live.start()
 
     def leave(self) -> None:
-        """Restore it; a terminal that is gone is not an error."""
+        """Restore the terminal; it may be gone."""
         live, self._live = self._live, None
         before, self._before = self._before, None
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ class Terminal:
                 termios.tcsetattr(self._fd, termios.TCSANOW, before)
 
     def draw(self, renderable: RenderableType) -> None:
-        """Show this instead of what is there."""
+        """Show this and nothing else."""
         if self._live is not None:
             self._live.update(renderable, refresh=True)
 
@@ -105,15 +105,15 @@ class _LiveView:
         self._wake = asyncio.Event()
         self._view = View()
         self._snapshot: Snapshot | None = None
-        #: When it came, by `time.monotonic`.
+        #: Time of the snapshot, by `time.monotonic`.
         self._sampled = 0.0
-        #: Whether there was no answer since.
+        #: Whether the cluster has not responded since.
         self._silent = False
         self._code: int | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Keys and signals, as long as the context lasts."""
+        """Handle keys and signals as long as the context lasts."""
         for number in ENDING:
             self._loop.add_signal_handler(number, self._end, code_of_signal(number))
         self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
@@ -128,12 +128,12 @@ class _LiveView:
                 self._loop.remove_signal_handler(number)
 
     async def run(self, source: Source, interval: float) -> int:
-        """Show samples until a key or a signal ends it; returns the exit code."""
+        """Show samples until a key or a signal ends the view; return the exit code."""
         sampling = asyncio.ensure_future(self._sample(source, interval))
         try:
             while self._code is None:
                 if sampling.done():
-                    sampling.result()  # raises why
+                    sampling.result()  # raises its error
                 self._draw()
                 await self._news(sampling)
             return self._code
@@ -191,7 +191,7 @@ class _LiveView:
         self._wake.set()
 
     def _suspend(self) -> None:
-        """Stop as Ctrl-Z does, with the terminal as it was; goes on here after `fg`."""
+        """Restore the terminal and stop, as Ctrl-Z does; `fg` continues here."""
         self._terminal.leave()
         self._loop.remove_signal_handler(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -200,13 +200,13 @@ class _LiveView:
         self._on_continue()
 
     def _on_continue(self) -> None:
-        self._terminal.leave()  # after a SIGSTOP the shell has set it otherwise
+        self._terminal.leave()  # after a SIGSTOP the shell has changed its settings
         self._terminal.enter()
         self._wake.set()
 
 
 async def watch(connect: Callable[[], Source], interval: float) -> int:
-    """Show a cluster until the key q (exit code 0) or a signal (128 and its number) ends that; `interval`: seconds."""
+    """Show a cluster, sampled every `interval` seconds, until the key q (exit code 0) or a signal (128 + its number)."""
     fd = sys.stdin.fileno()
     terminal = Terminal(Console(highlight=False), fd)
     view = _LiveView(terminal, fd)
@@ -220,7 +220,7 @@ async def watch(connect: Callable[[], Source], interval: float) -> int:
         source.close()
 
 
-#: Seconds between the two samples that rates come from: workers report at least so often in a cluster of up to 200.
+#: Seconds between the two samples for rates. In a cluster of up to 200 workers, each of them reports at least as often.
 BETWEEN = 1.0
 
 
@@ -234,7 +234,7 @@ def find_cluster(scheduler_file: str | None) -> Target:
     configured = read_texts({"scheduler_file": scheduler_file}).scheduler_file
     if not configured:
         raise InputError(
-            "top: no cluster is known here",
+            "top: no cluster found",
             expected="--scheduler-file FILE, or a process that a running job's script has started",
             fix="start the job with --scheduler-file FILE, and give top the same",
         )
@@ -242,13 +242,13 @@ def find_cluster(scheduler_file: str | None) -> Target:
 
 
 def run_top(scheduler_file: str | None, *, once: bool, as_json: bool, interval: float) -> int:
-    """Run the command and return its exit code; DaskGpuMpiError: there is no such cluster, or it has ended."""
+    """Run the command and return its exit code; DaskGpuMpiError if there is no such cluster, or if it has ended."""
     if not (once or as_json):
         check_terminal()
     target = find_cluster(scheduler_file)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a name that this terminal can't show
-    # distributed logs each connection that ends; what it means is said in one line.
+        sys.stdout.reconfigure(errors="replace")  # for names that this terminal can't show
+    # distributed logs each connection that ends; one line of our own is enough
     logging.disable(logging.CRITICAL)
     try:
         if once or as_json:
@@ -274,7 +274,7 @@ async def _sampled(target: Target) -> Snapshot:
 
 
 def print_table(console: Console, snapshot: Snapshot) -> None:
-    """Print all rows and warnings: on a terminal in its width, else as wide as they are."""
+    """Print all rows and warnings, in the width of the terminal if there is one."""
     if console.is_terminal:
         console.print(plain(snapshot, console.width))
     else:

@@ -39,13 +39,13 @@ class _RunByDefault(HelpGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing and not args:
-            return super().parse_args(ctx, args)  # a shell completes the first word
+            return super().parse_args(ctx, args)  # the shell completes the first word
         if not (args and (args[0] in self.commands or args[0] in ("--help", "--version"))):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and what `run` takes."""
+        """Complete commands, and the options and files of `run`."""
         command = self.commands["run"]
         with click.Context(command, parent=ctx, resilient_parsing=True) as context:
             words = super().shell_complete(ctx, incomplete) + command.shell_complete(context, incomplete)
@@ -59,7 +59,7 @@ class _RunByDefault(HelpGroup):
     subcommand_metavar="[COMMAND] [OPTIONS] [SCRIPT [ARGS]...]",
     context_settings={"help_option_names": ["--help"]},
 )
-# by `dask gpu-mpi` as well, whose own name click would print
+# otherwise `dask gpu-mpi --version` would print the name of dask
 @click.version_option(package_name="dask-gpu-mpi", prog_name="dask-gpu-mpi")
 def cli() -> None:
     """Dask on every GPU of a batch job: MPI ranks become one cluster, SCRIPT its client.
@@ -69,7 +69,7 @@ def cli() -> None:
     """
     open_missing()
     if click.get_current_context().invoked_subcommand != top.name:
-        forget_cluster()  # of a script that has started this command; `top` is to show it
+        forget_cluster()  # the one of a script that has started this command, which only `top` needs
 
 
 @run_help(
@@ -120,10 +120,10 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     run_script(program)
 
 
-#: The commands by what they are for; one that is added has its line here, and is imported above.
+#: The commands by purpose. To add one, import it above and list it here.
 COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
     "Start a cluster": (run, launch, jobscript),
-    "Look before, and while it runs": (plan, check, top),
+    "Inspect before and during the run": (plan, check, top),
 }
 
 for commands in COMMANDS.values():
@@ -140,7 +140,7 @@ cli.examples = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    What click refuses (an unknown option) is reported like every other error: once for all ranks.
+    An error of click, such as an unknown option, is reported once for all ranks, like every other error.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _is_without_ranks(arguments: Sequence[str]) -> bool:
-    """Whether this command has no other ranks, with which it would agree on one report, nor needs MPI: on a login node."""
+    """Whether this command runs without MPI and other ranks, on a login node for instance."""
     if arguments[:1] == ["plan"]:
         return any(word.partition("=")[0] == "--nodes" for word in arguments)
     return arguments[:1] in (["jobscript"], ["launch"], ["top"])

@@ -1,4 +1,4 @@
-"""The table of options as options of commands: from a command line to `Options`, or to the error with which a command exits."""
+"""The options of commands, made from the table of options: from a command line to `Options`, or to an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dask_gpu_mpi.options.resolve import resolve
 
 # Help that fits a screen: options in topics, the most used ones with examples; all of them with ``--help-all``.
 
-#: Columns that help fills: what a terminal has at least, whatever this one has.
+#: The width of help, which fits all terminals.
 COLUMNS = 80
 #: Names of options, or of commands, below their heading.
 Topics = Mapping[str, Sequence[str]]
@@ -27,17 +27,10 @@ Topics = Mapping[str, Sequence[str]]
 def help_of(
     *, short: Sequence[str] = (), topics: Topics | None = None, examples: Sequence[str] = ()
 ) -> Callable[[Any], Any]:
-    """Give a `HelpCommand` what its help is made of.
+    """Decorate a `HelpCommand` with the content of its help.
 
-    Parameters
-    ----------
-    short : sequence of str
-        Names of the options that ``--help`` shows; all others only ``--help-all``. Without them, all, and there is no
-        ``--help-all``.
-    topics : mapping
-        The headings, and the names of the options below each; the command's own that are in none stand first.
-    examples : sequence of str
-        Command lines.
+    ``--help`` shows the options in `short`, ``--help-all`` all of them; without `short`, ``--help`` shows all. `topics` are the
+    headings, with the names of the options below each; other options come first. `examples` are command lines.
     """
 
     def decorate(command: Any) -> Any:
@@ -67,28 +60,28 @@ def _help_all() -> click.Option:
 
 
 class _Help(click.Command):
-    """What the help of commands and of the group have in common: width, topics, examples."""
+    """The common part of the help of commands and of the group: width, topics, examples."""
 
     topics: Topics = MappingProxyType({})
     examples: tuple[str, ...] = ()
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Click's, of the width that all terminals have."""
+        """Write Click's help, in a width that all terminals have."""
         formatter.width = COLUMNS
         super().format_help(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """Write the examples."""
         _write_examples(formatter, self.examples)
 
 
 class HelpCommand(_Help):
-    """A command whose help is made as `help_of` says."""
+    """A command whose help has the content of `help_of`."""
 
     short: tuple[str, ...] = ()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, below the headings of their topics, or the most used ones."""
+        """Write the options below the headings of their topics, or the most used ones."""
         rows = {
             parameter.name or "": row
             for parameter in self.get_params(ctx)
@@ -109,16 +102,10 @@ class HelpCommand(_Help):
 
 
 class HelpGroup(_Help, click.Group):
-    """A group whose help shows its commands below headings.
-
-    Attributes
-    ----------
-    topics : mapping
-        The headings, and the names of the commands below each.
-    """
+    """A group whose help shows its commands below headings, its `topics`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands below their headings; the group's own options stand in its text."""
+        """Write the commands below their headings; the group's own options are in its text."""
         for heading, names in self.topics.items():
             rows = [
                 (name, command.get_short_help_str(COLUMNS - 16))
@@ -136,7 +123,7 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> 
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-#: Options of a command come before the script; all arguments after it are the script's.
+#: Options of a command come before the script. All arguments after it belong to the script.
 RUN_CONTEXT = {"allow_interspersed_args": False}
 #: The options of the table by topic, for ``--help-all``.
 TOPICS = {
@@ -145,15 +132,15 @@ TOPICS = {
 }
 #: Those that ``--help`` shows.
 MOST_USED = ("nthreads", "memory_limit", "scheduler_file", "report")
-#: An address instead of a script: it has a protocol, or a host and a port.
+#: An address instead of a script: a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
 class RunCommand(HelpCommand):
-    """A command whose options end at ``-m MODULE`` or ``-c CODE``, as Python's own: what follows is the program's."""
+    """A command whose options end at ``-m MODULE`` or ``-c CODE``, as Python's own do; the rest belongs to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Click's, with ``--`` before them."""
+        """Parse as Click does, with ``--`` before such a program."""
         return super().parse_args(ctx, _end_options(ctx, self.get_params(ctx), args))
 
 
@@ -177,7 +164,7 @@ def _end_options(ctx: click.Context, parameters: Sequence[click.Parameter], args
 
 
 def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], Any]:
-    """An option for click: as text, so that one place checks and reports it."""
+    """An option for Click, as text: one place checks and reports all values."""
     metavar = None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper()
     return click.option(
         *option.flags,
@@ -191,7 +178,7 @@ def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], A
 
 
 def complete_files(*_: Any) -> list[CompletionItem]:
-    """Have the shell complete names of files."""
+    """Let the shell complete names of files."""
     return [CompletionItem("", type="file")]
 
 
@@ -206,7 +193,7 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
 
 
 def with_options(function: Any, *, plan: bool = False) -> Any:
-    """Give a command all options, or those that shape the plan."""
+    """Decorate a command with all options, or with those of a plan."""
     for option in reversed([*OPTIONS.values()]):
         if option.cli and (option.plan or not plan):
             function = click_option(option)(function)
@@ -214,19 +201,13 @@ def with_options(function: Any, *, plan: bool = False) -> Any:
 
 
 def read_texts(given: dict[str, Any]) -> Options:
-    """The options of a command line.
-
-    Raises
-    ------
-    InputError
-        One of them is wrong.
-    """
+    """The options of a command line; InputError if one of them is wrong."""
     explicit = {name: value for name, value in given.items() if value is not None}
     return resolve(explicit, source="command line")
 
 
 def resolve_texts(given: dict[str, Any]) -> Options | InputError:
-    """The options of a command line, or what is wrong with them: to be reported once for all ranks."""
+    """The options of a command line, or their error, which is reported once for all ranks."""
     try:
         return read_texts(given)
     except InputError as error:
@@ -234,7 +215,7 @@ def resolve_texts(given: dict[str, Any]) -> Options | InputError:
 
 
 def usable(options: Options | InputError) -> Options:
-    """The options, or raise what is wrong with them."""
+    """The options; raise their error if there is one."""
     if isinstance(options, InputError):
         raise options
     return options
@@ -247,7 +228,7 @@ def fail(error: DaskGpuMpiError) -> NoReturn:
 
 
 def run_parameters(function: Any) -> Any:
-    """What `run` takes (with `RunCommand`): all options of the table, the script and its arguments."""
+    """Decorate a `RunCommand` with the parameters of `run`: all options of the table, the script and its arguments."""
     program = click.argument(
         "program",
         nargs=-1,
@@ -259,20 +240,12 @@ def run_parameters(function: Any) -> Any:
 
 
 def run_help(*examples: str, short: Sequence[str] = MOST_USED) -> Callable[[Any], Any]:
-    """The help of a command that takes what `run` takes: `short` are the options that ``--help`` shows."""
+    """Decorate a command that has the parameters of `run` with its help; `short`: the options that ``--help`` shows."""
     return help_of(short=short, topics=TOPICS, examples=examples)
 
 
 def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
-    """The parameters of `run` from its command line, without running it.
-
-    Raises
-    ------
-    click.ClickException
-        It is not valid.
-    click.exceptions.Exit
-        It asks for help.
-    """
+    """The parameters of `run` from its command line, without running it; or Click's exception, such as Exit for ``--help``."""
     command = click.command("run", cls=RunCommand, context_settings=RUN_CONTEXT)(
         run_parameters(lambda **_: None)
     )

@@ -1,4 +1,4 @@
-"""The command ``plan``: who would work where, in this allocation or in a hypothetical one."""
+"""The command ``plan``: the workers and their GPUs, in this allocation or in a hypothetical one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     topics=TOPICS,
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
 )
-@click.command(cls=HelpCommand, short_help="Show who would work where; start nothing.")
+@click.command(cls=HelpCommand, short_help="Show which worker gets which GPU; start nothing.")
 @functools.partial(with_options, plan=True)
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
-    help="Plan a hypothetical allocation of so many nodes instead of this one.",
+    help="Plan a hypothetical allocation with this number of nodes.",
 )
 @click.option(
     "--ranks-per-node",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     type=click.Choice(["all", "per-rank"]),
     default="all",
     show_default=True,
-    help="Whether each rank there sees all GPUs of its node, or its share of them.",
+    help="GPUs that each of these ranks sees: all of its node, or its share.",
 )
 @click.option(
     "--cpus-per-node",
@@ -79,7 +79,7 @@ def plan(
     svg: str | None,
     **given: Any,
 ) -> None:
-    """Show who would work where, without starting anything: in this allocation, or in a hypothetical one (--nodes)."""
+    """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     options = resolve_texts(given)
     try:
         if nodes is None:
@@ -106,7 +106,7 @@ def plan(
 
 
 def _check_worker_options(options: Options) -> None:
-    """Check them as the agents of a job do, since `plan` starts none."""
+    """Check the options of workers as the agents of a job do, since `plan` starts no agent."""
     if options.worker_options:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
@@ -130,7 +130,7 @@ def _draw(plan: Plan, path: str) -> None:
     except OSError as error:
         raise InputError(
             f"command line: --svg {path!r} can't be written: {error.strerror}",
-            fix="name a file in a folder that is there and that you may write",
+            fix="choose a file in a folder that exists and that you may write",
         ) from None
 
 

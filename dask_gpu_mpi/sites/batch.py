@@ -1,6 +1,6 @@
-"""Batch systems: what `launch`, `jobscript` and the ranks need to know of each, and in which of them this process runs.
+"""Batch systems: what `launch`, `jobscript` and the ranks need of each, and the one in which this process runs.
 
-Each system is a module of this package with one class, below `BatchSystem`. docs/add-a-batch-system.md adds one.
+Each system is a module of this package with one subclass of `BatchSystem`. docs/add-a-batch-system.md adds one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ __all__ = [
     "systems_of",
 ]
 
-#: The batch systems, and what the names of their variables begin with. A module is loaded only if there is such a variable, so
-#: that a rank opens few files. If there are variables of several systems, the first one counts.
+#: The batch systems, and the prefixes of their variables. A module is loaded only if there is such a variable, so that a rank
+#: opens few files. If there are variables of several systems, the first one counts.
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_", "SLURMD_"),
     "pbs": ("PBS_",),
@@ -54,15 +54,15 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "flux": ("FLUX_",),
     "sge": ("SGE_",),
 }
-#: Modules of the systems that are no batch systems.
+#: Modules of the systems that are not batch systems.
 _PLAIN = {"hosts": "plain", "local": "plain"}
-#: Seconds that a command of the batch system gets to answer during a start.
+#: Seconds for a command of the batch system during a start.
 COMMAND_TIMEOUT = 5.0
 
-#: Seconds of a part of a walltime, and how many there are in the next larger one.
+#: Seconds of each unit of a walltime, and how many of it make the next larger one.
 _UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
 
-#: Runs a command and returns what it prints; empty if it can't be run or fails.
+#: Runs a command and returns its output; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
 #: Runs a command of the batch system in an environment.
 Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
@@ -70,7 +70,7 @@ Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[s
 
 @dataclass(frozen=True)
 class AllocatedHost:
-    """A node, and how many ranks it gets."""
+    """A node, and its number of ranks."""
 
     name: str
     ranks: int
@@ -80,18 +80,18 @@ class AllocatedHost:
 class Allocation:
     """The nodes of this job."""
 
-    #: The batch system's name; ``hosts``: the nodes of the command line; ``local``: no batch system, this machine alone.
+    #: The batch system's name; ``hosts``: nodes of the command line; ``local``: this machine, without a batch system.
     system: str
     nodes: int
     #: All MPI ranks.
     ranks: int
-    #: The nodes by name, if the launcher must be told them. Slurm's and Flux's launchers know them.
+    #: The nodes by name, if the launcher needs them. Slurm's and Flux's launchers do not.
     hosts: tuple[AllocatedHost, ...] = ()
-    #: The job's number, as its log folder is called; empty: no batch system.
+    #: The job's number, which is the name of its log folder; empty: no batch system.
     job: str = ""
     #: The number of this job, or of this task of an array, for the batch system's commands.
     requeue_as: str = ""
-    #: Parts of a heterogeneous job of Slurm; 0: it is none.
+    #: Parts of a heterogeneous job of Slurm; 0: it is not heterogeneous.
     parts: int = 0
     #: Whether these are all nodes of the job.
     whole: bool = True
@@ -103,7 +103,7 @@ class Allocation:
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks of the node that has most."""
+        """The largest number of ranks on a node."""
         return -(-self.ranks // self.nodes)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Requeue:
     """A job that may be run again."""
 
     allocation: Allocation
-    #: How often, in all.
+    #: The number of restarts, in all.
     limit: int
     #: The job script (`BatchSystem.job_script`); empty: unknown, or not needed.
     script: str = ""
@@ -125,14 +125,14 @@ class Requeue:
     logs: str = ""
 
     def may_restart(self, count: int) -> bool:
-        """Whether the limit allows another restart; reports it if not."""
+        """Whether the limit allows another restart; if not, report it."""
         if count < self.limit:
             return True
         say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
         return False
 
     def rerun(self, run: Run, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Run the command that runs the job again; report it if that fails."""
+        """Run the command that requeues the job; report a failure."""
         done = run(command, environ)
         if done.returncode:
             why = " ".join((done.stderr or done.stdout).split())
@@ -141,14 +141,11 @@ class Requeue:
             )
 
     def by_exit_code(self) -> int | None:
-        """The batch system runs the job again for its exit code, without a limit: the lines of a file count.
+        """The exit code of a job that the batch system requeues by its exit code, without a limit: 1 ends it, None requeues it.
 
-        Returns
-        -------
-        int or None
-            1 if the job must not run again; None: it may.
+        The lines of a file count the restarts.
         """
-        # the folder may be that of many jobs
+        # many jobs may share the folder
         file = Path(self.logs or ".", f"{self.allocation.job}.restarts")
         try:
             with open(
@@ -167,45 +164,31 @@ class Requeue:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job script is to ask for and run.
+    """The request and the program of a job script."""
 
-    Attributes
-    ----------
-    system : str
-        A name in `SYSTEMS`.
-    program : tuple of str
-        The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
-    nodes, gpus_per_node, ranks_per_node : int
-        Hosts, GPUs and MPI ranks of each.
-    seconds : int
-        The walltime.
-    cpus_per_node, memory_per_node : int or None
-        Cores, and bytes of memory, of each host; None: as the template has it.
-    shared : bool
-        Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
-    words : mapping
-        Texts for the options in `BatchSystem.words`; one that is left out has the user's or the site's default.
-    launcher : str or None
-        One of the system's; None: its first.
-    modules, directives : tuple of str
-        Modules to load; options of the batch system to add as they are.
-    setup : str or None
-        File to source.
-    """
-
+    #: A name in `SYSTEMS`.
     system: str
+    #: The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
     program: tuple[str, ...]
     nodes: int
     gpus_per_node: int
+    #: The walltime.
     seconds: int
     ranks_per_node: int = 1
+    #: Cores, and bytes of memory; None: those of the template.
     cpus_per_node: int | None = None
     memory_per_node: int | None = None
+    #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
     shared: bool = False
+    #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
     words: Mapping[str, str] = field(default_factory=dict)
+    #: One of the system's; None: its first.
     launcher: str | None = None
+    #: Modules to load.
     modules: tuple[str, ...] = ()
+    #: Options of the batch system to add as they are.
     directives: tuple[str, ...] = ()
+    #: File to source.
     setup: str | None = None
 
     @property
@@ -215,19 +198,19 @@ class JobRequest:
 
     @property
     def mebibytes(self) -> int | None:
-        """`memory_per_node` in the unit that all batch systems accept."""
+        """`memory_per_node` in a unit that all batch systems accept."""
         return None if self.memory_per_node is None else -(-self.memory_per_node // 2**20)
 
 
 class BatchSystem:
-    """What is different from one batch system to the next. A subclass overrides what applies to it.
+    """The differences between batch systems. A subclass overrides the attributes and methods that apply to it.
 
-    The attributes and methods below are all there is: nothing else in the package knows a batch system by its name.
+    Nothing else in the package depends on the name of a batch system.
     """
 
     # -- the job
 
-    #: As the command line and the log call it.
+    #: Its name in messages and in the log.
     title = ""
     #: Whether its jobs may be parts of another batch system's job.
     is_inner = False
@@ -237,43 +220,40 @@ class BatchSystem:
     login_variable = ""
     #: Its variable of the number of GPUs that the job has on this node; empty: none.
     gpus_variable = ""
-    #: Its variable of the number of cores that the job has on this node, which nothing may enforce; empty: none.
+    #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
     ) -> Allocation | None:
-        """The nodes of the job that this environment belongs to; None: it belongs to none.
-
-        `read` returns the text of a file.
-        """
+        """The nodes of the job of this environment; None: there is no job. `read` returns the text of a file."""
         return None
 
     def hosts(self, environ: Mapping[str, str]) -> str:
-        """The nodes of the job, as the environment of a rank has them, for messages; empty: it does not."""
+        """The nodes of the job in the environment of a rank, for messages; empty: unknown."""
         return ""
 
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
-        """The moment at which the job will be ended, in seconds since the epoch; None: unknown."""
+        """The end of the job's walltime, in seconds since the epoch; None: unknown."""
         return None
 
     # -- `launch`
 
-    #: Its own launcher (`launchers.Launcher.kind`), which `launch` prefers; empty: it has none.
+    #: Its launcher (`launchers.Launcher.kind`), which `launch` prefers; empty: it has none.
     launcher = ""
-    #: Whether any mpirun reads the job's nodes from its variables, so that they need not be listed.
+    #: Whether any mpirun reads the job's nodes from its variables, so that `launch` need not list them.
     tells_mpirun = False
-    #: Whether there is no other node.
+    #: Whether its jobs have one node only.
     is_one_node = False
     #: Whether a job can request a signal before its walltime.
     sends_signal = False
     #: Whether it sends each signal to all processes of the job, on all nodes.
     signals_all = False
-    #: Whether it runs a job again for its exit code alone. A cancelled job must then end with another code.
+    #: Whether it requeues a job by the exit code alone. A cancelled job must then end with another code.
     requeues_by_code = False
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
-    #: Its variables that must not be copied to other nodes, besides those of its prefixes.
+    #: Its variables without one of its prefixes that must not be copied to other nodes.
     not_forwarded: frozenset[str] = frozenset()
 
     def environment(
@@ -281,35 +261,24 @@ class BatchSystem:
     ) -> dict[str, str | None]:
         """The variables to set, or (None) to unset, before the launcher starts.
 
-        Parameters
-        ----------
-        own_launcher : bool
-            Whether the batch system's own launcher starts the ranks.
-        copies : bool
-            Whether the launcher copies this node's variables to all nodes.
+        `own_launcher`: the batch system's launcher starts the ranks. `copies`: the launcher copies this node's variables to all.
         """
         return {}
 
     def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
-        """Variables for the ranks that only a command of the batch system tells."""
+        """Variables for the ranks whose values come from a command of the batch system."""
         return {}
 
     def lingers(self, environ: Mapping[str, str], *, own_launcher: bool) -> bool:
-        """Whether the remains of a cancelled job on other nodes may clean up only as long as `launch` lives."""
+        """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
         return False
 
     def job_script(self) -> str:
-        """The script of this job, if it takes the script to run the job again; empty: it does not, or it is unknown."""
+        """The script of this job, if a requeue needs it; empty: it does not, or the script is unknown."""
         return ""
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
-        """Run the job again; report it if that is not possible.
-
-        Returns
-        -------
-        int or None
-            What to exit with; None: 75.
-        """
+        """Requeue the job, or report that it is not possible; return the exit code, None for 75."""
         say(f"launch: not requeued: {self.title} requeues no job. Fix: start it again")
         return None
 
@@ -323,21 +292,21 @@ class BatchSystem:
     default_launchers: tuple[str, ...] = ()
     #: The command that reads a script from its standard input.
     submit: tuple[str, ...] = ()
-    #: A regular expression of its answer, with the job's number as its group.
+    #: A regular expression of its output, with the job's number as its group.
     job_id = ""
     #: Whether the environment of a job has the number of ranks on a node.
     tells_ranks = True
-    #: Its formats of a walltime besides HH:MM:SS: D, H, M and S are numbers, all else stands for itself.
+    #: Its formats of a walltime apart from HH:MM:SS. D, H, M and S are numbers.
     times: tuple[str, ...] = ()
-    #: The beginning of its option for an option of `jobscript` whose text goes there as it is, by the latter's name.
+    #: By an option of `jobscript`, the beginning of its own option with the same text.
     words: Mapping[str, str] = {}
-    #: Its short options that `jobscript` has under another name.
+    #: The names in `jobscript` of its short options.
     short: Mapping[str, str] = {}
 
     def seconds(self, text: str) -> int | None:
-        """The walltime that a user has written in one of its formats; None: it is in none, or zero."""
+        """The walltime in one of its formats; None: it is in another format, or zero."""
         for form in ("H:M:S", *self.times):
-            # a number that follows a larger unit has two digits, and is below the next one
+            # a number after a larger unit has at most two digits, and is too small for that unit
             pattern = re.sub("[DHMS]", lambda unit: rf"(?P<{unit[0]}>[0-9]+)", form)
             if (found := re.fullmatch(pattern, text)) is None:
                 continue
@@ -347,11 +316,11 @@ class BatchSystem:
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        """Of a request: value by the beginning of the option; None removes the line."""
+        """The values of a request, by the beginning of the option; None removes the line."""
         return {}
 
     def remark(self, job: JobRequest) -> str:
-        """A line for the user about a request that leaves something open; empty: there is none."""
+        """A line for the user about a default of the request; empty: none."""
         return ""
 
 
@@ -363,7 +332,7 @@ def batch_system(name: str) -> BatchSystem:
 
 
 def systems_of(environ: Mapping[str, str]) -> list[BatchSystem]:
-    """The batch systems whose variables are in this environment, the innermost first. It need not be a job's."""
+    """The batch systems whose variables are in this environment, the innermost first, inside and outside of a job."""
     found = [
         batch_system(name)
         for name, prefixes in SYSTEMS.items()
@@ -381,27 +350,10 @@ def find_allocation(
     read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
     ask: Ask = lambda command: "",
 ) -> Allocation:
-    """The job that this environment belongs to, with its ranks.
+    """The job that this environment belongs to, with its ranks: all (`ranks`), or on each node (`ranks_per_node`).
 
-    Parameters
-    ----------
-    environ : mapping
-        The environment of a batch script, or of an interactive shell.
-    ranks : int, optional
-        All MPI ranks (``-n``). Default: as many on each node as the job has requested for it, else one.
-    ranks_per_node : int, optional
-        The ranks of each node, where `ranks` is not set.
-    hosts : sequence of AllocatedHost
-        Nodes to use instead of the batch system's (``--hosts``).
-    read : callable
-        Returns the text of a file.
-    ask : callable
-        Returns what a command prints.
-
-    Raises
-    ------
-    InputError
-        A variable or a file of the batch system can't be used.
+    By default a node has as many ranks as the job requests for it, else one. `hosts` are used instead of the batch system's
+    nodes. InputError if a variable or a file of the batch system can't be used.
     """
     if hosts:
         found = Allocation("hosts", len(hosts), sum(host.ranks for host in hosts), tuple(hosts))
@@ -423,7 +375,7 @@ def find_allocation(
 
 
 def spread(ranks: int, hosts: Sequence[str]) -> tuple[AllocatedHost, ...]:
-    """Ranks over nodes, as evenly as possible; nodes without a rank are left out.
+    """Distribute ranks over nodes as evenly as possible, and leave out nodes without a rank.
 
     >>> [(host.name, host.ranks) for host in spread(5, ["a", "b", "c"])]
     [('a', 2), ('b', 2), ('c', 1)]
@@ -442,15 +394,7 @@ def count_hosts(
     read: Callable[[str], str],
     words: Callable[[str], list[str]] = str.split,
 ) -> Counter[str]:
-    """The nodes in a file that a variable names, and how often each is there.
-
-    `words` returns the nodes in the text of the file: mostly there is a line for each rank or core.
-
-    Raises
-    ------
-    InputError
-        The file can't be used.
-    """
+    """The nodes in the file of a variable, and how often each occurs; `words` returns them from its text."""
     path = environ[name]
     try:
         found = Counter(words(read(path)))
@@ -459,47 +403,32 @@ def count_hosts(
             f"environment: {name}={path}: can't be read ({error})", fix="run `launch` inside the job"
         ) from None
     if not found or not all(map(str.isprintable, found)):
-        raise InputError(f"environment: {name}={path}: names no node", fix="run `launch` inside the job")
+        raise InputError(f"environment: {name}={path}: lists no node", fix="run `launch` inside the job")
     return found
 
 
 def as_hosts(counted: Mapping[str, int]) -> tuple[AllocatedHost, ...]:
-    """The nodes as an allocation has them."""
+    """The nodes of an allocation, from their numbers of ranks."""
     return tuple(AllocatedHost(name, count) for name, count in counted.items())
 
 
 def end_time(
     environ: Mapping[str, str], *, now: Callable[[], float] = time.time, ask: Ask | None = None
 ) -> float | None:
-    """The moment at which the job will be ended: the first one, should it be a job within a job.
-
-    Parameters
-    ----------
-    environ : mapping
-        The process's environment.
-    now : callable
-        Seconds since the epoch.
-    ask : callable, optional
-        Runs a command and returns what it prints, ``""`` if it can't be run or fails.
-
-    Returns
-    -------
-    float or None
-        Seconds since the epoch; None: unknown.
-    """
+    """The end of the job's walltime, in seconds since the epoch (None: unknown); of a job within a job, the first end."""
     ends = [system.end_time(environ, now, ask or output_of) for system in systems_of(environ)]
     return min((end for end in ends if end is not None), default=None)
 
 
 def login_host(environ: Mapping[str, str]) -> str | None:
-    """The host on which the job was submitted; empty: unknown; None: this is no job of a batch system."""
+    """The host on which the job was submitted; empty: unknown; None: this is not a job of a batch system."""
     jobs = [system for system in systems_of(environ) if environ.get(system.job_variable)]
     names = (environ.get(system.login_variable, "") for system in jobs)
     return next(filter(None, names), "") if jobs else None
 
 
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
-    """The nodes of the batch job as its environment has them; empty if it does not."""
+    """The nodes of the batch job from its environment; empty: unknown."""
     environ = os.environ if environ is None else environ
     return next(filter(None, (system.hosts(environ) for system in systems_of(environ))), "")
 
@@ -528,7 +457,7 @@ def _count(environ: Mapping[str, str], names: Sequence[str]) -> int:
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
-    """A number that a launcher or a batch system has set; None: it is not set; raises LauncherError if it is no number."""
+    """A number that a launcher or a batch system has set; None: it is not set; LauncherError if it is not a number."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -542,7 +471,7 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def output_of(command: Sequence[str], timeout: float | None = None) -> str:
-    """What a command prints; empty if it can't be run, fails, or does not answer in time."""
+    """The output of a command; empty if it can't be run, fails, or does not end in time."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -550,7 +479,7 @@ def output_of(command: Sequence[str], timeout: float | None = None) -> str:
             command,
             capture_output=True,
             text=True,
-            errors="replace",  # of what users have called their jobs
+            errors="replace",  # names of jobs may not be UTF-8
             timeout=COMMAND_TIMEOUT if timeout is None else timeout,
             stdin=subprocess.DEVNULL,
         )

@@ -1,4 +1,4 @@
-"""What ``launch`` runs, as a pure function of the environment, the allocation, the MPI library and the options."""
+"""The commands of ``launch``: a pure function of the environment, the allocation, the MPI library and the options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 #: Runs our command line as ``-m dask_gpu_mpi`` does, but imports nothing from the working directory, where others may have put a
-#: module. Not by -P or PYTHONSAFEPATH: the script, and what it starts, would inherit that.
+#: module. -P or PYTHONSAFEPATH would do the same, but the script and its children would inherit them.
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.__main__ import main; main()"
 
 #: Options of launchers that may be there several times, and add up.
@@ -36,13 +36,13 @@ _REPEATED = frozenset({"x", "o", "container-mounts"})
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for."""
+    """The options of `launch`."""
 
     #: Options of ``run``, as words of a command line.
     options: tuple[str, ...]
     #: The script and its arguments, or ``-m MODULE`` and the like; the arguments of another `command`.
     program: tuple[str, ...]
-    #: What the ranks do: ``run``, ``plan`` or ``check``.
+    #: The command of the ranks: ``run``, ``plan`` or ``check``.
     command: str = "run"
     #: Whether the preflight comes first.
     check: bool = False
@@ -50,7 +50,7 @@ class Request:
     expect_gpus: int | None = None
     #: The container of the ranks; None: they run on the nodes.
     container: Container | None = None
-    #: Folder of the log files; empty: the batch system's job decides. Not None where `options` has it.
+    #: Folder of the log files; empty: the one of the batch system's job. `options` contains it as well.
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
     local_directory: str = ""
@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Launch:
-    """The commands, and what to know of them."""
+    """The commands, and how to run them."""
 
     #: Variables to set, or (None) to unset, before them.
     environment: Mapping[str, str | None]
@@ -71,16 +71,16 @@ class Launch:
     run: tuple[str, ...]
     #: Folder of the log files; empty: none.
     logs: str = ""
-    #: Folder to make first: a container binds it.
+    #: Folder to make first, since a container mounts it.
     make: str = ""
-    #: File that exists at the end of a job that has completed, where the launcher's exit code does not prove it.
+    #: File that exists at the end of a job that has completed, if the launcher's exit code does not prove it.
     mark: str = ""
     #: Whether SIGTERM and SIGINT are forwarded to the launcher, and the signals before the walltime.
     forwards_end: bool = True
     forwards_warning: bool = True
-    #: Whether what is left of a cancelled job on other nodes needs time to clean up, which it has as long as this process lives.
+    #: Whether processes of a cancelled job on other nodes are killed as soon as this process ends, though they clean up.
     lingers: bool = False
-    #: Whether the batch system itself runs the job again after exit code 75 (LSF): one that was cancelled ends with another.
+    #: Whether the batch system itself requeues the job after exit code 75 (LSF). A cancelled job then ends with another code.
     requeues_by_code: bool = False
 
 
@@ -98,27 +98,10 @@ def decide(
     told: Mapping[str, str] | None = None,
     is_public: bool = False,
 ) -> Launch:
-    """The commands of a job.
+    """The commands of a job; LauncherError if the launcher can't start it.
 
-    Parameters
-    ----------
-    environ : mapping
-        The environment of `launch`.
-    starter, mpi : Starter, str
-        What `choose_launcher` returns.
-    python, cwd : str
-        The Python that runs `launch`, and its working directory.
-    root : bool
-        Whether this is the superuser.
-    told : mapping, optional
-        Variables that the batch system's commands have told (`BatchSystem.told`).
-    is_public : bool
-        Whether others may read the output of `launch`, which ranks on other nodes can't find out.
-
-    Raises
-    ------
-    LauncherError
-        The launcher can't start this job.
+    `starter` and `mpi` come from `choose_launcher`, `told` from `BatchSystem.told`. `root`: `launch` runs as the superuser.
+    `is_public`: others can read the output of `launch`, which ranks on other nodes can't detect.
     """
     batch, launcher = allocation.batch, starter.launcher
     launcher.check(allocation, starter.path, mpi)
@@ -131,7 +114,7 @@ def decide(
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
-        # all jobs' folder: on other nodes it may be there, when this job's is not yet
+        # the folder of all jobs, which other nodes may have, though not yet that of this job
         bound = environ.get("DGM_LOGS") or "logs"
         logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
@@ -184,16 +167,10 @@ def decide(
 def launch_environment(
     environ: Mapping[str, str], allocation: Allocation, library: MpiLibrary, starter: Starter, *, root: bool
 ) -> dict[str, str | None]:
-    """The variables to set, or (None) to unset, before the launcher starts.
-
-    Parameters
-    ----------
-    root : bool
-        Whether this is the superuser, whom Open MPI refuses.
-    """
+    """The variables to set, or (None) to unset, before the launcher starts. Open MPI refuses to start as `root` by default."""
     batch, launcher = allocation.batch, starter.launcher
     changes: dict[str, str | None] = {}
-    # a shell that is a rank itself, as in `srun --pty bash`: what it starts must not be
+    # in a shell that is a rank, as in `srun --pty bash`: the launcher must not become one
     if detect(environ) is not None:
         changes.update(dict.fromkeys(sorted(environ.keys() - scrub(environ).keys())))
     changes |= launcher.environment(root=root)
@@ -250,13 +227,13 @@ def container_of(request: Request, environ: Mapping[str, str], cwd: str, logs: s
 
 
 def library_command(request: Request, environ: Mapping[str, str], python: str, cwd: str) -> list[str]:
-    """The Python that can tell the ranks' MPI library: this one, or the container's, which runs once for it."""
+    """The Python with the MPI library of the ranks: this one, or the container's, run once without a launcher."""
     container = container_of(request, environ, cwd)
     return [python] if container is None else [*container.runtime.alone(container, environ), "python"]
 
 
 def as_text(launch: Launch, *notes: str) -> str:
-    """The commands as a shell would take them."""
+    """The commands for a shell."""
     lines = [f"# {' '.join(note.split())}" for note in notes]
     lines += [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"

@@ -1,7 +1,7 @@
-"""Container runtimes: a class for each, with the words by which `launch` runs the ranks in an image.
+"""Container runtimes: a class for each, with the command line that runs a rank in an image.
 
-A rank needs the same in each of them: the folders of the job and the node's ``/tmp`` under their own names, the GPUs, the network
-and the processes of its node, and the variables of MPI, of Dask and of this package.
+In each of them a rank needs the folders of the job and the node's ``/tmp`` under their own names, the GPUs, the network and the
+processes of its node, and the variables of MPI, of Dask and of this package.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dask_gpu_mpi.sites.launchers import Launcher, in_batch_script
 
 __all__ = ["RUNTIMES", "Container", "Runtime", "choose_container", "rank_variables"]
 
-#: Endings by which a path is recognised if there is no such file.
+#: Endings of image files, by which a file that does not exist is recognised.
 _FILES = (".sif", ".sqsh", ".squashfs", ".img")
-#: Separators of mounts, of which no runtime lets a path have any.
+#: Separators in the mounts of the runtimes, which a path must not contain.
 _SEPARATORS = ",:;"
-#: Variables that a rank needs besides those of its launcher and batch system.
+#: Variables for a rank, in addition to those of its launcher and batch system.
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "DASK_*", "DGM_*", "NCCL_*", "OMP_NUM_THREADS", "RAPIDS_*", "UCX_*")
 
 
@@ -30,7 +30,7 @@ class Container:
     """An image, and how the ranks run in it."""
 
     runtime: Runtime
-    #: As the runtime spells it.
+    #: The image in the form that the runtime requires.
     image: str
     #: ``SOURCE:TARGET`` or ``SOURCE:TARGET:OPTIONS``, the user's first.
     mounts: tuple[str, ...] = ()
@@ -38,20 +38,14 @@ class Container:
     cwd: str = ""
     #: The variables of a rank, with ``*`` at the end of a prefix, for runtimes that pass none by themselves.
     variables: tuple[str, ...] = ()
-    #: How launcher and MPI library meet (``srun --mpi``).
+    #: How launcher and MPI library find each other (``srun --mpi``).
     mpi: str = ""
 
     def at(self, cwd: str, folders: Iterable[str]) -> Container:
-        """The container with a working directory, in which these folders of the job are mounted under their own names.
-
-        Raises
-        ------
-        LauncherError
-            A folder can't be mounted.
-        """
+        """The container with a working directory, in which these folders of the job are mounted under their own names."""
         if not self.runtime.mounts_folders:
             return replace(self, cwd=cwd)
-        # by the names that the user has for them, symbolic links or not
+        # under the names that the user has for them, which may be symbolic links
         paths = sorted(
             {*self.runtime.folders, *(os.path.abspath(os.path.join(cwd, path)) for path in folders)}
         )
@@ -67,37 +61,34 @@ class Container:
 
 
 class Runtime:
-    """What is different from one container runtime to the next. A subclass overrides what applies to it."""
+    """The differences between container runtimes. A subclass overrides the attributes and methods that apply to it."""
 
-    #: For ``--container-runtime``, and its command.
+    #: Its name for ``--container-runtime``, and its command.
     name = ""
     #: Endings of the image files that it opens; an empty one: any file or folder.
     files: tuple[str, ...] = ()
-    #: Where it gets images, before ``://``. Docker's is understood for a name without one. Empty: from anywhere.
-    sources: tuple[str, ...] = ("docker",)
-    #: Whether folders of the node can be mounted under any name.
+    #: The protocols of images, before ``://``. An image without one is Docker's. Empty: any.
+    protocols: tuple[str, ...] = ("docker",)
+    #: Whether it can mount a folder for which the image has none.
     mounts_folders = True
-    #: Folders of each node that it does not mount by itself.
+    #: Folders of the node that each rank needs and that it does not mount by itself.
     folders: tuple[str, ...] = ("/tmp",)
     #: The launcher that starts its containers; empty: any.
     launcher = ""
 
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
-        """Why it can't be used here; empty: it can.
-
-        `launcher` is the one that the user or the batch system prefers.
-        """
+        """The reason why it can't be used here; empty: it can. `launcher` is the user's choice, or the batch system's."""
         return "" if shutil.which(self.name, path=path) else f"command {self.name} not found in PATH"
 
     def runs(self, image: str) -> bool:
         """Whether it runs images of this kind."""
         if _is_file(image):
             return image.endswith(self.files)
-        source, separator, _ = image.partition("://")
-        return not separator or not self.sources or source in self.sources
+        protocol, separator, _ = image.partition("://")
+        return not separator or not self.protocols or protocol in self.protocols
 
     def spelled(self, image: str) -> str:
-        """The image as its command line has it."""
+        """The image in the form of its command line."""
         return image
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -113,20 +104,20 @@ class Runtime:
         return []
 
     def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        """The words before a command that runs once, and is no rank."""
+        """The words before a command that is not a rank, and runs once."""
         return self.command(container, environ)
 
 
 class Pyxis(Runtime):
     """Pyxis, a plugin of Slurm, with Enroot: srun itself starts the containers (github.com/NVIDIA/pyxis/wiki/Usage).
 
-    It passes all variables. Enroot mounts a ``/tmp`` of memory, and GPUs only if a variable says so
-    (github.com/NVIDIA/enroot, conf/hooks/98-nvidia.sh).
+    It passes all variables. By default, Enroot's ``/tmp`` is in memory, and it mounts GPUs only if these variables are set
+    (github.com/NVIDIA/enroot, conf/mounts/10-system.fstab and conf/hooks/98-nvidia.sh).
     """
 
     name = "pyxis"
     files = (".sqsh", ".squashfs")
-    sources = ("docker", "dockerd", "podman")
+    protocols = ("docker", "dockerd", "podman")
     launcher = "srun"
 
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
@@ -137,14 +128,16 @@ class Pyxis(Runtime):
         )
 
     def spelled(self, image: str) -> str:
-        return os.path.abspath(image) if _is_file(image) else image  # a path begins with a slash
+        return (
+            os.path.abspath(image) if _is_file(image) else image
+        )  # without a slash it would be a name in a registry
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         wanted = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         return {name: value for name, value in wanted.items() if name not in environ}
 
     def launcher_options(self, container: Container) -> list[str]:
-        # its options are separated by commas
+        # mounts are separated by commas, and the options of a mount by "+"
         mounts = ",".join(mount.replace(",", "+") for mount in container.mounts)
         return [
             f"--container-image={container.image}",
@@ -153,14 +146,14 @@ class Pyxis(Runtime):
         ]
 
     def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        beside = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
-        return ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *beside, *self.launcher_options(container)]
+        overlap = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
+        return ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *overlap, *self.launcher_options(container)]
 
 
 class PodmanHpc(Runtime):
-    """podman-hpc of NERSC (github.com/NERSC/podman-hpc): it passes no variables, and shares nothing with the node.
+    """podman-hpc of NERSC (github.com/NERSC/podman-hpc): it passes no variables, and by default shares nothing with the node.
 
-    CUDA moves data between the containers of a node only if they share processes and memory.
+    CUDA moves data between the containers of a node only if they share its PIDs and its shared memory.
     """
 
     name = "podman-hpc"
@@ -169,14 +162,14 @@ class PodmanHpc(Runtime):
         return image.removeprefix("docker://")
 
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        # of its modules (etc/modules.d), none that replaces the image's MPI library
+        # its other modules for MPI (etc/modules.d) replace the library of the image
         modules = ["--gpu", *(["--openmpi-pmix"] if container.mpi.startswith("pmix") else [])]
         return [
             *("podman-hpc", "run", "--rm", "--interactive", "--entrypoint=", *modules),
             *("--network=host", "--pid=host", "--ipc=host", f"--workdir={container.cwd}"),
             *(f"--volume={mount}" for mount in container.mounts),
             *(f"--env={name}" for name in container.variables),
-            "--",  # it would take --help and --gpu, which are the script's, for its own
+            "--",  # without it, podman-hpc would read --help or --gpu of the script as its own
             container.image,
         ]
 
@@ -184,8 +177,8 @@ class PodmanHpc(Runtime):
 class Shifter(Runtime):
     """Shifter of NERSC (github.com/NERSC/shifter, doc/command/shifter.rst and `shifter --help`).
 
-    It passes all variables, mounts ``/tmp`` and the site's file systems, and can mount only on what the image has. So the
-    folders of the job must be on a file system of the site.
+    It passes all variables, and mounts ``/tmp`` and the file systems of the site. It can mount a folder only on one of the
+    image. So the folders of the job must be on a file system of the site.
     """
 
     name = "shifter"
@@ -207,7 +200,7 @@ class Apptainer(Runtime):
 
     name = "apptainer"
     files = ("",)
-    sources = ()
+    protocols = ()
     folders = ()
 
     def spelled(self, image: str) -> str:
@@ -229,9 +222,9 @@ class Singularity(Apptainer):
     name = "singularity"
 
 
-#: The first one that is there and runs the image is chosen. Pyxis is part of the site's batch system. podman-hpc comes before
-#: Shifter: NERSC has both, and Shifter's images must be pulled before the job. Apptainer is the last one for images of a
-#: registry, which it converts to a file on each node; for its own files it is the only one.
+#: In the order of choice, for images that several can run. Pyxis is part of the site's batch system. podman-hpc comes before
+#: Shifter: NERSC has both, and Shifter's images must be pulled before the job. Apptainer comes last, since it converts images of
+#: a registry on each node.
 RUNTIMES: tuple[Runtime, ...] = (Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
 
 
@@ -244,23 +237,9 @@ def choose_container(
     environ: Mapping[str, str],
     ask: Ask,
 ) -> Container:
-    """The runtime that runs this image here.
+    """The container of an image in the chosen runtime, or in the first one on this node that runs the image.
 
-    Parameters
-    ----------
-    image, runtime, mounts : str, str, sequence of str
-        The user's (``--container``, ``--container-runtime``, ``--container-mount``).
-    launcher : str
-        The launcher that the user or the batch system prefers.
-    ask : callable
-        Returns what a command prints.
-
-    Raises
-    ------
-    InputError
-        The image, the runtime or a mount can't be used.
-    LauncherError
-        There is no such runtime here.
+    InputError if the image, the runtime or a mount can't be used, or if there is no such runtime on this node.
     """
     names = [each.name for each in RUNTIMES]
     if runtime and runtime not in names:
@@ -305,12 +284,12 @@ def rank_variables(launcher: Launcher, system: str) -> tuple[str, ...]:
 
 
 def _is_file(image: str) -> bool:
-    """Whether this is a path, and not the name of an image in a registry."""
+    """Whether this is a path, not the name of an image in a registry."""
     return os.path.exists(image) or image.startswith(("/", ".", "~")) or image.endswith(_FILES)
 
 
 def _mount(text: str) -> str:
-    """A mount of the user's with source and target, both absolute."""
+    """A mount of the user with absolute source and target."""
     source, _, rest = text.partition(":")
     path = os.path.abspath(os.path.expanduser(source))
     target, _, options = rest.partition(":")

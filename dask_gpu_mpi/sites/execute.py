@@ -1,4 +1,4 @@
-"""Runs the commands of a job: one child at a time, which hears of signals and of the end of this process."""
+"""Runs the commands of a job, one child at a time. The child gets the signals, and ends with this process."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ __all__ = ["Runner", "run_command", "run_launch"]
 #: Signals that end a job, and those before its walltime.
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
-#: Seconds in which a launcher that has had the signal itself (`timeout`, batch systems: the whole group) has ended or is ending.
-HEARD_ITSELF = 1.0
-#: Seconds after the launcher's end. `scancel` makes the ranks write their checkpoint, too: the signal that says so may come
-#: just after it, and who cancels a job wants no second run. What is left of it on other nodes cleans up, before Slurm kills it.
+#: Seconds before a signal is forwarded. `timeout` and batch systems signal the whole group: the launcher, too, is then ending.
+FORWARD_DELAY = 1.0
+#: Seconds to wait after the launcher's end. `scancel` makes the ranks write their checkpoint and end, and its signal may arrive
+#: here after that; a cancelled job must not be requeued. Processes on other nodes clean up in this time, before Slurm kills them.
 LINGER = 3.0
-#: Seconds between two looks at the child, should a SIGCHLD be lost.
+#: Seconds between two checks of the child, in case a SIGCHLD is lost.
 POLL = 1.0
-#: Seconds that the launcher gets once a job that has lost ranks has come to its end: one that is stopped, or whose node is gone,
-#: does not end, and the launcher may wait for it.
+#: Seconds for the launcher to end after a job that has lost ranks: it may wait for a rank that is stopped, or whose node is gone.
 LAUNCHER_GRACE = 30.0
 #: Seconds for a command of the batch system.
 COMMAND_TIMEOUT = 60.0
-#: si_code of signals that the kernel has sent (sigaction(2)): of SIGINT, a terminal's Ctrl-C to the whole foreground group.
+#: si_code of signals of the kernel (sigaction(2)). With SIGINT: a terminal's Ctrl-C, which the whole foreground group gets.
 SI_KERNEL = 0x80
 
 
 class Runner:
     """Runs children in the foreground, one after the other, and forwards signals to them.
 
-    From its entry on, signals wait until they are asked for: none can come between the start of a child and its handler.
+    After ``__enter__``, signals are blocked until `run` or `listen` fetches them, so that none is lost.
     """
 
     def __init__(self, *, forwards_end: bool, forwards_warning: bool) -> None:
         self._end = forwards_end
         self._warning = forwards_warning
-        # nohup: who ignores a signal goes on doing so
+        # a signal that is ignored, as by nohup, stays ignored
         ignored = {number for number in (*END, *WARNING) if signal.getsignal(number) is signal.SIG_IGN}
         self._signals = {*END, *WARNING, signal.SIGCHLD} - ignored
         self._mask: set[int] = set()
-        #: The signal that ended the job; None: none has come.
+        #: The signal that ended the job; None: there was none.
         self.stopped_by: signal.Signals | None = None
 
     def __enter__(self) -> Runner:
@@ -60,26 +59,21 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         while self._signals and signal.sigtimedwait(self._signals, 0.0) is not None:
-            pass  # one that came too late to be forwarded must not end this process, which has the job's exit code
+            pass  # a late signal must not end this process, which has the job's exit code
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def run(
         self, command: Sequence[str], environ: Mapping[str, str], *, preflight: bool = False, mark: str = ""
     ) -> int:
-        """Run a command until it has ended; returns its exit code, 128 + N after signal N.
+        """Run a command until it has ended; return its exit code, 128 + N after signal N.
 
-        The preflight reads nothing of standard input, which is the script's, and would end of a signal before the walltime.
-        `mark` is where a job that has lost ranks writes its exit code: the launcher is ended `LAUNCHER_GRACE` seconds later.
-
-        Raises
-        ------
-        LauncherError
-            It can't be started.
+        The preflight gets no standard input, which belongs to the script, and no signal before the walltime, which would end it.
+        A job that has lost ranks writes its exit code to the file `mark`; `LAUNCHER_GRACE` seconds later the launcher is killed.
         """
         parent = os.getpid()
 
         def prepare() -> None:
-            die_with_parent(parent, signal.SIGTERM)  # a launcher that is told cleans up its nodes
+            die_with_parent(parent, signal.SIGTERM)  # after a SIGTERM, the launcher cleans up its nodes
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
         try:
@@ -97,7 +91,7 @@ class Runner:
             if over is None and mark and _noted(mark)[0] is not None:
                 over = time.monotonic() + LAUNCHER_GRACE
             elif over is not None and time.monotonic() > over:
-                child.kill()  # the batch system ends what is left
+                child.kill()  # the batch system ends the remaining processes
             wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))
             got = signal.sigtimedwait(self._signals, wait)
             if deadline is not None and time.monotonic() >= deadline:
@@ -114,13 +108,13 @@ class Runner:
             self.stopped_by = signal.Signals(got.si_signo)
             by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
             if self._end and not by_terminal and deadline is None:
-                deadline, pending = time.monotonic() + HEARD_ITSELF, self.stopped_by
-        self.listen(0.0)  # the launcher may have ended before its signal was read
+                deadline, pending = time.monotonic() + FORWARD_DELAY, self.stopped_by
+        self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode
         return 128 - code if code < 0 else code
 
     def listen(self, seconds: float) -> None:
-        """Wait for a signal that ends the job, unless one has come already."""
+        """Wait for a signal that ends the job, unless there was one."""
         ends = self._signals & set(END)
         if self.stopped_by is None and ends and (got := signal.sigtimedwait(ends, seconds)) is not None:
             self.stopped_by = signal.Signals(got.si_signo)
@@ -129,29 +123,17 @@ class Runner:
 def run_launch(
     launch: Launch, environ: Mapping[str, str], requeue: Callable[[], int | None] | None = None
 ) -> int:
-    """Run the preflight, if there is one, and the job.
+    """Run the preflight, if there is one, and the job; return the exit code of the one that ended last.
 
-    Parameters
-    ----------
-    launch : Launch
-        What to run.
-    environ : mapping
-        The environment of this process.
-    requeue : callable, optional
-        Called after exit code 75, or when a node was lost and the job could not go on, unless it was cancelled; returns the
-        exit code, None: 75.
-
-    Returns
-    -------
-    int
-        Exit code of the preflight if it fails, else the job's.
+    `requeue` is called after exit code 75, or after the loss of a node that the job needs, unless the job was cancelled. It
+    returns the exit code; None: 75.
     """
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
     try:
         if launch.make:
             make_folder(launch.make)
         if launch.mark:
-            remove(launch.mark)  # of the run before a requeue
+            remove(launch.mark)  # left by the run before a requeue
     except OSError as error:
         raise InputError(
             f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
@@ -177,13 +159,13 @@ def run_launch(
                 "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
-            answer = requeue()  # the signal with which the batch system ends this run comes at once
+            answer = requeue()  # the batch system may end this run by a signal at once
             return 75 if answer is None else answer
     return 1 if lost_node else code
 
 
 def _noted(mark: str) -> tuple[int | None, bool]:
-    """What a job that has lost ranks has written there: its exit code (None: nothing), and whether it could not go on."""
+    """The exit code in the mark of a job that has lost ranks (None: there is none), and whether it could not continue."""
     words: list[str] = []
     with contextlib.suppress(OSError):
         if _is_our_mark(mark):
@@ -194,7 +176,7 @@ def _noted(mark: str) -> tuple[int | None, bool]:
 
 
 def _is_our_mark(path: str) -> bool:
-    """Whether it is there, and not made by another user, who would have a job that was lost count as completed."""
+    """Whether the file exists and is ours: another user could otherwise make a lost job count as completed."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -203,7 +185,7 @@ def _is_our_mark(path: str) -> bool:
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the batch system; exit code 127 if it can't be run, or does not answer in time."""
+    """Run a command of the batch system; exit code 127 if it can't be run, or does not end in time."""
     try:
         return subprocess.run(
             command,
@@ -220,5 +202,5 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> subproces
 
 
 def _unblock_signals() -> None:
-    """In the child: `Runner` has blocked them in this process."""
+    """Unblock the signals in the child, which `Runner` has blocked in this process."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())

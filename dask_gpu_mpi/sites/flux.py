@@ -12,7 +12,7 @@ __all__ = ["FLUX"]
 
 
 class Flux(BatchSystem):
-    """Its commands tell what the job has; it runs no job again."""
+    """The nodes and the end of its jobs come from its commands. It requeues no job."""
 
     title = "Flux"
     is_inner = True
@@ -37,7 +37,7 @@ class Flux(BatchSystem):
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
     ) -> Allocation | None:
-        # On a login node or below `flux start` there may be an instance that is no job.
+        # On a login node or below `flux start`, an instance may not belong to a job.
         if not environ.get("FLUX_URI") or not (job := ask(["flux", "getattr", "jobid"]).strip()):
             return None
         if not job.isprintable():
@@ -51,7 +51,7 @@ class Flux(BatchSystem):
             return None
         left = ask(["flux", "job", "timeleft"]).strip()
         known = re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left)
-        # flux prints 0 for a job without a limit as well as for one that has ended
+        # flux prints 0 for a job without a limit, and for a job that has ended
         return now() + float(left) if known and float(left) else None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:

@@ -1,9 +1,9 @@
-"""Job scripts from the templates in ``jobscripts/``: the same files that users submit as they are.
+"""Job scripts from the templates in ``jobscripts/``, which users can submit as they are.
 
 A template is a working script: the batch system's directives (``#SBATCH --nodes=1``), the user's environment, and a line with
-``dask-gpu-mpi launch``. `render` replaces directives and the script with its arguments (``program=``), and adds lines: settings
-(``export DGM_SETUP=...``) and modules. They are shell words and take any text, quoted. Directives can't be quoted, so what goes
-there must match a pattern.
+``dask-gpu-mpi launch``. `render` replaces directives and the script with its arguments (``program=``), and adds settings
+(``export DGM_SETUP=...``) and modules. These are quoted shell words. Directives can't be quoted, so their values must match a
+pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SCRIPTED", "quote", "render", "submit", "template"]
 
 #: The batch systems for which there are job scripts.
 SCRIPTED = tuple(name for name in SYSTEMS if batch_system(name).templates)
-#: Seconds that the batch system gets to take a job.
+#: Seconds for the batch system to accept a job.
 SUBMIT_TIMEOUT = 60.0
 
 
@@ -33,9 +33,9 @@ def template(name: str) -> str:
 
 
 def quote(text: str) -> str:
-    r"""One shell word for bash that stands for the text, on one line: ``$'a\012b'`` where it holds control characters.
+    r"""A shell word for bash with this text, on one line: ``$'a\012b'`` if it has control characters.
 
-    Bytes that are no UTF-8 (``surrogateescape``, as in ``sys.argv``) come out as they went in.
+    Bytes that are not UTF-8 (``surrogateescape``, as in ``sys.argv``) do not change.
     """
     if text.isprintable():
         return shlex.quote(text)
@@ -47,23 +47,7 @@ def quote(text: str) -> str:
 
 
 def render(job: JobRequest) -> str:
-    """Write the script.
-
-    Parameters
-    ----------
-    job : JobRequest
-        What it asks for; checked already.
-
-    Returns
-    -------
-    str
-        The template with its directives and settings replaced.
-
-    Raises
-    ------
-    InputError
-        The system has no such launcher, or no such option.
-    """
+    """The script of a request; InputError if the batch system has no such launcher or option."""
     system = batch_system(job.system)
     launcher = job.launcher or next(iter(system.templates))
     if launcher not in system.templates:
@@ -87,7 +71,7 @@ def render(job: JobRequest) -> str:
     lines[program] = f"program=({_words(job.program)})"
     _add_settings(lines, _settings(job, system, launcher))
     _add_modules(lines, job.modules)
-    # the head of the template tells how to submit it; its examples of directives are done with
+    # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [_head(job)]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
 
@@ -100,7 +84,7 @@ def _head(job: JobRequest) -> str:
 def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, str]:
     """The settings of this job by name, without the prefix of their variables."""
     settings = {"SETUP": job.setup}
-    # a batch system that reports how many it has given does so for other options of its command as well
+    # a batch system that reports the number of GPUs does so even if the user changes it at submission
     if job.gpus_per_node and not system.gpus_variable:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
     if launcher not in system.default_launchers:
@@ -116,7 +100,7 @@ def _add_settings(lines: list[str], settings: Mapping[str, str]) -> None:
 
 
 def _add_modules(lines: list[str], modules: tuple[str, ...]) -> None:
-    """Below the examples of a user's environment, of which they are one."""
+    """Add modules below the examples of a user's environment."""
     if modules:
         at = _at(lines, "setup=")
         lines[at:at] = [
@@ -144,18 +128,12 @@ def _set_directive(lines: list[str], prefix: str, beginning: str, value: str | N
 
 
 def _at(lines: list[str], beginning: str) -> int:
-    """The place of the first line that begins so."""
+    """The index of the first line with this beginning."""
     return next(i for i, line in enumerate(lines) if line.startswith(beginning))
 
 
 def submit(job: JobRequest, text: str) -> str:
-    """Hand a script to the batch system; return the job's number.
-
-    Raises
-    ------
-    InputError
-        There is no such batch system here, or it refuses the job, or does not answer.
-    """
+    """Submit a script and return the job's number; InputError if there is no such batch system here, or if it fails."""
     system = batch_system(job.system)
     command = system.submit
     name = " ".join(command)

@@ -1,7 +1,7 @@
-"""Launchers: a class for each, with the variables of its ranks and how `launch` starts ranks by it.
+"""Launchers: a class for each, with the variables of its ranks and the options with which `launch` starts them.
 
-Which launcher started this process, and as which rank, is read from the environment. MPI is the authority on rank and world size;
-see `dask_gpu_mpi.mpi.launcher_check` where the two disagree.
+The launcher of this process and its rank are read from the environment. MPI is the authority on rank and world size; if they
+differ, see `dask_gpu_mpi.mpi.launcher_check`.
 
 A child process must not have the variables of a rank: an MPI library in it would join the job as a rank that already exists.
 """
@@ -37,38 +37,38 @@ __all__ = [
     "speaks",
 ]
 
-#: MPI libraries whose ranks are started by the same launchers.
+#: MPI libraries with the same launchers.
 Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
 
-#: Dask moves the data, not Cray's MPI.
+#: Cray's MPI needs no GPU support, since Dask moves the data.
 CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
 
-#: A shell's and a login's own, and what is true on one node only.
+#: Variables of a shell, of a login, and of one node only.
 _ONE_NODE = (
     "_ CUDA_VISIBLE_DEVICES DISPLAY ENVIRONMENT HOME HOST HOSTNAME KRB5CCNAME LOGNAME MAIL OLDPWD PWD SHELL SHLVL TERM "
     "TMPDIR TMP TEMP USER XAUTHORITY"
 )
 NOT_FORWARDED = frozenset(_ONE_NODE.split())
-#: Of launchers and sessions.
+#: Prefixes of variables of launchers and sessions.
 _OTHERS = "BASH_ DBUS_ HYDRA_ HYDI_ OMPI_ PALS_ PMI_ PMIX_ PRTE_ SSH_ XDG_"
 NOT_FORWARDED_PREFIXES = (
     *_OTHERS.split(),
     *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes),
 )
 
-#: What launchers that have no class here set (``prterun``, ALPS).
+#: Prefixes of variables of launchers without a class here (``prterun``, ALPS).
 _FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
-#: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
+#: Numbers from here on belong to steps without srun: the batch script, an interactive shell and the like (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
-#: What a launcher that speaks PMI-1 or PMI-2 sets: without descriptor, port and rank nobody can join by it. Not every name that
-#: begins so is its own: a bank's ``PMI_RATE`` is not.
+#: Variables of PMI-1 and PMI-2: a process can't join the job without descriptor, port and rank. Other variables may have the same
+#: prefix, such as a bank's ``PMI_RATE``.
 PMI = (
     "PMI_RANK PMI_SIZE PMI_FD PMI_PORT PMI_ID PMI_SPAWNED PMI_HOSTNAME PMI_JOBID PMI_KVS PMI_KVSNAME PMI_APPNUM PMI_DOMAIN "
     "PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_UNIVERSE_SIZE PMI_PROCESS_MAPPING PMI_CONTROL_FD PMI_CONTROL_PORT PMI_SHARED_SECRET "
     "PMI_VERSION PMI_SUBVERSION PMI_TOTALVIEW PMI2_*"
 )
-#: The same of PMIx: a client needs the name space, the rank and the address of a server.
+#: Variables of PMIx: a client needs the name space, the rank and the address of a server.
 PMIX = (
     "PMIX_NAMESPACE PMIX_RANK PMIX_ID PMIX_SERVER_* PMIX_SYSTEM_TMPDIR PMIX_HOSTNAME PMIX_VERSION PMIX_BFROP_BUFFER_TYPE "
     "PMIX_GDS_MODULE PMIX_PTL_MODULE PMIX_SECURITY_MODE PMIX_DSTORE_* PMIX_PARAM_FILE_PASSED PMIX_KEEPALIVE_PIPE PMIX_LAUNCHER_* "
@@ -78,34 +78,34 @@ PMIX = (
 
 
 class Launcher:
-    """What is different from one launcher to the next. A subclass sets its variables, and overrides what applies to it."""
+    """The differences between launchers. A subclass overrides the attributes and methods that apply to it."""
 
     # -- its ranks
 
-    #: As messages call it.
+    #: Its name in messages.
     name = ""
     #: Variable of the rank in the world.
     rank = ""
-    #: Variables of the world size: the first one that is set counts. None may be set.
+    #: Variables of the world size. The first one that is set counts; there may be none.
     size: tuple[str, ...] = ()
     #: Variable of the rank on its host.
     local_rank = ""
     #: Variable of the number of ranks on this host; empty: it has none.
     local_size = ""
-    #: The variable that only this launcher sets: without it, it was another one that speaks the same protocol.
+    #: The variable that only this launcher sets. Other launchers may use the same protocol without it.
     mark = ""
-    #: What a rank had (rank 1 of 4, the second on its host), for tests.
+    #: The variables of a real rank (rank 1 of 4, the second on its host), for tests.
     sample: Mapping[str, str] = {}
-    #: Names of the variables by which a process knows which rank it is, ``*`` at the end of a prefix that is its own: in the
-    #: environment of a child they are harmful. What users set to configure it, or an MPI library, is not among them.
+    #: Names of the variables by which a process detects its rank, with ``*`` at the end of a prefix. They are harmful in the
+    #: environment of a child. The user's settings of the launcher or of an MPI library are not among them.
     scrubbed = ""
-    #: Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
+    #: Whether the variables certainly belong to this process. Under an mpirun, Slurm's belong to the mpirun's daemon.
     sure = True
-    #: Processes of its own that start the ranks on a host, and do not mind if a rank ends with exit code 0 before ``MPI_Init``.
+    #: Its processes that start the ranks on a host, and that accept a rank's exit code 0 before ``MPI_Init``.
     daemons: tuple[str, ...] = ()
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
-        """Whether it has started this process, or one around it, as a rank: its variables are here."""
+        """Whether it has started this process, or one of its parents, as a rank; its variables are set."""
         return True
 
     def is_alone(self, environ: Mapping[str, str]) -> bool:
@@ -113,26 +113,26 @@ class Launcher:
         return bool(self.local_size) and environ.get(self.local_size) == "1"
 
     def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
-        """Whether all ranks, of which there are `size` (None: unknown), are certainly on this host."""
+        """Whether all `size` ranks (None: unknown) are certainly on this host."""
         return bool(self.local_size) and size is not None and number(environ, self.local_size) == size
 
     # -- `launch`
 
-    #: Its name for `launch`, which is the name of its command if it is a batch system's own; empty: `launch` does not use it.
+    #: Its name for `launch`, the name of its command if it belongs to a batch system; empty: `launch` does not use it.
     kind = ""
-    #: A regular expression of what the ``--version`` of an mpirun or mpiexec prints; empty: it has another command.
+    #: A regular expression of the output of ``mpirun --version``; empty: its command is not mpirun or mpiexec.
     version = ""
-    #: MPI libraries whose ranks this mpirun starts.
+    #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
-    #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Others have the site's default.
+    #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
     meets: Mapping[str, str] = {}
     #: Whether it copies this node's variables to all nodes.
     copies = True
-    #: Whether its exit code may be 0 after it has lost a node.
+    #: Whether its exit code may be 0 after the loss of a node.
     may_lose_nodes = False
 
     def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
-        """The values that are possible for `meets` here; None: unknown."""
+        """The values for `meets` that are available on this node; None: unknown."""
         return None
 
     def preferred(self, path: str) -> bool:
@@ -144,35 +144,26 @@ class Launcher:
         return {}
 
     def is_ended(self, environ: Mapping[str, str]) -> bool:
-        """Whether the batch system itself ends its ranks, so that no SIGTERM must be forwarded to it."""
+        """Whether the batch system itself signals its ranks, so that `launch` must not forward a SIGTERM."""
         return False
 
     def check(self, allocation: Allocation, path: str, mpi: str) -> None:
-        """Refuse a job that it can't start.
-
-        Raises
-        ------
-        LauncherError
-            It can't start this job.
-        """
+        """Raise a LauncherError if it can't start this job."""
         if allocation.parts:
             raise _can_not_start_parts(os.path.basename(path))
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
-        """Its options: one rank on each node, unless others are requested; all cores and GPUs of its node for each."""
+        """Its options for the requested ranks, each of which gets all cores and GPUs of its node."""
         raise NotImplementedError
 
     # -- a rank that dies
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        """Further options with which the job survives a rank that dies (``tolerate_lost_ranks``), if it has any.
-
-        `library` is what the MPI library calls itself, `mpi` how the two find each other.
-        """
+        """Further options with which the job survives a lost rank (``tolerate_lost_ranks``), if it has any."""
         return ()
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
-        """In a rank: why the job ends all the same when a rank, or a node, is lost, and the fix; empty: it does not."""
+        """In a rank: why the job still ends when a rank or a node is lost, and the fix; empty: it does not."""
         return f"{self.name} ends the job when a rank is lost. Fix: srun with MPICH, or Open MPI 5 (docs/exit-codes.md)"
 
 
@@ -189,7 +180,7 @@ def _with_ranks(allocation: Allocation) -> str:
 
 
 class OpenMpi(Launcher):
-    """Open MPI: it copies no variables to other nodes by itself, and its exit code may be 0 after it has lost a node."""
+    """Open MPI: it copies no variables to other nodes by itself, and its exit code may be 0 after the loss of a node."""
 
     name = "Open MPI's mpirun"
     rank = "OMPI_COMM_WORLD_RANK"
@@ -208,8 +199,8 @@ class OpenMpi(Launcher):
         "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
         "PRTE_LAUNCHED": "1",
     }
-    # Its settings stay: of the library, the wrappers' compilers, leave to run as root (without it a child's MPI_Init fails in
-    # a container), where a relocated installation lies. But it passes some identity as settings (MCA), too.
+    # Settings stay: those of the library and of the compiler wrappers, the permission to run as root (without it, MPI_Init of a
+    # child fails in a container), the place of a relocated installation. But some settings (MCA) contain the rank's identity.
     scrubbed = (
         "OMPI_COMM_WORLD_* OMPI_WORLD_* OMPI_UNIVERSE_SIZE OMPI_APP_CTX_NUM_PROCS OMPI_NUM_APP_CTX OMPI_FIRST_RANKS "
         "OMPI_ARGV OMPI_COMMAND OMPI_FILE_LOCATION OMPI_PARENT_PORT OMPI_TOOL_NAME OMPI_LIBDIR_LOC OPAL_USER_PARAMS_GIVEN "
@@ -231,7 +222,7 @@ class OpenMpi(Launcher):
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        # --enable-recovery alone keeps the launcher; but over TCP the library would abort each rank that was connected
+        # with --enable-recovery alone, the library aborts each rank that was connected to the lost one over TCP
         return ("--with-ft", "ulfm") if re.match(r"Open MPI v([5-9]|\d\d)", library) else ()
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
@@ -245,12 +236,12 @@ class OpenMpi(Launcher):
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         options = ["-np", f"{allocation.ranks}"]
-        if allocation.hosts:  # a node that is named once would count for all its cores
+        if allocation.hosts:  # without a number, a node would get a rank for each core
             options += ["--host", _with_ranks(allocation), "--map-by", "slot"]
         elif allocation.batch.tells_mpirun:
             options += ["--map-by", f"ppr:{allocation.ranks_per_node}:node"]
         else:
-            # ranks wait rather than compute: there may be more than cores
+            # there may be more ranks than cores, since ranks mostly wait
             options += ["--map-by", "slot:OVERSUBSCRIBE"]
         options += ["--bind-to", "none"]
         if not allocation.batch.is_one_node:
@@ -259,7 +250,7 @@ class OpenMpi(Launcher):
 
 
 class Mvapich2(Launcher):
-    """MVAPICH2: `launch` knows its mpirun as Hydra."""
+    """MVAPICH2, whose mpirun is Hydra for `launch`."""
 
     name = "MVAPICH2's mpirun"
     rank = "MV2_COMM_WORLD_RANK"
@@ -286,7 +277,7 @@ class Hydra(Launcher):
     size = ("PMI_SIZE",)
     local_rank = "MPI_LOCALRANKID"
     local_size = "MPI_LOCALNRANKS"
-    # srun --mpi=pmi2, PALS and Flux speak PMI as well, without this one
+    # srun --mpi=pmi2, PALS and Flux use PMI as well, without this variable
     mark = "MPI_LOCALRANKID"
     sample: Mapping[str, str] = {
         "PMI_RANK": "1",
@@ -315,7 +306,7 @@ class Hydra(Launcher):
         return ["-n", f"{allocation.ranks}", *where, "-bind-to", "none"]
 
     def host_options(self, allocation: Allocation) -> list[str]:
-        """The nodes by name."""
+        """The options with the nodes."""
         return ["-hosts", _with_ranks(allocation)]
 
 
@@ -331,7 +322,7 @@ class Intel(Hydra):
         return ["-hosts", names, "-ppn", f"{allocation.ranks_per_node}"]
 
     def preferred(self, path: str) -> bool:
-        """Its mpirun is a shell script around mpiexec.hydra, and passes no signal on."""
+        """Prefer mpiexec.hydra: mpirun is a shell script around it, and forwards no signal."""
         return os.path.basename(path) == "mpiexec.hydra"
 
 
@@ -415,7 +406,7 @@ class FluxRun(Launcher):
     )
 
     kind = "flux"
-    meets: Mapping[str, str] = {"openmpi": "pmix"}  # others speak Flux's own PMI
+    meets: Mapping[str, str] = {"openmpi": "pmix"}  # other libraries use Flux's own PMI
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         ranks, nodes = allocation.ranks, allocation.nodes
@@ -426,12 +417,12 @@ class FluxRun(Launcher):
 
 
 def in_batch_script(environ: Mapping[str, str]) -> bool:
-    """Whether this is a script of Slurm's sbatch, and no shell of salloc or srun."""
+    """Whether this is a script of Slurm's sbatch, and not a shell of salloc or srun."""
     return environ.get("ENVIRONMENT") == "BATCH"
 
 
 class Srun(Launcher):
-    """srun of Slurm. Its variables are in all processes of a step, also in the daemons of an mpirun."""
+    """srun of Slurm. Its variables are in all processes of a step, including the daemons of an mpirun."""
 
     name = "srun"
     rank = "SLURM_PROCID"
@@ -446,8 +437,8 @@ class Srun(Launcher):
         "SLURM_LOCALID": "1",
         "SLURM_STEP_NODELIST": "h[1-2]",
     }
-    # With SLURM_STEP_ID in it and no PMI, Open MPI 4 takes a child for a rank of srun and aborts. The job's shape, which
-    # sbatch sets too, stays.
+    # With SLURM_STEP_ID and without PMI, Open MPI 4 treats a child as a rank of srun and aborts. The variables of the job, which
+    # sbatch sets too, stay.
     scrubbed = (
         "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_STEPID SLURM_STEP_* SLURM_TASK_PID "
         "SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT SLURM_LAUNCH_NODE_IPADDR SLURM_MPI_TYPE SLURM_PMI_FD SLURM_PMI2_* "
@@ -459,11 +450,11 @@ class Srun(Launcher):
     meets: Mapping[str, str] = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
-        """A step that srun has made: the batch script's, an interactive shell's and their like have special numbers."""
+        """Whether srun has started this step: a batch script or an interactive shell has a special number."""
         return (number(environ, self.mark) or 0) < _FIRST_SPECIAL_STEP
 
     def is_alone(self, environ: Mapping[str, str]) -> bool:
-        # "1(x8)", by the hosts of the step
+        # "1(x8)": one on each of 8 hosts
         return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
 
     def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
@@ -474,7 +465,7 @@ class Srun(Launcher):
         return frozenset(re.findall(r"\w+", listed.partition("are...")[2])) or None
 
     def is_ended(self, environ: Mapping[str, str]) -> bool:
-        """Slurm sends SIGTERM to the ranks, which srun would kill if it got one as well."""
+        """Slurm sends SIGTERM to the ranks; srun would kill them if it got one as well."""
         return in_batch_script(environ)
 
     def check(self, allocation: Allocation, path: str, mpi: str) -> None:
@@ -493,14 +484,13 @@ class Srun(Launcher):
                 f"--ntasks-per-node={allocation.ranks_per_node}",
             ]
         if not in_batch_script(environ):
-            options.append(
-                "--overlap"
-            )  # the shell of `salloc` or `srun --pty` may be a step, which has the node
-        # when a rank has died, not while all end, which would change the exit code
+            # the shell of `salloc` or `srun --pty` may be a step, which has the node
+            options.append("--overlap")
+        # end the step after the death of a rank, but not while all ranks end, which would change the exit code
         return [*options, "--kill-on-bad-exit=0", "--wait=30"]
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        # the last --wait counts; Slurm's plugin for PMIx ends the step with a rank, whatever its options
+        # the last --wait counts; with Slurm's plugin for PMIx, the step ends with a rank in any case
         return () if mpi.startswith("pmix") else ("--no-kill", "--wait=0")
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
@@ -510,9 +500,9 @@ class Srun(Launcher):
 
 
 class Pmi(Launcher):
-    """What no other class fits: many launchers speak PMI."""
+    """Any other launcher with PMI, which many use."""
 
-    name = "a launcher that speaks PMI"
+    name = "a launcher with PMI"
     rank = "PMI_RANK"
     size = ("PMI_SIZE",)
     local_rank = "PMI_LOCAL_RANK"
@@ -523,10 +513,10 @@ class Pmi(Launcher):
 
 
 OPEN_MPI, HYDRA, INTEL, PALS = OpenMpi(), Hydra(), Intel(), Pals()
-#: Innermost first: an mpirun runs inside a batch job's step, and never the other way round.
+#: Innermost first: an mpirun runs inside the step of a batch job, never the other way round.
 LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, Mvapich2(), HYDRA, PALS, Jsrun(), FluxRun(), Srun(), Pmi())
-#: Each mpirun and mpiexec that `launch` knows, in the order in which what ``--version`` prints is compared. If several of them
-#: start the ranks of a library, the last one is the best, except for a launcher of the library's own.
+#: Each mpirun and mpiexec for `launch`, in the order in which the output of ``--version`` is compared. If several can start the
+#: ranks of a library, the library's own launcher is the best one, then the last one of this list.
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
 #: The batch systems' own launchers, by their command.
 BY_COMMAND: Mapping[str, Launcher] = {each.kind: each for each in LAUNCHERS if each.kind and not each.version}
@@ -537,19 +527,9 @@ _SCRUBBED_PREFIXES = tuple(name.removesuffix("*") for name in _PATTERNS if name.
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Copy an environment without anything by which an MPI library would take a child for a rank of the job.
+    """The environment of a rank without the variables of its launcher: in a child with it, ``MPI_Init`` makes a world of one.
 
-    The job's own variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
-
-    Parameters
-    ----------
-    environ : Mapping
-        The environment of a rank.
-
-    Returns
-    -------
-    dict
-        That of a child, in which ``MPI_Init`` makes a world of one.
+    The job's variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
     """
     return {
         name: value
@@ -560,16 +540,16 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launched:
-    """The launcher that started this process, and what its variables are here."""
+    """The launcher that started this process, and the values of its variables."""
 
     launcher: Launcher
-    #: This process's.
+    #: The rank of this process.
     rank: int
-    #: The world's; None if the launcher does not set it.
+    #: The size of the world; None if the launcher does not set it.
     size: int | None
-    #: This process's on its host. Never a GPU index: it may count GPUs that this process can't see.
+    #: The rank of this process on its host. It is not a GPU index, since this process may not see all GPUs.
     local_rank: int | None
-    #: The variable that has `size`.
+    #: The variable with `size`.
     size_variable: str = ""
 
     @property
@@ -585,28 +565,15 @@ class Launched:
 
 
 def detect(environ: Mapping[str, str]) -> Launched | None:
-    """The innermost launcher that started this process as one of its ranks.
+    """The innermost launcher that started this process as one of its ranks; None: it is not a rank.
 
-    Parameters
-    ----------
-    environ : Mapping
-        The environment of the process.
-
-    Returns
-    -------
-    Launched or None
-        None if no launcher did: a shell of a batch job is none.
-
-    Raises
-    ------
-    LauncherError
-        A variable of the launcher is no number.
+    LauncherError if a variable of the launcher is not a number.
     """
     return next(iter(all_launched(environ)), None)
 
 
 def alone_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether this is the only rank on its host, as far as the launcher sets it; also True without a launcher."""
+    """Whether this is the only rank on its host by the launcher's variables, or there is no launcher."""
     launched = detect(environ)
     if launched is None or launched.size == 1:
         return True
@@ -614,32 +581,32 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
 
 
 def all_on_one_host(environ: Mapping[str, str]) -> bool:
-    """Whether all ranks are on this host, as far as every launcher that has left its variables here sets that.
+    """Whether all ranks are on this host by the variables of every launcher here, or there is no launcher.
 
-    True also without a launcher; False where there may be one that has no class here.
+    False if there may be a launcher without a class here.
     """
     launched = all_launched(environ)
     if not launched:
         return not any(name.startswith(_FOREIGN) for name in environ)
-    # The last one fits where others do: many speak PMI.
+    # the last class fits others as well, since many launchers use PMI
     named = [each for each in launched if each.launcher is not LAUNCHERS[-1]] or launched
     return all(each.size == 1 or each.launcher.has_one_host(environ, each.size) for each in named)
 
 
 def first_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether this is the first rank of its host; False where the launcher does not set it."""
+    """Whether this is the first rank of its host; False if the launcher does not set it."""
     launched = detect(environ)
     return alone_on_host(environ) or (launched is not None and launched.local_rank == 0)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
-    """Whether this rank reports for all ranks where they can't communicate: rank 0 of the launcher, or no launcher."""
+    """Whether this rank reports for all ranks if they can't communicate: rank 0, or a process without a launcher."""
     launched = detect(environ)
     return launched is None or not launched.rank
 
 
 def all_launched(environ: Mapping[str, str]) -> list[Launched]:
-    """Every launcher that has left its variables here, the innermost first."""
+    """Every launcher whose variables are in this environment, the innermost first."""
     found = []
     for launcher in LAUNCHERS:
         rank = number(environ, launcher.rank) if launcher.mark in environ else None
@@ -654,7 +621,7 @@ def all_launched(environ: Mapping[str, str]) -> list[Launched]:
 def forwarded(environ: Mapping[str, str]) -> list[str]:
     """The names of the variables that Open MPI, which forwards nothing by itself, must set on other nodes.
 
-    These are all that other launchers would copy, except what is true on one node only.
+    These are all that other launchers would copy, except those of one node only.
     """
     kept, systems = scrub(environ), systems_of(environ)
     needed = frozenset[str]().union(*(system.forwarded for system in systems))
@@ -663,7 +630,7 @@ def forwarded(environ: Mapping[str, str]) -> list[str]:
         name
         for name in kept
         if name in needed
-        or (name == "CUDA_VISIBLE_DEVICES" and not kept[name])  # no GPU, on any node
+        or (name == "CUDA_VISIBLE_DEVICES" and not kept[name])  # empty: no GPU on any node
         or (
             re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
             and name not in left

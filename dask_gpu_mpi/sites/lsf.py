@@ -46,10 +46,12 @@ class Lsf(BatchSystem):
     ) -> Allocation | None:
         if not environ.get(_HOSTS):
             return None
-        # a line for each slot, which is a core mostly
+        # a line for each slot, which mostly is a core
         hosts = tuple(AllocatedHost(name, 1) for name in count_hosts(environ, _HOSTS, read))
         job = environ.get(self.job_variable, "")
-        if (index := environ.get("LSB_JOBINDEX", "0")) != "0":  # all tasks of an array have one number
+        if (
+            index := environ.get("LSB_JOBINDEX", "0")
+        ) != "0":  # all tasks of an array share the number of the job
             job += f"_{index}"
         return Allocation("lsf", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
 
@@ -57,8 +59,8 @@ class Lsf(BatchSystem):
         return job.by_exit_code()
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        minutes = -(-job.seconds // 60)  # LSF knows no seconds
-        # a slot is a core; of a whole node, one for each rank is enough
+        minutes = -(-job.seconds // 60)  # LSF has no seconds
+        # a slot is a core; on a whole node, one for each rank is enough
         slots = job.cpus_per_node if job.shared and job.cpus_per_node else job.ranks_per_node
         memory = f" rusage[mem={job.mebibytes}MB/host]" if job.mebibytes else ""
         found: dict[str, str | None] = {
@@ -70,7 +72,7 @@ class Lsf(BatchSystem):
         if job.shared:
             found["-x"] = None
         if "mail_user" in job.words:
-            found["-N"] = ""  # besides the log
+            found["-N"] = ""  # a mail in addition to the log
         return found
 
 

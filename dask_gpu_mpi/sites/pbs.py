@@ -1,4 +1,4 @@
-"""PBS: OpenPBS, PBS Pro, and Torque as far as it is like them."""
+"""PBS: OpenPBS, PBS Pro, and the common part of Torque."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dask_gpu_mpi.sites.batch import (
 
 __all__ = ["PBS", "job_script", "resources"]
 
-#: Counts the jobs that PBS has been given for one another: it counts no restarts.
+#: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
 _NODES = "PBS_NODEFILE"
@@ -33,12 +33,12 @@ _KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("A
 
 
 class Pbs(BatchSystem):
-    """It sends no signal before the walltime, counts no restarts, and its command tells when the job ends."""
+    """It sends no signal before the walltime and counts no restarts. The end of a job comes from its command."""
 
     title = "PBS"
     job_variable = "PBS_JOBID"
     login_variable = "PBS_O_HOST"
-    #: `session.on_walltime` asks for the end of this job on the client's rank.
+    #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({"PBS_JOBID"})
 
     prefix = "#PBS "
@@ -83,9 +83,9 @@ class Pbs(BatchSystem):
         self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
     ) -> dict[str, str | None]:
         changes: dict[str, str | None] = {}
-        if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS's: all cores, for each worker
+        if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker
             changes["OMP_NUM_THREADS"] = None
-        # this node's UUIDs; empty: the job has no GPU
+        # UUIDs of this node; empty: the job has no GPU
         if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
             changes["CUDA_VISIBLE_DEVICES"] = None
         return changes
@@ -138,7 +138,7 @@ def _template_cpus() -> int:
 
 
 def _seconds(text: str) -> float:
-    """``HH:MM:SS``, ``MM:SS`` or seconds, as PBS writes durations; ValueError if it is none."""
+    """Seconds of a duration of PBS: ``HH:MM:SS``, ``MM:SS`` or seconds; ValueError if it is not one."""
     if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", str(text)):
         raise ValueError(text)
     total = 0.0
@@ -148,7 +148,7 @@ def _seconds(text: str) -> float:
 
 
 def resources(described: str) -> list[str]:
-    """Options of qsub for a job like this one, from ``qstat -fw``: what was requested of it on the command line."""
+    """Options of qsub for a job like this one, from the requests in the output of ``qstat -fw``."""
     found = []
     for pattern, option in _KEPT:
         for match in re.finditer(rf"^ *{pattern} = (.*)$", described, re.MULTILINE):
@@ -157,13 +157,13 @@ def resources(described: str) -> list[str]:
 
 
 def job_script(parent: int) -> str:
-    """The script that the nearest shell above runs, from this parent on (`timeout` may be between); empty: there is none."""
+    """The script of the nearest shell among this process and its parents (`timeout` may come first); empty: there is none."""
     import psutil
 
     try:
         process = psutil.Process(parent)
         above = (process, *process.parents())
-        # by the program: the name of a process that is a script is the script's
+        # by the program, since the process of a script has the name of the script
         words = next((each.cmdline() for each in above if os.path.basename(each.exe()) in SHELLS), [])
     except psutil.Error:
         return ""

@@ -29,19 +29,13 @@ class Local(BatchSystem):
 
 
 def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[AllocatedHost, ...]:
-    """Nodes of the command line: ``h1,h2:2`` (a rank on h1, two on h2), or a file with one on each line.
-
-    Raises
-    ------
-    InputError
-        It can't be read, or names no node.
-    """
+    """Nodes of the command line: ``h1,h2:2`` (a rank on h1, two on h2), or a file with a node on each line."""
     if "/" in text or os.path.isfile(text):
         try:
             words = [line.split("#")[0].strip() for line in read(text).splitlines()]
         except (OSError, ValueError) as error:
             raise InputError(
-                f"--hosts {text}: can't be read ({error})", fix="name a text file, or the nodes: h1,h2"
+                f"--hosts {text}: can't be read ({error})", fix="a text file, or the nodes: h1,h2"
             ) from None
     else:
         words = text.split(",")
@@ -55,7 +49,7 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[AllocatedHost, .
         hosts[named[1]] += int(named[2] or 1)
     if not hosts:
         raise InputError(
-            f"--hosts {text!r}: names no node", expected="h1,h2, or a file with one on each line"
+            f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
         )
     return as_hosts(hosts)
 

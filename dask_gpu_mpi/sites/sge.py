@@ -1,7 +1,6 @@
 """Grid Engine (SGE, Univa, Altair and Open Grid Scheduler): qsub(1), sge_pe(5).
 
-There is no job script for it: the name of a parallel environment, how many slots it gives each node, and the name of a GPU
-resource are the site's.
+There is no job script for it: parallel environments, their slots on each node, and GPU resources differ from site to site.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["SGE"]
 
 _HOSTS = "PE_HOSTFILE"
 _OWN = "ARC JOB_ID JOB_NAME JOB_SCRIPT NHOSTS NQUEUES NSLOTS PE PE_HOSTFILE QUEUE REQNAME REQUEST RESTARTED"
-#: Grid Engine runs a job again that ends with this exit code.
+#: Grid Engine requeues a job that ends with this exit code.
 AGAIN = 99
 
 
@@ -29,7 +28,7 @@ class Sge(BatchSystem):
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
     ) -> Allocation | None:
-        # set in each job; "undefined" outside of an array
+        # set in each job; "undefined" if it is not an array
         if not (task := environ.get(self.job_variable)):
             return None
         job = environ.get("JOB_ID", "")
@@ -37,7 +36,7 @@ class Sge(BatchSystem):
             job += f"_{task}"
         if not environ.get(_HOSTS):  # without a parallel environment
             return Allocation("sge", 1, 1, job=job, requeue_as=job)
-        # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot is a core mostly
+        # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot mostly is a core
         names = count_hosts(environ, _HOSTS, read, _nodes)
         hosts = tuple(AllocatedHost(name, 1) for name in names)
         return Allocation("sge", len(hosts), len(hosts), hosts, job=job, requeue_as=job)

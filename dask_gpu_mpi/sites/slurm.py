@@ -20,7 +20,7 @@ _MPIRUN = "slurm-mpirun.sbatch"
 
 
 class Slurm(BatchSystem):
-    """Its jobs may be heterogeneous, requeued by a command, and give their ranks the GPUs of a task alone."""
+    """Its jobs may be heterogeneous. A command requeues them. GPUs per task hide the other GPUs of a node."""
 
     title = "Slurm"
     job_variable = "SLURM_JOB_ID"
@@ -81,10 +81,10 @@ class Slurm(BatchSystem):
         return float(found) if re.fullmatch(r"[0-9]{1,15}", found) else None
 
     def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
-        """The end of the job, which older versions of Slurm do not set; of parts that end at different times, the first."""
+        """The end of the job, which older versions of Slurm do not set; of parts with different ends, the first."""
         if environ.get(_JOB_END):
             return {}
-        # not in a form that the user has chosen for squeue
+        # the user may have set another format for squeue
         command = ["env", "SLURM_TIME_FORMAT=standard", "squeue"]
         end = earliest(ask([*command, "-h", "-j", allocation.requeue_as, "-o", "%e"]).split())
         return {_JOB_END: end} if end else {}
@@ -98,7 +98,7 @@ class Slurm(BatchSystem):
         per_node = _count(environ, "SLURM_GPUS_PER_NODE")
         if "SLURM_GPUS_PER_TASK" in environ:
             changes |= dict.fromkeys(("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"))
-            # A step of srun has all GPUs of the job, of which nodes may have different numbers.
+            # a step of srun has all GPUs of the job, and nodes may differ in number
             if on_node and not own_launcher:
                 changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
         changes["SLURM_GPU_BIND"] = None
@@ -110,11 +110,13 @@ class Slurm(BatchSystem):
         if copies:
             return changes | {"CUDA_VISIBLE_DEVICES": None}
         if per_node is not None and per_node < on_node:
-            # of an exclusive job this node has all GPUs, others by srun those that were requested
+            # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number
             visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:per_node]
             changes |= {GPUS_ON_NODE: str(per_node), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
             on_node = per_node
-        if (total := _count(environ, "SLURM_GPUS")) is not None:  # its daemons are on the other nodes
+        if (
+            total := _count(environ, "SLURM_GPUS")
+        ) is not None:  # the daemons of mpirun are on the other nodes
             changes["SLURM_GPUS"] = str(total - on_node)
         return changes
 
@@ -134,13 +136,13 @@ class Slurm(BatchSystem):
             "--time=": job.walltime,
         }
         if "mail_user" in job.words:
-            found["--mail-type="] = "END,FAIL"  # by default it sends none
+            found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:
             found["--mem="] = f"{job.mebibytes}M"
         if job.shared and job.cpus_per_node:
             if job.cpus_per_node % job.ranks_per_node:
                 raise InputError(
-                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives each rank as many",
+                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives all ranks the same number",
                     expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
                     fix="another number, or one rank a node",
                 )
@@ -153,18 +155,18 @@ class Slurm(BatchSystem):
 
 
 def _count(environ: Mapping[str, str], name: str) -> int | None:
-    """A number of GPUs, perhaps by type: ``4``, ``a100:4``, ``a100:4,h100:2``; None: unset, or of another form."""
+    """A number of GPUs, perhaps by type: ``4``, ``a100:4``, ``a100:4,h100:2``; None: unset, or in another format."""
     counts = [part.rpartition(":")[2] for part in environ.get(name, "").split(",")]
     return sum(map(int, counts)) if all(re.fullmatch(r"[0-9]{1,9}", count) for count in counts) else None
 
 
 def earliest(ends: Sequence[str]) -> str:
-    """The first of these moments, which squeue has printed, in seconds since the epoch; empty: one of them is none."""
+    """The first of these times of squeue, in seconds since the epoch; empty: one of them is not a time."""
     from datetime import datetime
 
     try:
         return str(int(min(map(datetime.fromisoformat, ends)).timestamp()))
-    except (ValueError, TypeError, OverflowError):  # no limit, no answer, or none of squeue's
+    except (ValueError, TypeError, OverflowError):  # no limit, no output, or output of another program
         return ""
 
 

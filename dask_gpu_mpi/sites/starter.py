@@ -1,4 +1,4 @@
-"""Which launcher starts the ranks of this MPI library in this allocation: the library and the launchers are inspected."""
+"""Chooses the launcher that fits the MPI library and the allocation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "kind_of_launcher",
 ]
 
-#: What a user may choose (``--launcher``), besides an mpirun by its path or another name.
+#: The choices of ``--launcher``, apart from an mpirun by its path or another name.
 CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
 #: Seconds for a launcher to print its version.
 TIMEOUT = 20.0
@@ -35,7 +35,7 @@ TIMEOUT = 20.0
 NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich")
 #: Seconds for Python to load the MPI library, and for a container, whose image may have to be fetched first.
 LIBRARY_TIMEOUT, CONTAINER_TIMEOUT = 120.0, 600.0
-#: Loads the library without initialising it. Its file says where its launcher lies.
+#: Loads the library without initialising it, and prints its version and its file, near which its launcher is.
 PROGRAM = """
 import json, os, sys
 sys.path[:] = map(os.path.abspath, sys.path)
@@ -51,7 +51,7 @@ print("dask-gpu-mpi:" + json.dumps([MPI.Get_library_version(), files[0] if files
 
 @dataclass(frozen=True)
 class Starter:
-    """A launcher: what it is, and how to call it."""
+    """A launcher on this node."""
 
     #: `Launcher.kind`.
     kind: str
@@ -59,7 +59,7 @@ class Starter:
 
     @property
     def launcher(self) -> Launcher:
-        """What differs from launcher to launcher."""
+        """Its class."""
         return _BY_KIND[self.kind]
 
 
@@ -68,18 +68,18 @@ _BY_KIND: Mapping[str, Launcher] = {**BY_COMMAND, **{each.kind: each for each in
 
 @dataclass(frozen=True)
 class Found:
-    """What there is on this node."""
+    """The launchers of this node."""
 
-    #: The batch systems' launchers, and the one that the user has named, by name.
+    #: Paths of the batch systems' launchers, and of the user's choice, by name.
     commands: Mapping[str, str]
-    #: Each mpirun and mpiexec, in the order in which they are to be preferred.
+    #: Each mpirun and mpiexec, the preferred ones first.
     mpiruns: tuple[Starter, ...] = ()
-    #: `Launcher.plugins` of the batch system's own; None: unknown.
+    #: `Launcher.plugins` of the batch system's launcher; None: unknown.
     plugins: frozenset[str] | None = None
 
 
 def kind_of_launcher(version: str) -> str | None:
-    """What an mpirun or mpiexec is, by what ``--version`` prints.
+    """The kind of an mpirun or mpiexec, by the output of ``--version``.
 
     >>> texts = "mpirun (Open MPI) 5.0.11", "mpiexec (OpenRTE) 4.1.4", "HYDRA build details:", "mpiexec version 1.2.12 revision 1"
     >>> [kind_of_launcher(text) for text in texts]
@@ -92,7 +92,7 @@ def kind_of_launcher(version: str) -> str | None:
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """What the library calls itself, and its file (empty: unknown)."""
+    """The text with which the library describes itself, and its file (empty: unknown)."""
 
     version: str
     file: str = ""
@@ -104,12 +104,12 @@ class MpiLibrary:
 
     @property
     def family(self) -> Family:
-        """Whose launchers start it."""
+        """The family whose launchers start it."""
         return family_of_library(self.version)
 
 
 def family_of_library(version: str) -> Family:
-    """The family of what ``MPI.Get_library_version()`` returns.
+    """The family of a library, by the text of ``MPI.Get_library_version()``.
 
     >>> [family_of_library(text) for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
     ['openmpi', 'mpich', 'mpich']
@@ -123,7 +123,7 @@ def family_of_library(version: str) -> Family:
     return "other"
 
 
-#: Cray's names MPICH as well.
+#: Cray's text contains MPICH as well.
 _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("cray", "cray"),
     (r"open\s?mpi|spectrum mpi", "openmpi"),
@@ -133,16 +133,12 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
 
 
 def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary:
-    """Ask mpi4py of this Python, which may be in a container.
+    """The MPI library of a Python, which may be in a container.
 
-    Raises
-    ------
-    MpiMissingError
-        mpi4py, or an MPI library, is missing there.
-    LauncherError
-        The Python, or the container's runtime, can't be run.
+    MpiMissingError if mpi4py or an MPI library is missing there; LauncherError if Python or the container can't be run.
     """
-    command = [*python, "-P", "-c", PROGRAM]  # nothing of the working directory, which may be anybody's
+    # no modules of the working directory, where others may have put some
+    command = [*python, "-P", "-c", PROGRAM]
     contained = len(python) > 1
     timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
     try:
@@ -176,7 +172,7 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
 
 
 def parse_answer(output: str) -> MpiLibrary | None:
-    r"""The library that `PROGRAM` has printed, whatever else is printed there; None: it has not.
+    r"""The library that `PROGRAM` has printed, among other output; None: it has printed none.
 
     >>> parse_answer('Welcome\ndask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n')
     MpiLibrary(version='Open MPI v5.0.11', file='/usr/lib/libmpi.so')
@@ -194,19 +190,10 @@ def parse_answer(output: str) -> MpiLibrary | None:
 def choose_launcher(
     allocation: Allocation, library: MpiLibrary, found: Found, *, launcher: str = "", mpi: str = ""
 ) -> tuple[Starter, str]:
-    """The launcher, and how it and the library find each other (empty: nothing to specify).
+    """The launcher, and how it and the library find each other (empty: not specified).
 
-    Parameters
-    ----------
-    launcher, mpi : str
-        The user's choice (``--launcher``, ``--mpi``); empty, or ``auto``: none.
-
-    Raises
-    ------
-    LauncherError
-        There is none for this library.
+    `launcher` and `mpi` are the user's choice, or empty. LauncherError if no launcher fits this library.
     """
-    launcher = "" if launcher == "auto" else launcher
     if launcher not in ("", "mpirun", "mpiexec") and launcher not in found.commands:
         raise LauncherError(
             f"--launcher {launcher}: command {launcher} not found in PATH",
@@ -259,24 +246,14 @@ def find_launchers(
     named: str = "",
     ask: Callable[[Sequence[str], Mapping[str, str]], str] | None = None,
 ) -> Found:
-    """Look for launchers, and ask each mpirun what it is.
+    """The launchers of this node, in ``PATH``, next to the MPI library, and next to Python, where wheels put their mpirun.
 
-    Parameters
-    ----------
-    library : MpiLibrary
-        Its mpirun may lie beside it.
-    python : str
-        Path of the Python of the job: wheels of Open MPI and MPICH put their mpirun beside it.
-    own : str
-        The batch system's own launcher, whose plugins are needed; empty: it has none.
-    named : str
-        The launcher that the user has named (``--launcher``); empty: none.
-    ask : callable
-        Runs a command and returns all that it prints.
+    `own` is the batch system's launcher, `named` the user's choice; each may be empty. `ask` runs a command and returns its
+    output.
     """
     ask = ask or _ask
     path = environ.get("PATH", os.defpath)
-    names = {*BY_COMMAND, named} - {"", "auto", "mpirun", "mpiexec"}
+    names = {*BY_COMMAND, named} - {"", "mpirun", "mpiexec"}
     commands = {name: file for name in sorted(names) if (file := shutil.which(name, path=path))}
     prefix = Path(library.file).parent.parent if library.file else None
     folders = [Path(python).parent, *([prefix / "bin"] if prefix else ()), *map(Path, path.split(os.pathsep))]

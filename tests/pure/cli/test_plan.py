@@ -119,8 +119,8 @@ def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
     path = str(tmp_path / "none" / "plan")
     error = plan("--nodes", "1", "--svg", path, rc=2)
     assert error == (
-        f"dask_gpu_mpi: error: command line: --svg {path!r} can't be written: No such file or directory. Fix: name a "
-        "file in a folder that is there and that you may write\n"
+        f"dask_gpu_mpi: error: command line: --svg {path!r} can't be written: No such file or directory. Fix: choose a "
+        "file in a folder that exists and that you may write\n"
     )
 
 

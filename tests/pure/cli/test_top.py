@@ -33,7 +33,7 @@ def refused(*arguments: str, rc: int) -> str:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert "no cluster is known here" in refused("--once", rc=2)
+    assert "no cluster found" in refused("--once", rc=2)
     assert "no scheduler file" in refused("--json", "--scheduler-file", none, rc=2)
     assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
 

@@ -123,8 +123,8 @@ def test_nodes_of_the_command_line_win() -> None:
             PBS | {"PBS_NODEFILE": "/gone"},
             r"PBS_NODEFILE=/gone: can't be read .*Fix: run `launch` inside the job",
         ),
-        (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: names no node"),
-        (SGE | {"PE_HOSTFILE": "/empty"}, "PE_HOSTFILE=/empty: names no node"),
+        (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: lists no node"),
+        (SGE | {"PE_HOSTFILE": "/empty"}, "PE_HOSTFILE=/empty: lists no node"),
         (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
     ],
 )
@@ -149,7 +149,7 @@ def test_parse_hosts(tmp_path: Path) -> None:
         ("h1,h 2", "invalid node 'h 2'"),
         ("h1:0", "invalid node 'h1:0'"),
         ("-x", "invalid node '-x'"),
-        (",", "names no node"),
+        (",", "lists no node"),
         ("/gone", "--hosts /gone: can't be read"),
     ],
 )

@@ -233,10 +233,10 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
         (["slurm", "--output", "job.sbatch"], "Fix: --save job.sbatch writes the job script there"),
         (["slurm", "--output", "a b"], "--output: invalid value 'a b'"),
         (["slurm", "--mem", "64"], "--memory-per-node: invalid value '64' (expected a size such as 64G"),
-        (["slurm", "--shared"], "--shared: Slurm has to know the cores of the job. Fix: --cpus-per-node"),
+        (["slurm", "--shared"], "--shared: the cores of the job are missing. Fix: add --cpus-per-node"),
         (
             ["slurm", "--shared", "--cpus-per-node", "5", "--ranks-per-node", "2"],
-            "--cpus-per-node 5: Slurm gives each rank as many (expected a multiple of 2",
+            "--cpus-per-node 5: Slurm gives all ranks the same number (expected a multiple of 2",
         ),
         (["flux", "--mem", "64G"], "--memory-per-node: Flux allocates no memory"),
         (

@@ -72,7 +72,6 @@ def test_mpirun_where_srun_has_no_plugin_for_the_library() -> None:
 
 def test_the_user_chooses() -> None:
     assert choose("slurm", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
-    assert choose("slurm", OPEN_MPI, launcher="auto") == choose("slurm", OPEN_MPI)
     assert choose("slurm", MPICH, launcher="mpiexec") == ("/m/mpiexec", "")
     assert choose("slurm", OPEN_MPI, mpi="pmix_v4") == ("/usr/bin/srun", "pmix_v4")
     assert choose("lsf", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
