@@ -244,15 +244,6 @@ def run_help(*examples: str, short: Sequence[str] = MOST_USED) -> Callable[[Any]
     return help_of(short=short, topics=TOPICS, examples=examples)
 
 
-def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
-    """The parameters of `run` from its command line, without running it; or Click's exception, such as Exit for ``--help``."""
-    command = click.command("run", cls=RunCommand, context_settings=RUN_CONTEXT)(
-        run_parameters(lambda **_: None)
-    )
-    with command.make_context("run", list(arguments)) as context:
-        return dict(context.params)
-
-
 def split_run(given: dict[str, Any], program: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The texts of a job's options, and its script with arguments."""
     scheduler = (given["scheduler"], given["scheduler_file"], given["scheduler_address"])

@@ -94,8 +94,6 @@ class Launcher:
     local_size = ""
     #: The variable that only this launcher sets. Other launchers may use the same protocol without it.
     mark = ""
-    #: The variables of a real rank (rank 1 of 4, the second on its host), for tests.
-    sample: Mapping[str, str] = {}
     #: Names of the variables by which a process detects its rank, with ``*`` at the end of a prefix. They are harmful in the
     #: environment of a child. The user's settings of the launcher or of an MPI library are not among them.
     scrubbed = ""
@@ -188,17 +186,6 @@ class OpenMpi(Launcher):
     local_rank = "OMPI_COMM_WORLD_LOCAL_RANK"
     local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"
     mark = "OMPI_COMM_WORLD_RANK"
-    sample: Mapping[str, str] = {
-        "OMPI_COMM_WORLD_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "OMPI_FILE_LOCATION": "/tmp/ompi.4794/1/0",
-        "PMIX_NAMESPACE": "prterun-host-4794@1",
-        "PMIX_RANK": "1",
-        "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
-        "PRTE_LAUNCHED": "1",
-    }
     # Settings stay: those of the library and of the compiler wrappers, the permission to run as root (without it, MPI_Init of a
     # child fails in a container), the place of a relocated installation. But some settings (MCA) contain the rank's identity.
     scrubbed = (
@@ -258,11 +245,6 @@ class Mvapich2(Launcher):
     local_rank = "MV2_COMM_WORLD_LOCAL_RANK"
     local_size = "MV2_COMM_WORLD_LOCAL_SIZE"
     mark = "MV2_COMM_WORLD_RANK"
-    sample: Mapping[str, str] = {
-        "MV2_COMM_WORLD_RANK": "1",
-        "MV2_COMM_WORLD_SIZE": "4",
-        "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    }
     scrubbed = (
         "MV2_COMM_WORLD_* MPISPAWN_* MPIRUN_RANK MPIRUN_NPROCS MPIRUN_ID MPIRUN_HOST MPIRUN_HOSTIP MPIRUN_PORT "
         "MPIRUN_CHECK_PORT MPIRUN_MPD MPIRUN_PROCESSES MPIRUN_COMM_MULTIPLE"
@@ -279,14 +261,6 @@ class Hydra(Launcher):
     local_size = "MPI_LOCALNRANKS"
     # srun --mpi=pmi2, PALS and Flux use PMI as well, without this variable
     mark = "MPI_LOCALRANKID"
-    sample: Mapping[str, str] = {
-        "PMI_RANK": "1",
-        "PMI_SIZE": "4",
-        "PMI_FD": "9",
-        "MPI_LOCALRANKID": "1",
-        "MPI_LOCALNRANKS": "2",
-        "HYDI_CONTROL_FD": "7",
-    }
     scrubbed = (
         "HYDI_CONTROL_FD HYDRA_CONTROL_FD MPI_LOCALRANKID MPI_LOCALNRANKS I_MPI_MPIRUN I_MPI_HYDRA_UUID I_MPI_INFO_* "
         "I_MPI_RANK_* " + PMI
@@ -334,13 +308,6 @@ class Pals(Launcher):
     size = ("PMI_SIZE", "PALS_SIZE")
     local_rank = "PALS_LOCAL_RANKID"
     mark = "PALS_RANKID"
-    sample: Mapping[str, str] = {
-        "PALS_RANKID": "1",
-        "PALS_LOCAL_RANKID": "1",
-        "PALS_APID": "af1c",
-        "PMI_SIZE": "4",
-        "PMI_RANK": "1",
-    }
     scrubbed = (
         "PALS_RANKID PALS_LOCAL_RANKID PALS_LOCAL_SIZE PALS_SIZE PALS_TASKID PALS_NODEID PALS_APID PALS_APINFO PALS_FD "
         "PALS_SPOOL_DIR PALS_STARTUP_BARRIER ALPS_APP_* " + PMI
@@ -365,11 +332,6 @@ class Jsrun(Launcher):
     size = ("JSM_NAMESPACE_SIZE",)
     local_rank = "JSM_NAMESPACE_LOCAL_RANK"
     mark = "JSM_NAMESPACE_RANK"
-    sample: Mapping[str, str] = {
-        "JSM_NAMESPACE_RANK": "1",
-        "JSM_NAMESPACE_SIZE": "4",
-        "JSM_NAMESPACE_LOCAL_RANK": "1",
-    }
     scrubbed = "JSM_NAMESPACE_* JSM_JSRUN JSM_JSRUN_* LSF_PM_* " + PMIX
 
     kind = "jsrun"
@@ -393,13 +355,6 @@ class FluxRun(Launcher):
     size = ("FLUX_JOB_SIZE",)
     local_rank = "FLUX_TASK_LOCAL_ID"
     mark = "FLUX_TASK_RANK"
-    sample: Mapping[str, str] = {
-        "FLUX_TASK_RANK": "1",
-        "FLUX_JOB_SIZE": "4",
-        "FLUX_TASK_LOCAL_ID": "1",
-        "PMI_RANK": "1",
-        "PMI_FD": "5",
-    }
     scrubbed = (
         "FLUX_TASK_RANK FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES FLUX_KVS_NAMESPACE FLUX_PMI_LIBRARY_PATH "
         + PMI
@@ -429,14 +384,6 @@ class Srun(Launcher):
     size = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     local_rank = "SLURM_LOCALID"
     mark = "SLURM_STEP_ID"
-    sample: Mapping[str, str] = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "1",
-        "SLURM_NTASKS": "4",
-        "SLURM_LOCALID": "1",
-        "SLURM_STEP_NODELIST": "h[1-2]",
-    }
     # With SLURM_STEP_ID and without PMI, Open MPI 4 treats a child as a rank of srun and aborts. The variables of the job, which
     # sbatch sets too, stay.
     scrubbed = (
@@ -507,7 +454,6 @@ class Pmi(Launcher):
     size = ("PMI_SIZE",)
     local_rank = "PMI_LOCAL_RANK"
     mark = "PMI_RANK"
-    sample: Mapping[str, str] = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}
     scrubbed = PMI
     sure = False
 

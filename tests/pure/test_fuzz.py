@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.text import fold_names, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
-from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
+from dask_gpu_mpi.cli.options import resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
@@ -31,6 +31,7 @@ from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
+from support.mocks.inputs import parse_run
 
 
 @fuzz

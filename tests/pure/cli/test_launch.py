@@ -10,8 +10,9 @@ import pytest
 
 from dask_gpu_mpi.cli.main import main
 from dask_gpu_mpi.sites.command import START
-from dask_gpu_mpi.sites.launchers import LAUNCHERS, scrub
+from dask_gpu_mpi.sites.launchers import scrub
 from dask_gpu_mpi.sites.slurm import earliest
+from support.mocks.launchers import SAMPLES
 
 BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
 
@@ -146,8 +147,7 @@ def test_usage_error_is_one_line(
 def test_below_a_launcher_it_is_refused_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample = dict(LAUNCHERS[0].sample)
-    for name, value in sample.items():
+    for name, value in SAMPLES["Open MPI's mpirun"].items():
         monkeypatch.setenv(name, value)
     assert run("my.py") == 2
     assert capsys.readouterr().err == ""  # rank 0 says it

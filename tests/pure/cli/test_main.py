@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli, main
-from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run
+from dask_gpu_mpi.cli.options import resolve_texts, split_run
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import program as script
 from dask_gpu_mpi.job import start as module
 from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.options.model import OPTIONS, Options
+from support.mocks.inputs import parse_run
 
 
 class Job:

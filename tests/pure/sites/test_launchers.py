@@ -5,16 +5,17 @@ import pytest
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher, detect, scrub
+from support.mocks.launchers import SAMPLES
 
-SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
-OPEN_MPI = LAUNCHERS[0].sample
-HYDRA = next(launcher for launcher in LAUNCHERS if "Hydra" in launcher.name).sample
+SRUN = SAMPLES["srun"]
+OPEN_MPI = SAMPLES["Open MPI's mpirun"]
+HYDRA = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"]
 by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 
 
 @by_launcher
 def test_detect_reads_the_sample(launcher: Launcher) -> None:
-    launched = detect(launcher.sample)
+    launched = detect(SAMPLES[launcher.name])
     assert launched is not None
     assert launched.launcher is launcher
     # PALS and Flux leave nothing out that they say
@@ -25,7 +26,7 @@ def test_detect_reads_the_sample(launcher: Launcher) -> None:
 
 @by_launcher
 def test_nothing_is_detected_after_scrubbing(launcher: Launcher) -> None:
-    kept = scrub(launcher.sample)
+    kept = scrub(SAMPLES[launcher.name])
     assert detect(kept) is None
     assert set(kept) <= {"SLURM_JOB_ID", "SLURM_NTASKS"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -15,10 +17,27 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 
-__all__ = ["GIB", "gpu", "keywords", "names", "one_host", "plan", "rank", "refused", "worker_plan"]
+__all__ = [
+    "GIB",
+    "gpu",
+    "keywords",
+    "names",
+    "one_host",
+    "parse_run",
+    "plan",
+    "rank",
+    "refused",
+    "worker_plan",
+]
 
 
 GIB = 1024**3
+
+
+def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
+    """The parameters of the command `run`, without running it; or Click's exception, such as Exit for ``--help``."""
+    with cli.commands["run"].make_context("run", list(arguments)) as context:
+        return dict(context.params)
 
 
 def gpu(index: int, **more: Any) -> Gpu:
