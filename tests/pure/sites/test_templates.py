@@ -106,11 +106,12 @@ def test_setup_file(batch: FakeBatch, path: Path) -> None:
 
 def test_container(batch: FakeBatch) -> None:
     (batch.directory / "my setup").write_text("export MINE=yes\n")
+    (batch.directory / "im age.sif").touch()
     ran = run_template(batch, "slurm.sbatch", "my.py", DGM_SETUP="./my setup", DGM_CONTAINER="im age.sif")
     assert ran.rc == 0, ran.output
     assert [row for row in ran.rows if row["name"] == "python"][-1]["env"]["MINE"] == "yes"
-    here = f"--bind={batch.directory}"
-    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", here, f"{here}/logs", "im age.sif", "python"]
+    binds = [f"--bind={path}:{path}" for path in (batch.directory, batch.directory / "logs")]
+    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", *binds, "im age.sif", "python"]
 
 
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch) -> None:
