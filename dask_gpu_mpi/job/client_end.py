@@ -127,6 +127,8 @@ class ClientEnd:
         if final:
             self.use = Use.ENDED
             self._over()
+        elif self.member.joined.options.tolerate_lost_ranks:
+            self._monitor.keep_beating()
 
     def finish(self) -> None:
         """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""

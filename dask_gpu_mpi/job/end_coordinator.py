@@ -19,7 +19,7 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, beat_interval
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.finalize import do_not_finalize
-from dask_gpu_mpi.mpi.library import abort, end_lost_ranks
+from dask_gpu_mpi.mpi.library import abort, end_lost_ranks, leave_as_the_last
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
@@ -194,7 +194,7 @@ class EndCoordinator:
     ) -> None:
         """All workers of a rank have ended, by themselves."""
         self._without_workers[rank] = failed
-        if failed and self._tolerated:
+        if failed and self._tolerated and rank != COORDINATOR:
             self._lose(rank, why)
         if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
@@ -209,7 +209,7 @@ class EndCoordinator:
     def on_unreachable(self, names: Collection[str]) -> None:
         """Handle workers that are gone, and whose agents don't answer. A rank that still sends will restart its agent."""
         silence = time.monotonic() - BEATS_MISSED * beat_interval(self._channels.size)
-        for rank in {worker.rank for worker in self._plan.workers}:
+        for rank in {worker.rank for worker in self._plan.workers} - {COORDINATOR}:
             gone = all(str(worker.name) in names for worker in self._plan.for_rank(rank))
             if gone and rank not in self._without_workers and self._heard[rank] < silence:
                 self._channels.mailbox.lost.add(rank)
@@ -275,7 +275,16 @@ class EndCoordinator:
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            abort(outcome.code_of_abort(code))
+            code = outcome.code_of_abort(code)
+            others = set(range(self._channels.size)) - {COORDINATOR} - mailbox.lost - set(silent)
+            if (
+                self._tolerated and not others
+            ):  # of a job without other processes Open MPI's mpirun forgets the code of an abort
+                self._lost.update(silent)
+                self.leave_mark(code)
+                leave_as_the_last(code)
+            else:
+                abort(code)
         else:
             self.leave_mark(code)
 

@@ -313,7 +313,9 @@ class Member:
 
     def _leave_without_coordinator(self, *, alone: bool) -> None:
         """End this rank alone, since rank 0 can no longer end it. `alone`: the other ranks may continue."""
-        if self.rank == 1:  # one line is enough
+        if (
+            self.rank <= 1 + self.joined.options.tolerate_lost_ranks
+        ):  # one line is enough, and that many ranks may be lost
             say(
                 f"error: rank 0 lost, and with it the script and the scheduler ({self.joined.start.address}): its processes or "
                 "its node died, or its network is down. Fix: inspect that node, and the log file of the rank (--log-directory)"

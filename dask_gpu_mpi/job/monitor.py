@@ -135,6 +135,16 @@ class Monitor:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
 
+    def keep_beating(self) -> None:
+        """Handle messages while the script continues without its cluster: the other ranks would take a silent rank 0 for lost."""
+        self._leaving.clear()
+        self._thread = threading.Thread(target=self._beat, name="dask_gpu_mpi beats", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._leaving.is_set():
+            self._member.pump(POLL_IDLE)
+
     def _run(self) -> None:
         try:
             self._watch()

@@ -221,6 +221,14 @@ def abort(code: int) -> None:
         MPI.COMM_WORLD.Abort(code)
 
 
+def leave_as_the_last(code: int) -> None:
+    """End this process, without which the job has no other, but perhaps one that is stopped and that the launcher ends."""
+    look_after_launcher()
+    flush()
+    wait_until_read((1, 2), READING)
+    os._exit(code)
+
+
 def end_lost_ranks(count: int, code: int) -> None:
     """At the end of rank 0, instead of ``MPI_Finalize``: end ranks that are lost and may still run, such as one that is stopped.
 

@@ -224,6 +224,8 @@ class Coordinator(FailureCoordinator):
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
+        if event.source is not None and event.source not in self._ranks:
+            return True  # it was left out, and is late
         if super().handle(event, now):
             if event.kind == Kind.REGISTRATION and self._all_registered and not self._failures:
                 self._make_plan(now)
@@ -275,7 +277,7 @@ class Coordinator(FailureCoordinator):
         absent = set(range(self.size)).difference(self._ranks)
         if len(absent.union(missing)) > self._job.tolerated:
             return False
-        if self.phase is Phase.REGISTER:
+        if self.phase in (Phase.REGISTER, Phase.REACH):
             self._limit = self._job.timeout
             self.deadline = now + self._limit
             self._leave_out(missing)
@@ -305,6 +307,8 @@ class Coordinator(FailureCoordinator):
             host = hosts.get(rank, "?")
             inventory = absent_inventory(rank, self.size, host, boot_ids.get(host, ""), self._job.timeout)
             self._registrations[rank] = replace(first, host=host, inventory=inventory)
+        # again without them, if it has begun: their nodes are not to be reached
+        self._test = ReachabilityTest(self.size, self._send)
         self._ranks = self._test.ranks = [rank for rank in self._ranks if rank not in missing]
 
     def _others_reported(self) -> int:

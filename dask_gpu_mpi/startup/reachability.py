@@ -313,6 +313,7 @@ class Connecting:
 
     def listen(self, wanted: Listen) -> Listening:
         """Listen at the address of the scheduler and of the workers to come."""
+        self.close()  # for the second time, without a rank that did not respond
         address, options = wanted.address or "", self._options
         error = ""
         refusal: OSError | None = None

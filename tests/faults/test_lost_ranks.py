@@ -204,6 +204,25 @@ def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:
+    """Rank 0 is not taken for lost, though it has no scheduler any more."""
+    hurry = "import dask_gpu_mpi.job.member as member\nmember.RANK_0_LOST = member.RANK_0_SILENT = 4.0\n"
+    body = "session.close()\ntime.sleep(12)\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "initialize", body, 3, before=hurry, options=TOLERATES)
+    done = end(surviving, job, 3, 10, timeout=120)
+    assert "lost" not in done.stderr
+
+
+def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
+    """More than may be: the code is still the script's."""
+    body = "mark('busy')\nwait_until(lambda: marked('killed'))\nmark()\nsys.exit(75)\n"
+    job = start(surviving, "command", body, 3, options=TOLERATES)
+    mark_time(job, "busy")
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    strike(job, 2, "rank")
+    end(surviving, job, 75, 25, timeout=120, tracebacks=None, scratch=True)
+
+
 @pytest.mark.slow
 def test_agent_twenty_times(surviving: Mpi) -> None:
     """It is restarted three times; then its rank is lost, and the job ends in order: the rank still answers."""

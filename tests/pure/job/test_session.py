@@ -31,7 +31,9 @@ class Member:
         cluster = SimpleNamespace(
             plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
         )
-        options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0, report=None, scheduler=False)
+        options = SimpleNamespace(
+            walltime_signal=None, shutdown_timeout=1.0, report=None, scheduler=False, tolerate_lost_ranks=0
+        )
         self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
         self.ending = Ending()
         self.done: list[bool] = []

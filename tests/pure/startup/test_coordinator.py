@@ -202,6 +202,7 @@ def test_a_start_without_a_rank_that_has_not_responded() -> None:
     assert driver.coordinator.deadline == 150.5
     assert (1, Kind.DONE, 1) in driver.sent
     driver.sent.clear()
+    driver.tell(1, Kind.REGISTRATION, registration(1, 3, failure=Failure(Problem("too late"), 2)))
     for rank in driver.coordinator.waiting_for:
         driver.tell(rank, Kind.LISTENING, Listening(5, 6))
     for rank in driver.coordinator.waiting_for:
@@ -216,6 +217,25 @@ def test_a_start_without_a_rank_that_has_not_responded() -> None:
     assert cluster.plan is not None
     assert [worker.rank for worker in cluster.plan.workers] == [0, 2]
     assert "rank 1 of 3 on ? has not responded within 50 s" in str(cluster.plan.warnings[0])
+
+
+def test_a_start_without_a_rank_that_hangs_after_it_has_registered() -> None:
+    driver = Driver(3, tolerated=1, timeout=50.0)
+    for rank in range(3):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 3, "abc"[rank]))
+    for rank in (0, 2):
+        driver.tell(rank, Kind.LISTENING, Listening(5, 6))
+    driver.coordinator.tick(100.5)
+    driver.tell(1, Kind.LISTENING, Listening(5, 6))  # too late
+    assert driver.coordinator.waiting_for == [0, 2]
+    for kind, payload in ((Kind.LISTENING, Listening(5, 6)), (Kind.REACHED, REACHED)):
+        for rank in (0, 2):
+            driver.tell(rank, kind, payload)
+    driver.tell(0, Kind.ADDRESS, ("tls://10.0.0.0:5", None))
+    for rank in (0, 2):
+        driver.tell(rank, Kind.READY)
+    assert isinstance(driver.coordinator.outcome, Cluster)
+    assert driver.coordinator.outcome.absent == (1,)
 
 
 def test_a_start_without_a_rank_whose_workers_are_late() -> None:
