@@ -253,8 +253,11 @@ class EndCoordinator:
 
     # -- the last steps -----------------------------------------------------------------------------------------
 
-    def finish(self, *, flushed: bool) -> None:
-        """Mark an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
+    def finish(self, *, flushed: bool, final: bool) -> None:
+        """Mark an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever.
+
+        `final`: no rank's program continues, so that a rank that is silent later, too, is lost.
+        """
         mailbox = self._channels.mailbox
         code = self._ending.exit_code() or self._ending.code
         silent = self.silent
@@ -287,6 +290,16 @@ class EndCoordinator:
                 abort(code)
         else:
             self.leave_mark(code)
+            if final:
+                mailbox.on_silent = self._on_silent
+                mailbox.patience = (
+                    self._joined.options.shutdown_timeout + CLOSING_SLACK
+                )  # to remove what was spilled
+
+    def _on_silent(self, ranks: set[int]) -> None:
+        """Ranks that have closed are silent at the end of this process."""
+        self._closed -= ranks
+        self.finish(flushed=True, final=False)
 
     def leave_mark(self, code: int) -> None:
         """Write the file ``ended`` into the log directory, with the job's exit code if ranks are lost.

@@ -398,7 +398,7 @@ class Member:
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSH)
         if coordinator is not None and ending.state.ended:
-            coordinator.finish(flushed=flushed)
+            coordinator.finish(flushed=flushed, final=not self.leave_open)
 
     def _free_communicator(self, *, failed: bool) -> None:
         """Free the cluster's communicator, if the program continues without it on all ranks.

@@ -83,6 +83,10 @@ class Mailbox:
         self.lost: set[int] = set()
         #: Whether ranks may be lost: MPI is finalized only if all have come to their end.
         self.tolerates_loss = False
+        #: On rank 0, unless programs continue: called with the ranks whose last message has not come after so many seconds, or
+        #: `close`'s timeout if that is longer. MPI would wait for them forever.
+        self.on_silent: Callable[[set[int]], object] | None = None
+        self.patience = 0.0
         self._closed = False
         self._thread = threading.get_ident()
         self._owner = os.getpid()
@@ -179,9 +183,11 @@ class Mailbox:
             if not last_messages_hang(MPI.Get_library_version()):
                 # for the ranks that wait in `free`
                 self._exchange(_FREE, 0.0, agrees=False)
-                ended = self._exchange(
-                    _LAST, timeout if code is None else FAILED_TIMEOUT, agrees=not self.lost
-                )
+                patience = max(timeout, self.patience) if code is None else FAILED_TIMEOUT
+                ended = self._exchange(_LAST, patience, agrees=not self.lost)
+                silent = set(range(1, self.size)) - self.lost - self._exchanged[_LAST].keys()
+                if silent and code is None and self.on_silent is not None:
+                    self.on_silent(silent)
                 if self.tolerates_loss and not ended:
                     do_not_finalize()
             if code is not None and not ended:

@@ -223,6 +223,24 @@ def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
     end(surviving, job, 75, 25, timeout=120, tracebacks=None, scratch=True)
 
 
+@pytest.mark.parametrize("code", [0, 75])
+@pytest.mark.slow
+def test_rank_that_stops_after_it_has_closed(mpirun: Mpi, code: int) -> None:
+    """As one that removes what its workers have spilled; MPI would wait for it forever. With any launcher."""
+    before = """
+if rank() == 1:
+    from dask_gpu_mpi.job import end_coordinator
+    end_agent = end_coordinator.Closing._end_agent
+    def stop(closing):
+        end_agent(closing)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    end_coordinator.Closing._end_agent = stop
+"""
+    job = start(mpirun, "initialize", f"compute()\nmark()\nsys.exit({code})\n", before=before)
+    says = ("no response from rank 1 of 2 at the end; aborting the job",)
+    end(mpirun, job, code or 1, 50, says=says, timeout=120, tracebacks=None)
+
+
 @pytest.mark.slow
 def test_agent_twenty_times(surviving: Mpi) -> None:
     """It is restarted three times; then its rank is lost, and the job ends in order: the rank still answers."""

@@ -125,16 +125,16 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     assert rank.end.silent == [2]
     rank.end.release_scheduler()
     assert rank.said[-1] == (1, "release")
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert aborts == [1]
     (line,) = capsys.readouterr().err.splitlines()
     said = "dask_gpu_mpi: error: no response from rank 2 of 3 at the end; aborting the job. Fix: "
     assert line.startswith(said)
     rank.end.on_message("closed", 2)
     assert rank.end.silent == []
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert aborts == [1]
-    rank.end.finish(flushed=False)
+    rank.end.finish(flushed=False, final=True)
     assert aborts == [1, 1]
 
 
@@ -149,7 +149,7 @@ def test_the_scripts_code_is_that_of_the_abort(
         rank.end.on_message("over", (True, None, code))
     else:
         rank.end.end_cluster(final=True, code=code)
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert aborts == [aborted]
 
 
@@ -165,9 +165,9 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     rank.end.end_cluster(final=True)
     for closed in range(3):
         rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=False)
+    rank.end.finish(flushed=False, final=True)
     assert not mark.exists()
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert mark.exists()
 
 
@@ -221,7 +221,7 @@ def test_a_rank_that_may_be_lost(
     for closed in (0, 1):
         rank.end.on_message("closed", closed)
     assert rank.end.silent == []
-    rank.end.finish(flushed=False)  # what was sent to it does not leave
+    rank.end.finish(flushed=False, final=True)  # what was sent to it does not leave
     assert (aborts, finalizes, rank.said[-1]) == ([], ["not finalized"], "given up")
     assert (tmp_path / "ended").read_text() == "3\n"
 
@@ -246,7 +246,7 @@ def test_more_ranks_than_may_be_lost(
         )
     rank.end.end_cluster(final=True, code=7)
     rank.end.on_message("closed", 0)
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert (aborts, (tmp_path / "ended").read_text()) == ([], "1 lost\n" if tolerates else "")
 
 
@@ -262,7 +262,7 @@ def test_a_rank_that_is_silent_at_the_end(
     rank.end.end_cluster(final=True, code=75)
     for closed in (0, 1):
         rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=False)
+    rank.end.finish(flushed=False, final=True)
     assert aborts == aborted
     assert bool(finalizes) is not bool(aborted)
     assert capsys.readouterr().err.count("no response from rank 2 of 3 at the end") == 1
@@ -277,5 +277,5 @@ def test_a_rank_whose_agent_died_too_often_can_still_be_talked_to(
     rank.end.end_cluster(final=True)
     for closed in range(3):
         rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=True)
+    rank.end.finish(flushed=True, final=True)
     assert (aborts, finalizes) == ([], [])

@@ -10,10 +10,11 @@ from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
 from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher
+from support.mocks.launchers import SAMPLES
 
-SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
-OPEN_MPI = LAUNCHERS[0].sample
-HYDRA = next(launcher for launcher in LAUNCHERS if "Hydra" in launcher.name).sample
+SRUN = SAMPLES["srun"]
+OPEN_MPI = SAMPLES["Open MPI's mpirun"]
+HYDRA = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"]
 by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 
 
@@ -37,14 +38,18 @@ def test_a_shell_of_a_slurm_job_is_refused_where_the_job_has_tasks(step: str | N
 
 @by_launcher
 def test_agreement_is_silent(launcher: Launcher) -> None:
-    cross_check(launcher.sample, 4, 1, "h")
+    cross_check(SAMPLES[launcher.name], 4, 1, "h")
 
 
 @by_launcher
 def test_the_wrong_mpi_is_named_with_both_sizes_and_the_remedy(launcher: Launcher) -> None:
     with pytest.raises(LauncherError) as caught:
         cross_check(
-            launcher.sample, 1, 0, "node7", library="MPICH Version:      5.0.2\nMPICH Release date: ...\0"
+            SAMPLES[launcher.name],
+            1,
+            0,
+            "node7",
+            library="MPICH Version:      5.0.2\nMPICH Release date: ...\0",
         )
     message = str(caught.value)
     assert "\n" not in message
