@@ -45,7 +45,10 @@ class Rank0:
             channels=channels,
             cluster=SimpleNamespace(plan=plan, absent=absent),
             options=SimpleNamespace(
-                log_directory=log_directory, scheduler=not attaches, tolerate_lost_ranks=tolerates
+                log_directory=log_directory,
+                scheduler=not attaches,
+                tolerate_lost_ranks=tolerates,
+                shutdown_timeout=1.0,
             ),
         )
         self.ending = Ending()
