@@ -249,9 +249,9 @@ def test_kernel_that_takes_too_long(
     env = gpus(libdir, make_gpus(1, host="one")) | {"PYTHONPATH": path}
     done = mpirun.run([*CHECK, "--json"], 1, env=env)
     assert done.rc == (level == "error"), done.output
-    # another job of this machine may have the dashboard's port, which is a warning too
-    (found,) = [each for each in findings(done, level) if each["what"] != "dashboard"]
-    assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0], [HOST])
+    # a busy machine may have other warnings, such as that another job has the dashboard's port
+    (found,) = [each for each in findings(done, level) if each["what"] == "kernel"]
+    assert (found["ranks"], found["hosts"]) == ([0], [HOST])
     assert ("import of numba" in found["found"]) == (asleep == "import")
 
 
