@@ -98,7 +98,7 @@ class CheckCoordinator(FailureCoordinator):
         self._expect_gpus = expect_gpus
         self._send = send
         self._started = started
-        self._test = ReachabilityTest(size, send)
+        self._test = ReachabilityTest(range(size), send)
         self._pairs = UcxPairs({})
         self._tested: dict[int, RankResult] = {}
         #: The evidence before the tests.

@@ -125,9 +125,7 @@ class Monitor:
 
     def start(self) -> None:
         """Begin."""
-        thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._start(self._run)
 
     def stop(self) -> None:
         """End, and wait for that: from then on the main thread handles the events."""
@@ -138,8 +136,12 @@ class Monitor:
     def keep_beating(self) -> None:
         """Handle messages while the script continues without its cluster: the other ranks would take a silent rank 0 for lost."""
         self._leaving.clear()
-        self._thread = threading.Thread(target=self._beat, name="dask_gpu_mpi beats", daemon=True)
-        self._thread.start()
+        self._start(self._beat)
+
+    def _start(self, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _beat(self) -> None:
         while not self._leaving.is_set():

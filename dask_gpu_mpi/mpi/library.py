@@ -214,19 +214,22 @@ def abort(code: int) -> None:
     from mpi4py import MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        look_after_launcher()
-        flush()  # the script's output: Python will not do it
-        # In one of ten jobs, MPICH's launcher ended because of the abort before it had printed that output.
-        wait_until_read((1, 2), READING)
+        _prepare_end()
         MPI.COMM_WORLD.Abort(code)
 
 
 def leave_as_the_last(code: int) -> None:
     """End this process, without which the job has no other, but perhaps one that is stopped and that the launcher ends."""
+    _prepare_end()
+    os._exit(code)
+
+
+def _prepare_end() -> None:
+    """Before this process ends without Python's own end: the script's output is printed, and the launcher ends in time."""
     look_after_launcher()
     flush()
+    # In one of ten jobs, MPICH's launcher ended because of an abort before it had printed that output.
     wait_until_read((1, 2), READING)
-    os._exit(code)
 
 
 def end_lost_ranks(count: int, code: int) -> None:

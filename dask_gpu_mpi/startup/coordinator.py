@@ -214,7 +214,7 @@ class Coordinator(FailureCoordinator):
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(size)
-        self._test = ReachabilityTest(size, send)
+        self._test = ReachabilityTest(self._ranks, send)
         self._limit = 0.0
         self._ready: set[int] = set()
         self._config: dict[str, Any] = {}
@@ -274,8 +274,7 @@ class Coordinator(FailureCoordinator):
         """As in the base class; a rank whose workers are late stays in the plan, and they join when they are there."""
         if self._last is not Phase.WORKERS or 0 in missing or self.outcome is not None:
             return False
-        absent = set(range(self.size)).difference(self._ranks)
-        if len(absent.union(missing)) > self._job.tolerated:
+        if len(self._absent.union(missing)) > self._job.tolerated:
             return False
         if self.phase in (Phase.REGISTER, Phase.REACH):
             self._limit = self._job.timeout
@@ -283,8 +282,9 @@ class Coordinator(FailureCoordinator):
             self._leave_out(missing)
             self._make_plan(now)
             return True
-        if self.phase is not Phase.WORKERS or self.plan is None:
+        if self.phase is not Phase.WORKERS:
             return False
+        assert self.plan is not None  # workers are started after it is made
         late = Problem(
             f"{ranks_text(missing)} not ready before the start-up timeout (startup_timeout); starting without "
             "(tolerate_lost_ranks)",
@@ -307,9 +307,14 @@ class Coordinator(FailureCoordinator):
             host = hosts.get(rank, "?")
             inventory = absent_inventory(rank, self.size, host, boot_ids.get(host, ""), self._job.timeout)
             self._registrations[rank] = replace(first, host=host, inventory=inventory)
-        # again without them, if it has begun: their nodes are not to be reached
-        self._test = ReachabilityTest(self.size, self._send)
-        self._ranks = self._test.ranks = [rank for rank in self._ranks if rank not in missing]
+        self._ranks = [rank for rank in self._ranks if rank not in missing]
+        # from the beginning: nobody is to reach their nodes
+        self._test = ReachabilityTest(self._ranks, self._send)
+
+    @property
+    def _absent(self) -> set[int]:
+        """The ranks that were left out."""
+        return set(range(self.size)).difference(self._ranks)
 
     def _others_reported(self) -> int:
         return len(self._test.reached) if self._test.under_way else 0
@@ -442,8 +447,7 @@ class Coordinator(FailureCoordinator):
         if any(self.timelines.values()):
             steps = {rank: list(steps) for rank, steps in self.timelines.items()}
             full = replace(full, hosts=dict(self.hosts), steps=steps)
-        absent = set(range(self.size)).difference(self._ranks)
-        full = replace(full, absent=tuple(sorted(absent)))
+        full = replace(full, absent=tuple(sorted(self._absent)))
         part = Cluster(self._cluster.address, None)
         for rank in self._ranks[1:]:
             self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)

@@ -56,7 +56,8 @@ class Kind(StrEnum):
     FAILED = "failed"
     #: Coordinator to all: a `Cluster`; all its workers are there.
     CLUSTER_UP = "cluster-up"
-    #: Coordinator to all: the command ends here, without a cluster; with its exit code.
+    #: Coordinator to all: the command ends here, without a cluster; or to a late rank: the cluster starts without it. An exit
+    #: code.
     DONE = "done"
     #: Coordinator to all: the `Failure` that all raise.
     FAIL = "fail"

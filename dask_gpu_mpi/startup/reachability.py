@@ -139,9 +139,8 @@ def _reason(
 class ReachabilityTest:
     """The plan of who listens and who connects to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
 
-    def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
-        #: Those that take part.
-        self.ranks: Sequence[int] = range(size)
+    def __init__(self, ranks: Sequence[int], send: Callable[[int, str, Any], None]) -> None:
+        self._ranks = ranks
         self._send = send
         #: The scheduler's rank, host and address; rank -1: of another job.
         self._scheduler = (-1, "", "")
@@ -222,8 +221,8 @@ class ReachabilityTest:
     ) -> None:
         self.under_way = True
         self._target, self._where = target, where
-        self.awaited = set(self.ranks)
-        for rank in self.ranks:
+        self.awaited = set(self._ranks)
+        for rank in self._ranks:
             self._send(rank, Kind.CONNECT, Connect(target, tokens, peers.get(rank, ()), timeout))
 
     def on_reached(self, rank: int, reached: Reached) -> bool:

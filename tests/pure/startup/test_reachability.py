@@ -41,7 +41,7 @@ def connecting(options: Options) -> Connecting:
 
 def test_on_one_node_nobody_listens_for_workers() -> None:
     sent: list[tuple[int, str, Any]] = []
-    test = ReachabilityTest(2, lambda *message: sent.append(message))
+    test = ReachabilityTest(range(2), lambda *message: sent.append(message))
     worker = worker_plan("1", rank=1, host="a")
     plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
     listen(test, plan, {0: "127.0.0.1", 1: "127.0.0.1"})
@@ -136,7 +136,7 @@ def test_where_the_dashboard_would_listen(address: str, place: tuple[str, int] |
 
 
 def test_a_rank_that_does_not_reach_the_scheduler() -> None:
-    test = ReachabilityTest(1, lambda *_: None)
+    test = ReachabilityTest(range(1), lambda *_: None)
     test.connect_to_running("10.0.0.1:4")
     failure = test.problem(Reached(Reach("Connection refused")), encrypts=True)
     assert failure is not None
@@ -157,7 +157,9 @@ def test_a_rank_that_does_not_reach_the_scheduler() -> None:
     ],
 )
 def test_a_clock_that_is_behind_is_named(ahead: float, encrypts: bool, fails: bool) -> None:
-    failure = ReachabilityTest(1, lambda *_: None).problem(Reached(Reach("", ahead)), encrypts=encrypts)
+    failure = ReachabilityTest(range(1), lambda *_: None).problem(
+        Reached(Reach("", ahead)), encrypts=encrypts
+    )
     assert (failure is not None) is fails
     if failure is not None:
         assert "the clock of this node is 3610 s behind that of the scheduler's (" in str(failure.problem)
