@@ -8,6 +8,7 @@ from measured.model import Section, Table
 #: Names of the checkouts in the files of each kind.
 LATER = {"dask_gpu_mpi": "later version", "before": "earlier version"}
 BETWEEN = {"dask_gpu_mpi": "version between", "base": "earlier version"}
+HALVED = {"dask_gpu_mpi": "present version", "before": "231 modules", "last": "151 modules"}
 LEFT_OUT = {
     "dask_gpu_mpi": "version with both parts",
     "base": "earlier version, which has both",
@@ -171,9 +172,11 @@ it is concluded from that time.
 start is measured. Most figures of H200s and of 2 cores are of the *earlier* version. It forks processes for GPU workers
 in advance, which make their CUDA contexts while MPI initialises, and reads options without Dask. The *version between*
 does neither, for simpler code ([design](../../docs/design.md#what-was-measured-and-left-out)). The *later* one starts the agent
-before the options are read, which makes up for a part; it is not yet the one with UCX beside TLS.
+before the options are read, which makes up for a part; it is not yet the one with UCX beside TLS. The package of *231 modules*
+is that before its parts were merged. All three checkouts had their .pyc files (`python -m compileall`).
 """,
         (
+            Table(tables.compared, "startup-halved", "Two CPU workers", {"names": HALVED}),
             Table(tables.compared, "startup-rooms-1xH200", "One GPU worker", {"names": LATER}),
             Table(
                 tables.compared, "startup-rooms-1xH200-no-pyc", "One GPU worker, no .pyc", {"names": LATER}
