@@ -2,31 +2,18 @@
 # ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
 # ci/test.sh (those are marked `quick`), under both MPIs; twenty minutes on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh
 # as well, and all under either MPI. Arguments go to every pytest. All stages run; the exit code is 1 when any of them failed.
-# shellcheck disable=SC2329  # the function below is called by name, by `stage`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
 . ci/stages.sh
 environments
 
-# The pure tests that are slow, nearly all of them of job scripts, in two processes beside each other that take about as long.
-pure_rest() {
-  local half="slurm or mpirun or preflight or container" log other rc=0
-  log=$(mktemp)
-  tests openmpi -m slow -k "$half" tests/pure > "$log" 2>&1 &
-  other=$!
-  tests openmpi -m slow -k "not ($half)" tests/pure || rc=1
-  made_beside "$other" "$log" || rc=1
-  rm "$log"
-  return "$rc"
-}
-
 # What looks at pages and tunnels is skipped, and says so, where these can't be had.
 if [[ $(id -u) -eq 0 ]] && command -v apt-get > /dev/null; then
   stage "browser, ssh" install_packages chromium chromium-driver fonts-dejavu-core openssh-server || true
   failed=0
 fi
-stage "pure, the rest" pure_rest
+stage "pure, the rest" tests openmpi -m slow tests/pure
 both "mpi, hosts" "not quick" tests/mpi tests/hosts
 ucx "not quick"
 summary
