@@ -59,7 +59,8 @@ class Answer(StrEnum):
     SCHEDULER_ENDED = "scheduler-ended"
     #: The scheduler has had a client, of any process; not sent before `Order.DASHBOARD`.
     CLIENT = "client"
-    #: Names of workers that are gone, and whose agents don't answer, every few seconds; only with `tolerate_lost_ranks`.
+    #: Names of workers that have not come, or are gone and whose agents don't answer, every few seconds; only with
+    #: `tolerate_lost_ranks`.
     UNREACHABLE = "unreachable"
     #: Number of workers, steps of the timeline.
     READY = "ready"

@@ -175,8 +175,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
         watch = JobWatch(settings.facts)
         watch.attach(scheduler)
-        if options.tolerate_lost_ranks:
-            watch.report_unreachable(lambda names: pipe.send((Answer.UNREACHABLE, names)))
         await scheduler
     except Exception as error:
         # Its constructor listens for HTTP only.
@@ -202,6 +200,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             order, payload = Order.CLOSE, None
         if order == Order.DASHBOARD:
             watch.report_client(lambda: pipe.send((Answer.CLIENT,)))
+            if options.tolerate_lost_ranks:
+                watch.report_unreachable(lambda names: pipe.send((Answer.UNREACHABLE, names)))
         elif order == Order.LOST_RANK:
             watch.give_up(*payload)
         if order == Order.DASHBOARD and dashboard:

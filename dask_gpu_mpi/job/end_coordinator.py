@@ -207,7 +207,7 @@ class EndCoordinator:
     # -- lost ranks ---------------------------------------------------------------------------------------------
 
     def on_unreachable(self, names: Collection[str]) -> None:
-        """Handle workers that are gone, and whose agents don't answer. A rank that still sends will restart its agent."""
+        """Handle workers that are not there, and whose agents don't answer; a rank that still sends will restart its agent."""
         silence = time.monotonic() - BEATS_MISSED * beat_interval(self._channels.size)
         for rank in {worker.rank for worker in self._plan.workers} - {COORDINATOR}:
             gone = all(str(worker.name) in names for worker in self._plan.for_rank(rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 import signal
 import sys
@@ -145,11 +146,20 @@ def failure(exits: int | None = None) -> int | None:
     return exits or None
 
 
-# `sys.exit` while this process is part of a cluster, since Python does not keep its code.
+# How the main program ends while this process is part of a cluster: Python keeps no code of a SystemExit.
 
 _plain_exit = sys.exit
-#: The main program, the instruction in which it called `sys.exit`, and the code.
-_exit: tuple[FrameType, int, int] | None = None
+#: The main program.
+_main: FrameType | None = None
+#: The instruction in which it called `sys.exit`, and the code.
+_exit: tuple[int, int] | None = None
+
+
+def _outermost() -> FrameType:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _noting_exit(status: Any = None, /) -> NoReturn:
@@ -158,17 +168,22 @@ def _noting_exit(status: Any = None, /) -> NoReturn:
     try:
         _plain_exit(status)
     except SystemExit as end:
-        frame = sys._getframe()
-        while frame.f_back is not None:
-            frame = frame.f_back
-        if threading.current_thread() is threading.main_thread():
-            _exit = frame, frame.f_lasti, code_of_exception(end)
+        if (main := _outermost()) is _main:
+            _exit = main.f_lasti, code_of_exception(end)
         raise
 
 
 def code_of_exit() -> int | None:
-    """The code of the `sys.exit` that has ended the main program; None: it may have caught that, and continued."""
-    return _exit[2] if _exit is not None and _exit[0].f_lasti == _exit[1] else None
+    """The code of the SystemExit that has ended the main program; None: none has.
+
+    That of `sys.exit` is known. After another one, as of ``raise SystemExit(3)``, it is `FAILED`: 0 could hide a failure.
+    """
+    if _main is None:
+        return None
+    if _exit is not None and _exit[0] == _main.f_lasti:  # else the program has caught it, and continued
+        return _exit[1]
+    returned = dis.opname[_main.f_code.co_code[_main.f_lasti]].startswith("RETURN")
+    return None if returned or _outermost() is _main else FAILED
 
 
 # `sys.excepthook` while this process is part of a cluster.
@@ -228,17 +243,20 @@ _installed: ExceptHook | None = None
 
 def install(label: Callable[[], str | None]) -> None:
     """Install the hook, and the `sys.exit` that notes its code, unless they are installed."""
-    global _installed
+    global _installed, _main
     if _installed is not None and sys.excepthook is _installed:
         return
     retire()
+    if threading.current_thread() is threading.main_thread():
+        _main = _outermost()
     _installed = ExceptHook(label)
     sys.exit = _noting_exit
 
 
 def retire() -> None:
     """Restore the hook and the `sys.exit` of before `install`."""
-    global _installed
+    global _installed, _main
+    _main = None
     if _installed is not None:
         _installed.retire()
         _installed = None

@@ -70,6 +70,12 @@ def start(
             # First, since it imports while this process does, and while MPI initialises.
             agent = _start_agent(environ)
             options = read_options()
+            if leave_open and options.tolerate_lost_ranks:
+                raise InputError(
+                    f"tolerate_lost_ranks={options.tolerate_lost_ranks} with exit=False or execute()",
+                    expected="ranks that end with the cluster: as an MPI program they can't continue without a lost one",
+                    fix="initialize() without exit=False, or tolerate_lost_ranks=0",
+                )
             timeline.lap("read the options")
             keepalive = start_cuda_keepalive(options, environ)
             agent = begin_agent(agent, options, environ)

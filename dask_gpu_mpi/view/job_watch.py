@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from distributed.comm.addressing import get_address_host, get_address_host_port
+from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.streams import say
@@ -35,7 +35,7 @@ POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
 UNRUNNABLE_AFTER = 10.0
 #: Seconds between two attempts to reach the agents of workers that are gone, and seconds for an answer.
-REACH_AGAIN, REACH_TIMEOUT = 2.0, 10.0
+REACH_AGAIN, REACH_TIMEOUT = 2.0, 5.0
 #: Seconds in which a lost worker may come back: tasks may wait for it.
 RESTART_TIME = 60.0
 #: Waiting tasks that are inspected each time, and workers that a message lists.
@@ -183,10 +183,9 @@ class JobWatch(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
-        if self._on_unreachable is not None:
-            # its nanny lives in the agent; a worker without one does itself
-            self._agents[name] = scheduler.workers[worker].nanny or worker
-            self._gone.pop(name, None)
+        # its nanny lives in the agent; a worker without one does itself
+        self._agents[name] = scheduler.workers[worker].nanny or worker
+        self._gone.pop(name, None)
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
@@ -199,10 +198,9 @@ class JobWatch(SchedulerPlugin):
         called = self._workers.pop(worker, f"worker at {worker}")
         name = self._names.pop(worker, "")
         self._paused.discard(worker)
-        if self._on_unreachable is not None and name in self._hosts:
+        if name in self._hosts:
             self._gone[name] = self._agents[name]
-            if self._reaching is None or self._reaching.done():
-                self._reaching = asyncio.ensure_future(self._reach_agents())
+            self._look_for_agents()
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
@@ -211,8 +209,12 @@ class JobWatch(SchedulerPlugin):
         self.warn(f"{called} lost: its connection ended without a message")
 
     def report_unreachable(self, report: Callable[[list[str]], None]) -> None:
-        """Call ``report(names)`` again and again while workers are gone whose agents don't answer: their ranks may be lost."""
+        """Call ``report(names)`` again and again while workers have not come, or are gone and their agents don't answer.
+
+        Their ranks may be lost.
+        """
         self._on_unreachable = report
+        self._look_for_agents()
 
     def give_up(self, names: Sequence[str], text: str) -> None:
         """These workers are lost for good, with their rank: nothing waits for them any longer."""
@@ -222,23 +224,22 @@ class JobWatch(SchedulerPlugin):
             self._lost.pop(name, None)
             self._expected.discard(name)
 
-    async def _reach_agents(self) -> None:
-        while self._gone:
+    def _look_for_agents(self) -> None:
+        if self._on_unreachable is not None and (self._reaching is None or self._reaching.done()):
+            self._reaching = asyncio.ensure_future(self._reach_agents(self._on_unreachable))
+
+    async def _reach_agents(self, report: Callable[[list[str]], None]) -> None:
+        while self._gone or self._expected:
             gone = dict(self._gone)
             reached = await asyncio.gather(*map(self._answers, gone.values()))
-            names = [
-                name for name, here in zip(gone, reached, strict=True) if not here and name in self._gone
-            ]
-            if names and self._on_unreachable is not None:
-                self._on_unreachable(names)
+            silent = {name for name, here in zip(gone, reached, strict=True) if not here}
+            if names := sorted(self._gone.keys() & silent | self._expected):
+                report(names)
             await asyncio.sleep(REACH_AGAIN)
 
     async def _answers(self, address: str) -> bool:
         try:
             async with asyncio.timeout(REACH_TIMEOUT):
-                # first, since Dask tries again and again if nothing listens there
-                _, writer = await asyncio.open_connection(*get_address_host_port(address))
-                writer.close()
                 await self._scheduler.rpc(address).identity()
         except Exception:  # refused, broken off, no answer in time
             return False

@@ -100,11 +100,20 @@ def test_the_others_continue(surviving: Mpi, during: str, victim: str, form: str
     assert lost in done.stderr or "no response from rank 2 of 3 at the end; continuing without" in done.stderr
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_rank_that_is_stopped(surviving: Mpi, code: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "last", "code"),
+    [
+        ("command", "sys.exit(0)", 0),
+        ("command", "sys.exit(3)", 3),
+        ("initialize", "raise SystemExit(3)", 3),  # Python does not keep this code for us
+        ("initialize", "sys.exit(3)", 3),
+        ("initialize", "", 0),
+    ],
+)
+def test_rank_that_is_stopped(surviving: Mpi, form: str, last: str, code: int) -> None:
     """Its workers go on; at the end it does not answer, and the launcher does not wait for it."""
     body = "futures = start_tasks()\nmark('busy')\nwait_until(lambda: marked('killed'))\ncheck_tasks(futures)\nmark()\n"
-    job = start(surviving, "command", body + f"sys.exit({code})\n", 3, options=TOLERATES)
+    job = start(surviving, form, body + last + "\n", 3, options=TOLERATES)
     mark_time(job, "busy")
     strike(job, 2, "rank", signal.SIGSTOP)
     says = ("no response from rank 2 of 3 at the end; continuing without",)
@@ -202,6 +211,32 @@ def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     job = start(surviving, "initialize", body + "mark()\nsys.exit(3)\n", 3, options=options)
     says = ("rank 2 not ready before the start-up timeout (startup_timeout); starting without",)
     end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
+def test_rank_that_dies_before_its_late_workers_have_joined(surviving: Mpi) -> None:
+    """It counts as lost, and its workers do not count as left."""
+    preload = write(
+        "late.py",
+        "import time\ndef dask_setup(worker):\n    if str(worker.name) == '2':\n        time.sleep(60)\n",
+    )
+    options = {**TOLERATES, "startup_timeout": 15, "worker_options": json.dumps({"preload": [str(preload)]})}
+    body = "mark('busy')\nwait_until(lambda: marked('over'), 60)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "initialize", body, 3, options=options)
+    mark_time(job, "busy")
+    strike(job, 2, "all")
+    job.wait_for(
+        rf"rank 2 on \S+ lost: {LOST}; .*Continuing with 2 workers; 0 more ranks", 30, stream="stderr"
+    )
+    (job.directory / "mark-over").touch()
+    done = end(surviving, job, 3, 15, timeout=120, tracebacks=None, scratch=True)
+    assert "handshake" not in done.stderr
+
+
+@pytest.mark.parametrize(("form", "body"), [("initialize", ""), ("execute", "execute(print)\n")])
+def test_a_program_that_continues_on_all_ranks_tolerates_none(mpirun: Mpi, form: str, body: str) -> None:
+    job = start(mpirun, form, body, call="initialize(exit=False)", client=False, options=TOLERATES)
+    done = end(mpirun, job, 2, 20, since=time.time())
+    assert done.stderr.count("tolerate_lost_ranks=1 with exit=False or execute() (expected") == 1
 
 
 def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:

@@ -107,6 +107,33 @@ sys.exit(7)
             slurm.ask("scontrol", "update", "nodename=h2", "state=idle")
 
 
+def test_rank_that_has_not_responded_at_the_start(slurm: Slurm, detected_mpi: Mpi) -> None:
+    """The job starts without it."""
+    if detected_mpi.name != "mpich":
+        pytest.skip("Slurm's plugin for PMIx ends the step with a rank")
+    hangs = """
+import os
+if os.environ.get("SLURM_PROCID") == "1":
+    import time
+    import dask_gpu_mpi.startup.inspection as inspection
+    inspection.exposed_folder = lambda *given: time.sleep(60)
+"""
+    script = CLIENT + "assert client.submit(sum, [1, 2]).result() == 3\nsys.exit(7)\n"
+    job = slurm.submit(
+        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"],
+        files={"script.py": script, "sitecustomize.py": hangs},
+        env={
+            "DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1",
+            "DASK_GPU_MPI__STARTUP_TIMEOUT": "15",
+            "PYTHONPATH": os.pathsep.join([".", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+        },
+    )  # fmt: skip
+    job.wait_for(
+        r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it"
+    )
+    job.wait(allowed=".*").check("FAILED", 7)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})

@@ -96,6 +96,9 @@ atexit.register(lambda: print("code", outcome.code_of_exit()))
         ("def main():\n    try:\n        sys.exit(75)\n    except SystemExit:\n        pass\nmain()", None),
         ("thread = threading.Thread(target=sys.exit, args=(75,))\nthread.start()\nthread.join()", None),
         ("outcome.retire()\nsys.exit(75)", None),
+        ("raise SystemExit(75)", outcome.FAILED),
+        ("def main():\n    raise SystemExit\nmain()", outcome.FAILED),
+        ("try:\n    raise SystemExit(75)\nexcept SystemExit:\n    pass", None),
         ("", None),
     ],
 )

@@ -259,7 +259,8 @@ def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
             add_plugin=lambda plugin: None,
             handlers={"broadcast": broadcast},
             workers={
-                f"tls://127.0.0.1:{number}": SimpleNamespace(name=name) for number, name in enumerate(kinds)
+                f"tls://127.0.0.1:{number}": SimpleNamespace(name=name, nanny=None)
+                for number, name in enumerate(kinds)
             },
         )
         watch = JobWatch(JobFacts(tuple(rows)))
@@ -282,13 +283,15 @@ def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
 
 
 def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are reported until they are back, or given up; one whose agent answers is about to come back."""
+    """They are reported until they come, are back, or given up; one whose agent answers is about to come back."""
     monkeypatch.setattr(job_watch, "REACH_AGAIN", 0.05)
     reports: list[list[str]] = []
 
     async def body(scheduler: Any, watch: JobWatch) -> None:
         watch.report_unreachable(reports.append)
+        await until(lambda: reports == [["a"]])
         lost = await worker(scheduler, "a")
+        reports.clear()
         watch._agents["a"] = scheduler.address  # something that answers
         lost.batched_stream.comm.abort()
         await until(lambda: watch.recently_lost(60.0))
