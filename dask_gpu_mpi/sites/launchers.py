@@ -323,6 +323,15 @@ class Pals(Launcher):
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         return ["-n", f"{allocation.ranks}", "--ppn", f"{allocation.ranks_per_node}", "--cpu-bind", "none"]
 
+    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+        return ("--no-abort-on-failure",)
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        return (
+            "PALS was not tested with lost ranks; without --no-abort-on-failure it ends the job. Fix: `mpiexec "
+            "--no-abort-on-failure`, or `dask-gpu-mpi launch`"
+        )
+
 
 class Jsrun(Launcher):
     """jsrun of LSF at sites with IBM's JSM."""

@@ -128,9 +128,7 @@ if os.environ.get("SLURM_PROCID") == "1":
             "PYTHONPATH": os.pathsep.join([".", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
         },
     )  # fmt: skip
-    job.wait_for(
-        r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it"
-    )
+    job.wait_for(r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it")
     job.wait(allowed=".*").check("FAILED", 7)
 
 

@@ -126,6 +126,7 @@ def test_options_of_the_launcher(where: Allocation, kind: str, mpi: str, expecte
         ("openmpi", "", "Open MPI v5.0.11", ["--with-ft", "ulfm"]),
         ("openmpi", "", "Open MPI v4.1.4", []),
         ("hydra", "", "MPICH Version: 5.0.2", []),
+        ("pals", "", "MPI VERSION    : CRAY MPICH version 8.1", ["--no-abort-on-failure"]),
     ],
 )
 def test_ranks_that_may_be_lost(kind: str, mpi: str, library: str, added: list[str]) -> None:

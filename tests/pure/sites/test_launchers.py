@@ -207,7 +207,7 @@ MPICH, OPEN_MPI_5 = "MPICH Version: 5.0.2", "Open MPI v5.0.11"
         (launchers.OPEN_MPI, OPEN_MPI_5, {}, True, "`mpirun --with-ft ulfm`"),
         (launchers.OPEN_MPI, "Open MPI v4.1.4, package", {}, True, "Open MPI v4.1.4 ends the job"),
         (launchers.HYDRA, MPICH, {}, True, "(Hydra) ends the job"),
-        (launchers.PALS, "CRAY MPICH", {}, True, "PALS (mpiexec) ends the job"),
+        (launchers.PALS, "CRAY MPICH", {}, True, "`mpiexec --no-abort-on-failure`"),
         (launchers.BY_COMMAND["srun"], MPICH, {"SLURM_MPI_TYPE": "pmi2"}, False, ""),
         (
             launchers.BY_COMMAND["srun"],
