@@ -28,6 +28,11 @@ def main(path: str) -> int:
     if given != required:
         print(f"{path}: run requirements differ from pyproject.toml's: {sorted(given ^ required)}")
         return 1
+    extra = project["optional-dependencies"]["cuda13"]
+    constraints = {re.sub(r"(\[cu13\]|-cu13)?([<>])", r" \2", each, count=1) for each in extra}
+    if unknown := set(recipe["requirements"]["run_constraints"]) - constraints:
+        print(f"{path}: constraints that are not in pyproject.toml's extra cuda13: {sorted(unknown)}")
+        return 1
     if recipe["context"]["version"] != project["version"]:
         print(f"{path}: version {recipe['context']['version']}, but pyproject.toml has {project['version']}")
         return 1
