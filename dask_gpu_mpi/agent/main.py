@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import tempfile
 import threading
 from dataclasses import replace
 from multiprocessing import active_children
@@ -32,9 +31,9 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import away_from_here
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import collect
-from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
+from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
 from dask_gpu_mpi.network.ucx import (
     connection_config,
     extend_handshakes,
@@ -87,7 +86,7 @@ def run(
     if hooks is not None:
         hooks.join(HOOKS)
         if hooks.is_alive():  # a process forked now would have half of them
-            raise DaskGpuMpiError(
+            raise StartupError(
                 f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s",
                 fix="have the environment on a faster file system or in a container image, or choose --protocol tls",
             )
@@ -184,7 +183,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     # distributed.utils.get_mp_context imports every optional package (pandas and others, a second) before it starts a fork
     # server. Ours is already running.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
-    parent = options.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    parent = local_directory(options.local_directory)
     leave_deleted_directory()
     scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # All of Dask's files, the scheduler's too, go into the directory that is removed at the end.

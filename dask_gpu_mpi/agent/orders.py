@@ -70,7 +70,7 @@ class Answer(StrEnum):
     WORKERS_ENDED = "workers-ended"
     #: Its workers have closed.
     WORKERS_CLOSED = "closed"
-    #: Problem, exit code, and for an error of ours the name of its class: an order has failed.
+    #: As the fields of a `Failure`, at least the problem: an order has failed.
     FAILED = "failed"
     #: Why the agent ends now, without an order; `handle.AgentProcess` keeps it for `exit_text`.
     ENDED = "ended"
@@ -82,7 +82,7 @@ def failed(error: BaseException) -> tuple[Any, ...]:
     """The answer for an error."""
     if isinstance(error, DaskGpuMpiError):
         return Answer.FAILED, error.problem, error.exit_code, type(error).__name__
-    return Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1
+    return Answer.FAILED, Problem(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, listen_where_
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
-from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.reachability import is_elsewhere
@@ -74,7 +74,7 @@ class SchedulerProcess:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"), 1)
+                message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
             loop.remove_reader(self._pipe.fileno())
             answered.set_result(message)
 
@@ -247,7 +247,7 @@ def _warn_of_end(config: dict[str, Any]) -> None:
 
 def _failure(
     error: BaseException, options: Options, settings: SchedulerSettings, *, of_dashboard: bool
-) -> tuple[Answer, Problem, int]:
+) -> tuple[Any, ...]:
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
@@ -263,8 +263,8 @@ def _failure(
             fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
         )
     else:
-        return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1
-    return Answer.FAILED, problem, 2
+        return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}")
+    return Answer.FAILED, problem, InputError.exit_code
 
 
 async def _attach_dashboard(scheduler: Any) -> None:

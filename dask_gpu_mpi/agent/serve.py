@@ -129,7 +129,7 @@ class Agent:
             orders = self._reader.read(0.0)
         except Exception as error:  # a class that can't be imported here, for example
             self.answer(
-                Answer.FAILED, Problem(f"the agent can't read its orders: {type(error).__name__}: {error}"), 1
+                Answer.FAILED, Problem(f"the agent can't read its orders: {type(error).__name__}: {error}")
             )
         for order in orders:
             self._carry_out(*order)

@@ -34,8 +34,8 @@ class Failure:
     """
 
     problem: Problem
-    #: 2 for input, 1 for the rest.
-    exit_code: int
+    #: Of the job.
+    exit_code: int = StartupError.exit_code
     #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
     #: report, whatever the class.
     kind: str = field(default="", compare=False)
@@ -64,7 +64,7 @@ class Failure:
 def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: int) -> Failure:
     """Combine the failures of some of `size` ranks; those with the same problem share a part. `hosts` may lack some ranks.
 
-    >>> full = Failure(Problem("/tmp is full"), 1)
+    >>> full = Failure(Problem("/tmp is full"))
     >>> one_report({1: full, 2: full, 3: Failure(Problem("no GPU"), 2)}, {1: "n1", 2: "n2"}, 4).problem.text
     'ranks 1-2 of 4 on n1, n2: /tmp is full; rank 3 of 4: no GPU'
     """
@@ -88,7 +88,7 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
     if len(problems) > MOST_PARTS:
         parts.append(f"and {len(problems) - MOST_PARTS} more failures of this kind")
     codes = {failure.exit_code for failure in ranks_of}
-    code = codes.pop() if len(codes) == 1 else 1
+    code = codes.pop() if len(codes) == 1 else StartupError.exit_code
     kinds = {failure.kind for failure in failures.values()}
     kind = kinds.pop() if len(kinds) == 1 else ""
     if WorldTooSmallException.__name__ in kinds:  # users of dask-mpi catch it

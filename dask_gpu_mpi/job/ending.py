@@ -44,7 +44,7 @@ class EndKind(StrEnum):
     #: Any rank to rank 0: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the
     #: cluster was lost; `code`: the script's exit code, as far as it is known.
     OVER = "over"
-    #: Every rank to rank 0, and rank 0 to all, from time to time, if ranks may be lost: its own number.
+    #: Every rank to rank 0, and (not under MPICH) rank 0 to all, from time to time, if ranks may be lost: its own number.
     ALIVE = "alive"
     #: Any rank to rank 0: ``(rank, failed)``, all its workers have ended by themselves; whether one of them failed.
     WORKERS_ENDED = "workers-ended"
@@ -67,7 +67,7 @@ PAYLOADS: Mapping[str, Any] = {
 }
 
 
-#: Least seconds between two `ALIVE` of a rank, and the most that come to rank 0 in a second.
+#: Least seconds between two `ALIVE` of a rank, and the most that come to rank 0 in a second; so with connections to it.
 BEAT, BEATS_PER_SECOND = 2.0, 100
 
 

@@ -34,7 +34,8 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
-from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State, beat_interval
+from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Cause, Ending, EndKind, State, beat_interval
+from dask_gpu_mpi.mpi.library import sends_to_the_dead
 from dask_gpu_mpi.network.reachability import connect_only
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
@@ -145,10 +146,13 @@ class AgentRestarts:
 class CoordinatorWatch:
     """Detects on another rank that rank 0 is lost: launchers that let the job survive lost ranks do not report that.
 
-    Rank 0 is also silent while its script blocks the interpreter. Then its scheduler, another process, still listens.
+    Rank 0 is also silent while its script blocks the interpreter, and under MPICH. Then its scheduler, another process, still
+    listens.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, size: int) -> None:
+        #: Seconds between two connections to the scheduler, to which all ranks connect.
+        self._patience = max(RANK_0_LOST, size / BEATS_PER_SECOND)
         host, _, port = address.rpartition("://")[2].rpartition(":")
         self._scheduler = host.strip("[]"), int(port)
         #: When the last message of rank 0 came (``time.monotonic()``).
@@ -163,7 +167,7 @@ class CoordinatorWatch:
     def is_lost(self, *, has_scheduler: bool) -> bool:
         """Whether rank 0 is gone; `has_scheduler`: its scheduler has not been closed."""
         silence = time.monotonic() - self._heard
-        if silence < RANK_0_LOST:
+        if silence < self._patience:
             return False
         if not has_scheduler:
             return silence > RANK_0_SILENT
@@ -200,7 +204,7 @@ class Member:
             joined.channels.mailbox.tolerates_loss = True
             self._beat_due = 0.0
             if self.rank != COORDINATOR:
-                self._coordinator_watch = CoordinatorWatch(joined.start.address)
+                self._coordinator_watch = CoordinatorWatch(joined.start.address, joined.channels.size)
         self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
@@ -222,10 +226,12 @@ class Member:
             self.signal_relay.pump()
             if time.monotonic() > self._beat_due:
                 self._beat_due = time.monotonic() + beat_interval(self.channels.size)
-                if self.rank == COORDINATOR:
-                    self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
-                else:
+                if self.rank != COORDINATOR:
                     self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
+                elif (
+                    self.ending.state.over or sends_to_the_dead()
+                ):  # else its scheduler shows that it is alive
+                    self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
             for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)

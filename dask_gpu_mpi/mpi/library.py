@@ -209,6 +209,13 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
         _ucx_is_first = True
 
 
+def sends_to_the_dead() -> bool:
+    """Whether a message to a rank that has died is harmless: MPICH ends this process with signal 11."""
+    from mpi4py import MPI
+
+    return bool(MPI.Get_library_version().startswith("Open MPI"))
+
+
 def abort(code: int) -> None:
     """End all ranks, including those that don't answer; returns only if MPI can't do that."""
     from mpi4py import MPI

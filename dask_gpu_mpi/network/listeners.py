@@ -13,6 +13,7 @@ import errno
 import importlib
 import logging
 import resource
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from distributed.comm import tcp
 from distributed.comm.core import Comm, CommClosedError
 from distributed.comm.registry import backends
 from tornado.ioloop import IOLoop
-from tornado.iostream import IOStream
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.netutil import add_accept_handler
 
 from dask_gpu_mpi.network.credentials import clock_problem
@@ -185,8 +186,10 @@ class TLSListener(_Quiet, tcp.TLSListener):
             try:
                 await stream.wait_for_handshake()
             except OSError as error:
-                if why != [""]:
-                    _refuse(self, address, why[0] if why else getattr(error, "real_error", None) or error)
+                cause = getattr(error, "real_error", None) or error
+                hangs_up = isinstance(cause, (ssl.SSLEOFError, ConnectionError, StreamClosedError))
+                if why != [""] and (why or not hangs_up):  # a peer that hangs up is not reported
+                    _refuse(self, address, why[0] if why else cause)
                 return None
         return stream
 

@@ -309,7 +309,7 @@ def _of_node(error: Exception) -> Failure:
         f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
         fix="leave it out of the job",
     )
-    return Failure(problem, 1)
+    return Failure(problem)
 
 
 def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError | StartupError:

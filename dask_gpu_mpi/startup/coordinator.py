@@ -141,7 +141,7 @@ class FailureCoordinator:
                     "startup_timeout (--startup-timeout)",
                     ranks=(rank,),
                 )
-                self._failures[rank] = Failure(silent, 1)
+                self._failures[rank] = Failure(silent)
             self._end_with_report(fatal=True)
 
     def progress(self) -> tuple[int, int | None, list[str]]:

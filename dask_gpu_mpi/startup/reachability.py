@@ -243,14 +243,14 @@ class ReachabilityTest:
                 f"could not reach the scheduler's host at {self._target} ({self._where}): {reach.error}",
                 fix="choose a network that leads there with interface (--interface), or open the port in the firewall",
             )
-            return Failure(unreached, 2)
+            return Failure(unreached, InputError.exit_code)
         if encrypts and reach.ahead < -BACKDATED:
             behind = Problem(
                 f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({self._where}): the job's "
                 "certificate is not valid here yet",
                 fix="set the clocks by NTP or chrony, or leave this node out of the job",
             )
-            return Failure(behind, 2)
+            return Failure(behind, InputError.exit_code)
         return None
 
     def failure(self) -> Failure | None:
@@ -268,7 +268,7 @@ class ReachabilityTest:
             fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
             "leave a node out of the job",
         )
-        return Failure(problem, 2)
+        return Failure(problem, InputError.exit_code)
 
 
 def nodes_of(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:

@@ -119,7 +119,7 @@ class Relay:
                     f"the scheduler's process ended while the workers started (exit code {payload[0]})",
                     fix="read its output above, or its log file (--log-directory); out of memory, most often",
                 )
-                self._fail(Failure(ended, 1))
+                self._fail(Failure(ended))
             case Answer.WORKER_ENDED | Answer.WORKERS_ENDED:
                 self.early.append(Event(None, kind, payload))
             case Answer.LOST:
@@ -127,7 +127,7 @@ class Relay:
                     f"the agent of this rank ended while the workers started ({payload[0]})",
                     fix="read its output above; out of memory, most often",
                 )
-                self._fail(Failure(lost, 1))
+                self._fail(Failure(lost))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)

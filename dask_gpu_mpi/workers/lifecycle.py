@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
@@ -129,7 +129,7 @@ class _Worker:
             output = next(filter(None, (logs.last_output(scratch, pid) for pid in sorted(pids))), "")
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             text = f"worker {plan.name}{gpu} did not start: {why}"
-            raise DaskGpuMpiError(text + (f"; its last output:\n{output}" if output else "")) from error
+            raise StartupError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()
 
@@ -200,6 +200,6 @@ def _make(plan: WorkerPlan, *details: Any) -> Any:
     except DaskGpuMpiError:
         raise
     except Exception as error:
-        raise DaskGpuMpiError(
+        raise StartupError(
             f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
         ) from error

@@ -22,6 +22,7 @@ from distributed import SchedulerPlugin
 from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
@@ -158,7 +159,7 @@ def test_a_scheduler_that_does_not_start(
 
     monkeypatch.setattr("distributed.Scheduler.start_unsafe", refused)
     code, answer = served(replace(OPTIONS, scheduler_port=8786))
-    assert (code, answer[0], answer[2]) == (1, Answer.FAILED, exit_code)
+    assert (code, answer[0], Failure(*answer[1:]).exit_code) == (1, Answer.FAILED, exit_code)
     assert str(answer[1]).startswith(texts[0])
     assert texts[1] in str(answer[1])
 
@@ -336,7 +337,12 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     told = asyncio.run(run())
     os.close(ended)
     assert told == (
-        answer if up else (Answer.FAILED, Problem("the scheduler's process ended before it listened"), 1)
+        answer
+        if up
+        else (
+            Answer.FAILED,
+            Problem("the scheduler's process ended before it listened"),
+        )
     )
     assert ends == ([3] if up else [])
     assert clients == ([(Answer.CLIENT,)] if up else [])

@@ -98,6 +98,20 @@ def test_garbage_is_counted(protocol: str) -> None:
     assert "failed: " in lines[0]
 
 
+HANGS_UP = """
+async def main(address):
+    for _ in range(5):
+        half_open(address).close()
+        await asyncio.sleep(0.01)
+    return await ask(address)
+"""
+
+
+@PROTOCOLS
+def test_a_peer_that_only_looks_whether_it_listens_is_not_reported(protocol: str) -> None:
+    assert told(protocol, HANGS_UP) == ("hello", [])
+
+
 FULL = """
 FLOOD = '''
 import socket, sys
