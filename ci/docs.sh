@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci/docs.sh: builds the site into docs/_build/html, with warnings as errors, checks the English of the pages, and the files that other tools
-# read: the workflow of the forge, the citation, the conda recipe, and the package as it would be uploaded.
+# read: the workflow of the forge, the citation, the recipes in `packaging`, and the package as it would be uploaded.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,6 +23,6 @@ stage "site" "$bin/sphinx-build" -q -E -W --keep-going -b html docs docs/_build/
 stage "words" "$bin/python" docs/check_words.py
 stage "workflow" "$bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 stage "citation" "$bin/check-jsonschema" --builtin-schema vendor.citation-file-format CITATION.cff
-stage "conda recipe" "$bin/python" ci/check_recipe.py conda/recipe.yaml
+stage "packaging" "$bin/python" ci/check_packaging.py
 stage "upload" upload
 summary
