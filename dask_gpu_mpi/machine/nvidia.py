@@ -38,6 +38,14 @@ UNKNOWN = 999
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _UNCORRECTED, _SINCE_RESET = 1, 0
 
+#: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
+SLOWED = ("power", "heat", "hardware")
+# nvml.h: nvmlClocksThrottleReason*, software and hardware. Hardware has a bit of its own, which is set with these as well.
+_SLOWED = (0x4 | 0x80, 0x20 | 0x40, 0x8)
+# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
+_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
+_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
+
 # 16 words of 64 bits: cores 0-1023. os.cpu_count() would be too short if cores are offline.
 _AFFINITY_WORDS = 16
 
@@ -91,6 +99,57 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
                 ecc[gpu.uuid] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_RESET))
         nvml.nvmlShutdown()
     return driver, ecc
+
+
+def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
+    """Figures of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
+
+    They are: use in percent; bytes in use, and in total; power in W; temperature in °C; the reasons for which its clocks are
+    lowered, as bits in the order of `SLOWED`; energy in J since the driver was loaded; bytes per second over PCIe, which take
+    40 ms to measure (`throughput`); bytes over NVLink since the driver was loaded. A MIG instance has memory only: the rest
+    would be that of its GPU.
+    """
+    nvml = nvml or _import_nvml()
+
+    def ask(name: str, *args: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *args)
+        except nvml.NVMLError:
+            return None
+
+    def scaled(factor: float, *values: Any) -> float | None:
+        return None if None in values else sum(values) * factor
+
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return [None] * 9
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    known = [None, None] if memory is None else [memory.used, memory.total]
+    if uuid.startswith("MIG-"):
+        return [None, *known, *[None] * 6]
+    use, reasons = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    slowed = None
+    if reasons is not None:
+        slowed = sum(1 << place for place, mask in enumerate(_SLOWED) if reasons & mask)
+        if slowed & 0b011:
+            slowed &= 0b011
+    pcie = [ask("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
+    fields = [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]
+    links = [
+        None if field.nvmlReturn else field.value.ullVal
+        for field in ask("nvmlDeviceGetFieldValues", fields) or ()
+    ]
+    return [
+        None if use is None else use.gpu,
+        *known,
+        scaled(1e-3, ask("nvmlDeviceGetPowerUsage")),
+        ask("nvmlDeviceGetTemperature", _GPU_SENSOR),
+        slowed,
+        scaled(1e-3, ask("nvmlDeviceGetTotalEnergyConsumption")),
+        scaled(1e3, *pcie),
+        scaled(1024, *(links or [None])),
+    ]
 
 
 def driver_is_installed() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing import current_process
@@ -15,11 +14,10 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
-from distributed.utils import offload
 
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
-from dask_gpu_mpi.machine.nvidia import NO_GPU, VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures
 from dask_gpu_mpi.workers.logs import log_to_file
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ class Figures(WorkerPlugin):
     - ``time``: seconds since the epoch;
     - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
     - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
-    - ``gpus``: use in percent, bytes used and in total of each of its GPUs; only if these are not the one that distributed's
-      monitor samples, the first that the process sees.
+    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second.
     """
 
     name = "dask_gpu_mpi-figures"
@@ -43,6 +40,8 @@ class Figures(WorkerPlugin):
         self._received = 0
         #: The last transfer that is in `_received`.
         self._last: Any = None
+        #: By GPU: when the bytes over NVLink were last read, and how many they were.
+        self._links: dict[str, tuple[float, float | None]] = {}
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -60,14 +59,19 @@ class Figures(WorkerPlugin):
         }
         if not hasattr(worker.data, "spilled_total"):
             figures["spilled"] = spilled_from_device(worker.data)
-        if self._monitor_sees_others() and nvml.device_get_count():
-            figures["gpus"] = await offload(lambda: [of_device(device) for device in self.devices])
+        if self.devices and nvml.device_get_count():
+            # not in Dask's thread for large messages, which would have to wait
+            figures["gpus"] = await asyncio.to_thread(lambda: [*map(self._of_gpu, self.devices)])
         return figures
 
-    def _monitor_sees_others(self) -> bool:
-        """Whether this worker has other GPUs than the first visible one, which distributed's monitor samples."""
-        first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]
-        return bool(self.devices) and self.devices != (first,)
+    def _of_gpu(self, device: str) -> list[float | None]:
+        last, before = self._links.get(device, (0.0, None))
+        # the first time, its scheduler waits for the worker
+        *figures, link = device_figures(device, throughput=device in self._links)
+        now = time.monotonic()
+        self._links[device] = now, link
+        counts = link is not None and before is not None and link >= before and now > last
+        return [*figures, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
         """Add the transfers since the last call; the log is short, with the newest at its end."""
@@ -87,22 +91,6 @@ def spilled_from_device(data: Any) -> int | None:
         return int(sum(host.weights[key] for key in from_device))
     except AttributeError:  # another class, another version, or no limit of host memory
         return None
-
-
-def of_device(device: str) -> list[int | None]:
-    """Use in percent, bytes used and bytes in total of the GPU, or the slice, with this UUID; None: not known to NVML."""
-    import pynvml
-
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(device.encode())
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError:
-        return [None, None, None]
-    try:
-        use = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except pynvml.NVMLError:  # of a MIG slice it is not known
-        use = None
-    return [use, memory.used, memory.total]
 
 
 def plugins_of(
