@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
 
 T = TypeVar("T")
 
@@ -48,6 +48,8 @@ _NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
 
 # 16 words of 64 bits: cores 0-1023. os.cpu_count() would be too short if cores are offline.
 _AFFINITY_WORDS = 16
+# nvml.h: NVML_AFFINITY_SCOPE_NODE
+_NUMA_NODES = 0
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -187,14 +189,21 @@ def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
 
 def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
     pci = _ask(nvml, None, lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    words: Sequence[int] = _ask(nvml, (), nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)
+    bus_id = "" if pci is None else _text(pci.busId).upper()
+    nodes = _bits(_ask(nvml, (), nvml.nvmlDeviceGetMemoryAffinity, handle, _AFFINITY_WORDS, _NUMA_NODES))
     return Gpu(
         index=index,
-        cpus=tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1),
-        pci="" if pci is None else _text(pci.busId).upper(),
+        cpus=_bits(_ask(nvml, (), nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)),
+        pci=bus_id,
+        numa=nodes[0] if len(nodes) == 1 else -1,
+        nics=nearest_ports(bus_id) if bus_id else "",
         exclusive=_ask(nvml, 0, nvml.nvmlDeviceGetComputeMode, handle) != 0,
         **_common(nvml, handle, "GPU", own_pid),
     )
+
+
+def _bits(words: Sequence[int]) -> tuple[int, ...]:
+    return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
 
 
 def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:

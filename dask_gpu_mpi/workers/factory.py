@@ -181,7 +181,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     """
     import distributed
 
-    from dask_gpu_mpi.workers.plugins import plugins_of
+    from dask_gpu_mpi.workers.plugins import NearMemory, plugins_of
 
     cls = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
@@ -205,6 +205,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
+        plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
@@ -242,6 +243,7 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
         loopback=listens == LOOPBACK,
         leads=transport.between_nodes,
         warned=bool(transport.warning),
+        devices=plan.nics,
         probes=probes,
     )
 

@@ -17,6 +17,7 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
+from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures
 from dask_gpu_mpi.workers.logs import log_to_file
 
@@ -134,6 +135,19 @@ class LogFile(WorkerPlugin):
         log_to_file(self.directory, self.file)
 
 
+class NearMemory(WorkerPlugin):
+    """Lets a worker's process use host memory of this NUMA node first, if the kernel allows it."""
+
+    name = "dask_gpu_mpi-near-memory"
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process, in the thread that later starts those of tasks."""
+        prefer_memory_of(self.node)
+
+
 class KeylessDump(WorkerPlugin):
     """Leaves the private key out of ``client.dump_cluster_state()``, which writes each worker's configuration into a file."""
 
@@ -174,15 +188,23 @@ class UcxBetweenWorkers(WorkerPlugin):
     - `loopback`: all workers are on this node, so a port of UCX is one of the loopback interface;
     - `leads`: UCX may be used between nodes;
     - `warned`: the user has been warned that UCX opens a port;
+    - `devices`: the network devices near its GPU; empty: all;
     - `probes`: once it is up, this worker connects to one on the next node, so that the user soon learns if UCX does not work.
     """
 
     name = "dask_gpu_mpi-ucx"
 
     def __init__(
-        self, host_frames: int, *, loopback: bool, leads: bool, warned: bool, probes: bool = False
+        self,
+        host_frames: int,
+        *,
+        loopback: bool,
+        leads: bool,
+        warned: bool,
+        devices: str = "",
+        probes: bool = False,
     ) -> None:
-        self.ways = {"loopback": loopback, "leads": leads, "warned": warned}
+        self.ways: Any = {"loopback": loopback, "leads": leads, "warned": warned, "devices": devices}
         self.host_frames = host_frames
         self.probes = probes
 
@@ -223,7 +245,7 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
 WORKER_PROCESS = "Dask Worker process"
 
 
-def _ucx_between_workers(host_frames: int, ways: dict[str, bool], probes: bool) -> UcxBetweenWorkers:
+def _ucx_between_workers(host_frames: int, ways: dict[str, Any], probes: bool) -> UcxBetweenWorkers:
     # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well, and offers no UCX.
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers

@@ -131,11 +131,11 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
-    for name in ("loopback", "leads", "warned"):
+    for name in ("loopback", "leads", "warned", "devices"):
         monkeypatch.setattr(Ucx, name, False)
     before = registry.get_backend("tls")
     monkeypatch.setitem(registry.backends, "tls", before)
-    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True))
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True, devices="mlx5_0:1"))
     assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
     pickle.loads(sent)
     assert registry.backends["tls"] is before  # nor does a client that asks a worker for its plugins
@@ -145,6 +145,7 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     assert isinstance(received, UcxBetweenWorkers)
     assert registry.backends["tls"] is not before
     assert (WorkerComm.host_frames, Ucx.loopback, Ucx.leads, Ucx.warned) == (1000, True, False, True)
+    assert Ucx.devices == "mlx5_0:1"
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
