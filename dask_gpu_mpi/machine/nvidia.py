@@ -154,6 +154,11 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     ]
 
 
+def is_profiled(environ: Mapping[str, str]) -> bool:
+    """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
+    return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
+
+
 def driver_is_installed() -> bool:
     """Whether the driver's library is on this host; nothing is requested of it."""
     try:

@@ -52,7 +52,7 @@ def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]
     """
     several = mapping(metrics.get(METRIC)).get("gpus")
     if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [GpuFigures(*map(number, figures[: len(GpuFigures._fields)])) for figures in several]
+        return [GpuFigures(*map(number, figures[: len(GpuFigures())])) for figures in several]
     # From distributed's monitor of the worker's process. Its metric "gpu" is for processes that had NVML before their
     # worker was made.
     gpu = mapping(metrics.get("gpu"))

@@ -181,8 +181,9 @@ def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures of each GPU of a worker, as fields of `Row`."""
+    names = ("use", "memory", "memory_total", "power", "temperature", "energy", "pcie", "nvlink")
     return [
-        {f"gpu_{name}": value for name, value in gpu._asdict().items()} | {"gpu_slowed": _slowed(gpu.slowed)}
+        {"gpu_slowed": _slowed(gpu.slowed), **{f"gpu_{name}": getattr(gpu, name) for name in names}}
         for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu"))
     ]
 

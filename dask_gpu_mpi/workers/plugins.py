@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
+from dask.utils import key_split
 from distributed import Worker
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
 
+from dask_gpu_mpi.base.signals import ignore_signals
+from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
-from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures
-from dask_gpu_mpi.workers.logs import log_to_file
+from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
+from dask_gpu_mpi.workers.logs import log_to_file, set_up
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
@@ -105,6 +111,8 @@ def plugins_of(
     yield Label(label, "" if plan.device else GPU_FIX)
     if records:
         yield TransferSizes()
+    if is_profiled(os.environ) and find_spec("nvtx"):
+        yield TaskRanges()
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
@@ -146,6 +154,52 @@ class NearMemory(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process, in the thread that later starts those of tasks."""
         prefer_memory_of(self.node)
+
+
+class NewProcess(WorkerPlugin):
+    """Prepares the process of a worker that is not forked from the agent, when the process receives this.
+
+    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
+    """
+
+    name = "dask_gpu_mpi-new-process"
+
+    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
+        self.settings = (level, scratch, quiet_stream)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new_process, self.settings
+
+
+def _new_process(level: str, scratch: str, quiet_stream: bool) -> NewProcess:
+    # as for `_ucx_between_workers`
+    if current_process().name.startswith(WORKER_PROCESS):
+        from dask_gpu_mpi.network.listeners import guard_listeners
+
+        os.environ.pop("PYTHONSAFEPATH", None)
+        print_by_line()
+        ignore_signals()
+        guard_listeners()
+        set_up(level, scratch, quiet_stream=quiet_stream)
+    return NewProcess(level, scratch, quiet_stream)
+
+
+class TaskRanges(WorkerPlugin):
+    """Marks each task that runs, in a profile, as a range of NVTX with the prefix of the task's name."""
+
+    name = "dask_gpu_mpi-task-ranges"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._nvtx = import_module("nvtx")
+        self._open: dict[Any, Any] = {}
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes; one that is cancelled runs to its end."""
+        if finish == "executing" and key not in self._open:
+            self._open[key] = self._nvtx.start_range(message=key_split(key), domain="dask")
+        elif finish not in ("executing", "long-running", "cancelled", "resumed") and key in self._open:
+            self._nvtx.end_range(self._open.pop(key))
 
 
 class KeylessDump(WorkerPlugin):
