@@ -28,8 +28,8 @@ from dask_gpu_mpi.view.job_watch import JobWatch
 
 # Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
 
-#: Points in time that are kept, and workers of which values are kept: about 11 MB with fourteen quantities.
-MOST_TIMES, MOST_NAMES = 720, 256
+#: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
+MOST_TIMES, MOST_NAMES = 720, 160
 _NAN = math.nan
 
 
