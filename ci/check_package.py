@@ -22,6 +22,7 @@ def main(prefix: str) -> int:
     scripts = Path(__file__).resolve().parents[1] / "jobscripts"
     for name in (
         "gpu-mpi.yaml",
+        "gpu-mpi-schema.json",
         "py.typed",
         "view/report.html",
         *(f"jobscripts/{path.name}" for path in scripts.iterdir()),

@@ -1,4 +1,4 @@
-"""Writes docs/options.md and dask_gpu_mpi/gpu-mpi.yaml from the table of options, so that they can't differ from the program.
+"""Writes docs/options.md, and in dask_gpu_mpi gpu-mpi.yaml and its schema, from the table of options: they can't differ from it.
 
     python docs/make_options.py [--check]
 
@@ -21,6 +21,16 @@ from dask_gpu_mpi.options.model import OPTIONS, Option
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "options.md"
 YAML = ROOT / "dask_gpu_mpi" / "gpu-mpi.yaml"
+SCHEMA = ROOT / "dask_gpu_mpi" / "gpu-mpi-schema.json"
+#: The types of values in YAML, by the kind of an option; others are texts.
+TYPES = {
+    "int": ["integer"],
+    "bool": ["boolean"],
+    "json": ["object"],
+    "duration": ["number", "string"],
+    "memory": ["number", "string"],
+    "listen": ["string", "integer"],
+}
 #: The first line of what the YAML file has about job scripts.
 JOBSCRIPT = "  # Defaults of `python -m dask_gpu_mpi jobscript`"
 HEAD = """\
@@ -112,9 +122,42 @@ def defaults() -> str:
     return page[:start] + "".join(entries) + page[end:]
 
 
+def setting(option: Option) -> dict[str, object]:
+    """The schema of an option's values."""
+    types = [*TYPES.get(option.kind, ["string"]), *(["null"] if option.allows_none else [])]
+    facts = {
+        "description": option.help,
+        "type": types,
+        "minimum": option.minimum,
+        "maximum": option.maximum,
+        "pattern": f"^(?:{option.pattern})$" if option.pattern else None,
+        "enum": [*option.choices, *([None] if option.allows_none else [])] if option.choices else None,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def schema() -> str:
+    """The JSON schema of the section ``gpu-mpi``, for editors. A key may have underscores, whose value is not checked."""
+    section = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **{option.key: setting(option) for option in OPTIONS.values() if option.config},
+            "jobscript": {"type": ["object", "null"]},
+        },
+        "patternProperties": {"_": {}},
+    }
+    whole = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {"gpu-mpi": section},
+    }
+    return json.dumps(whole, indent=1) + "\n"
+
+
 def main() -> int:
-    """Write the two files, or compare them."""
-    made = {PAGE: page(), YAML: defaults()}
+    """Write the files, or compare them."""
+    made = {PAGE: page(), YAML: defaults(), SCHEMA: schema()}
     if "--check" not in sys.argv[1:]:
         for path, text in made.items():
             path.write_text(text, encoding="utf-8")

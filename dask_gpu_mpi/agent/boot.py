@@ -10,12 +10,11 @@ import gc
 import importlib
 import os
 import select
-import signal
 import threading
 
 from dask_gpu_mpi.agent.orders import Begin, failed
 from dask_gpu_mpi.base.frames import read_frame, write_frame
-from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
+from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
@@ -92,14 +91,3 @@ def _import_until(control: int) -> None:
             return
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def ignore_signals() -> None:
-    """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
-
-    A signal to every process of a job (from slurmstepd, a terminal) reaches the rank too. These are handlers, not SIG_IGN:
-    children of tasks would inherit that, and a `multiprocessing.Pool` could no longer end its processes. Fork server,
-    workers and scheduler keep the handlers (`base.signals.kept`). Processes that tasks fork have the default actions.
-    """
-    for number in NUMBERS:
-        install(number, lambda *_: None, before=Action(number, signal.SIG_DFL))

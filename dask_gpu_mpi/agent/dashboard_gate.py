@@ -16,7 +16,6 @@ Requests without the token are not logged. The token is not logged either: code 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import hmac
 import weakref
@@ -43,23 +42,6 @@ from dask_gpu_mpi.network.listeners import until_known
 
 NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
 NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
-
-
-def listen_where_routes_are() -> None:
-    """Start no HTTP server without routes, in this process and those forked from it. May be called again."""
-    from distributed.node import ServerNode
-
-    start = getattr(ServerNode, "start_http_server", None)
-    if start is None or getattr(start, "with_routes", False):
-        return
-
-    @functools.wraps(start)
-    def start_http_server(self: ServerNode, routes: list[Any], *args: Any, **kwargs: Any) -> None:
-        if routes:
-            start(self, routes, *args, **kwargs)
-
-    start_http_server.with_routes = True  # type: ignore[attr-defined]
-    ServerNode.start_http_server = start_http_server  # type: ignore[method-assign]
 
 
 def asks_for_server(worker_options: Mapping[str, Any]) -> bool:

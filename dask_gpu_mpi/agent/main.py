@@ -22,7 +22,7 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
-from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
+from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
 from dask_gpu_mpi.agent.orders import Answer, Configuration, failed
 from dask_gpu_mpi.agent.serve import Agent
@@ -33,6 +33,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import collect
+from dask_gpu_mpi.machine.nvidia import is_profiled
 from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
 from dask_gpu_mpi.network.ucx import (
     connection_config,
@@ -160,8 +161,11 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")
-    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    listen_where_routes_are()
+    method = "spawn" if is_profiled(os.environ) else "forkserver"
+    if method == "spawn":
+        # A new Python searches the working directory first, where another user may have put a module. `NewProcess` removes it.
+        os.environ["PYTHONSAFEPATH"] = "1"
+    dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)

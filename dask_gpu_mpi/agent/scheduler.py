@@ -19,7 +19,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, listen_where_routes_are, report_no_server
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, report_no_server
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
@@ -150,7 +150,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
     # distributed would query NVML for device 0, and a lost one would end the scheduler.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
-    listen_where_routes_are()
     if not dashboard:
         dask.config.set(NO_SCHEDULER_ROUTES)
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.

@@ -135,6 +135,17 @@ def install(
     return now
 
 
+def ignore_signals() -> None:
+    """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
+
+    A signal to every process of a job (from slurmstepd, a terminal) reaches the rank too. These are handlers, not SIG_IGN:
+    children of tasks would inherit that, and a `multiprocessing.Pool` could no longer end its processes. Fork server,
+    workers and scheduler keep the handlers (`kept`). Processes that tasks fork have the default actions.
+    """
+    for number in NUMBERS:
+        install(number, lambda *_: None, before=Action(number, signal.SIG_DFL))
+
+
 def is_ours(number: int) -> bool:
     """Whether the signal has a handler of this package, which no handler in C has replaced without Python's knowledge."""
     return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons

@@ -13,7 +13,7 @@ from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
+from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.reachability import Lost, Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
@@ -221,6 +221,8 @@ def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, A
                 "memory": gpu.memory,
                 "cpus": list(gpu.cpus),
                 "pci": gpu.pci,
+                "numa": gpu.numa if gpu.numa >= 0 else None,
+                "nics": gpu.nics,
                 "in_use": gpu.busy,
                 "ecc_uncorrected": _ecc(ranks, gpu),
                 "kernel": None if kernel is None else kernel.kind or "ok",
@@ -374,7 +376,7 @@ def _rows(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> list[t
                 gpu.name,
                 gpu.uuid if len(group) == 1 else "-",
                 format_bytes(gpu.memory) if gpu.memory else "-",
-                fold_numbers(gpu.cpus) or "-",
+                near(gpu.cpus, gpu.numa, gpu.nics) or "-",
                 "-" if not gpu.processes else "some" if gpu.busy is None else format_bytes(gpu.busy),
                 "-" if ecc is None else str(ecc),
                 "-" if kernel is None else "FAILED" if kernel.kind else "ok",

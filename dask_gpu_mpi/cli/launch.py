@@ -53,6 +53,8 @@ LAUNCH_OPTIONS = (
                  "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
     click.option("--launcher-option", "launcher_options", metavar="OPTION", multiple=True,
                  help="Add an option to the launcher's, as in --launcher-option=--mem-bind=local; repeat it for several."),
+    click.option("--profile", metavar="nsys|COMMAND", help="Start each rank under Nsight Systems (nsys), or under this command. "
+                 "nsys writes a file for each rank into the folder of the log files."),
     click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
                  envvar="DGM_MPI"),
     click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
@@ -97,6 +99,7 @@ def launch(
     hosts: str | None,
     launcher: str | None,
     launcher_options: tuple[str, ...],
+    profile: str | None,
     mpi: str | None,
     dry_run: bool,
     program: tuple[str, ...],
@@ -138,6 +141,7 @@ def launch(
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
             launcher_options=_words(launcher_options),
+            profile=_profiler(profile or ""),
             # if the options are wrong, the ranks report it
             tolerates=getattr(resolve_texts(given), "tolerate_lost_ranks", 0),
         )
@@ -192,6 +196,15 @@ def _allocation(
         read=_read,
         ask=_ask,
     )
+
+
+def _profiler(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(
+            f"launch: --profile {command!r}: {error}", expected="nsys, or words of a shell"
+        ) from None
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dask_gpu_mpi.base.text import fold_numbers
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,10 @@ class Gpu:
     cpus: tuple[int, ...] = ()
     #: PCI bus id; empty: unknown.
     pci: str = ""
+    #: NUMA node of the host memory near it; -1: unknown, or several.
+    numa: int = -1
+    #: InfiniBand ports near it (`nearest_ports`).
+    nics: str = ""
     #: UUID of the GPU that a MIG instance is a part of; empty for a whole GPU.
     parent: str = ""
     #: Index of the MIG instance on its parent; -1 for a whole GPU.
@@ -39,6 +47,42 @@ class Gpu:
         """Bytes of device memory that `processes` hold; None: they hold some, and how much is unknown."""
         sizes = [held for _, held in self.processes]
         return None if None in sizes else sum(filter(None, sizes))
+
+
+def near(cpus: Iterable[int], numa: int | None, nics: str) -> str:
+    """The cores, NUMA node and network devices near a GPU, in words; empty: unknown.
+
+    >>> near((0, 1, 2), 1, "mlx5_0:1"), near((0, 1), None, ""), near((), -1, "")
+    ('0-2, NUMA 1, mlx5_0:1', '0-1', '')
+    """
+    node = "" if numa is None or numa < 0 else f"NUMA {numa}"
+    return ", ".join(filter(None, (fold_numbers(cpus), node, nics)))
+
+
+def nearest_ports(pci: str, sys: Path = Path("/sys")) -> str:
+    """The InfiniBand ports nearest to the device with this PCI bus id, as ``UCX_NET_DEVICES`` has them.
+
+    The nearest share most of the path from the root of PCI, or else the NUMA node. Empty: no port is nearer than others, or
+    UCX has to choose, which knows who reaches whom: ports are Ethernet's (RoCE), or of different subnets.
+    """
+    domain, _, place = pci.lower().partition(":")
+    device = sys / "bus/pci/devices" / f"{domain[-4:]}:{place}"
+    found: dict[tuple[int, bool], list[str]] = {}
+    subnets = set()
+    try:
+        node = (device / "numa_node").read_text()
+        for port in sorted(sys.glob("class/infiniband/*/ports/*")):
+            layer, state = ((port / name).read_text() for name in ("link_layer", "state"))
+            if layer.strip() != "InfiniBand" or not state.startswith("4"):  # IB_PORT_ACTIVE
+                continue
+            subnets.add((port / "gids/0").read_text()[:19])
+            nic = port.parents[1] / "device"
+            common = os.path.commonpath([os.path.realpath(device), os.path.realpath(nic)])
+            same = (nic / "numa_node").read_text() == node != "-1\n"
+            found.setdefault((common.count("/"), same), []).append(f"{port.parents[1].name}:{port.name}")
+    except OSError:
+        return ""
+    return ",".join(found[max(found)]) if len(found) > 1 and len(subnets) == 1 else ""
 
 
 def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:

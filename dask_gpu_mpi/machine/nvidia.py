@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
 
 T = TypeVar("T")
 
@@ -38,8 +38,18 @@ UNKNOWN = 999
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _UNCORRECTED, _SINCE_RESET = 1, 0
 
+#: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
+SLOWED = ("power", "heat", "hardware")
+# nvml.h: nvmlClocksThrottleReason*, software and hardware. Hardware has a bit of its own, which is set with these as well.
+_SLOWED = (0x4 | 0x80, 0x20 | 0x40, 0x8)
+# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
+_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
+_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
+
 # 16 words of 64 bits: cores 0-1023. os.cpu_count() would be too short if cores are offline.
 _AFFINITY_WORDS = 16
+# nvml.h: NVML_AFFINITY_SCOPE_NODE
+_NUMA_NODES = 0
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -93,6 +103,62 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
     return driver, ecc
 
 
+def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
+    """Figures of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
+
+    They are: use in percent; bytes in use, and in total; power in W; temperature in °C; the reasons for which its clocks are
+    lowered, as bits in the order of `SLOWED`; energy in J since the driver was loaded; bytes per second over PCIe, which take
+    40 ms to measure (`throughput`); bytes over NVLink since the driver was loaded. A MIG instance has memory only: the rest
+    would be that of its GPU.
+    """
+    nvml = nvml or _import_nvml()
+
+    def ask(name: str, *args: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *args)
+        except nvml.NVMLError:
+            return None
+
+    def scaled(factor: float, *values: Any) -> float | None:
+        return None if None in values else sum(values) * factor
+
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return [None] * 9
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    known = [None, None] if memory is None else [memory.used, memory.total]
+    if uuid.startswith("MIG-"):
+        return [None, *known, *[None] * 6]
+    use, reasons = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    slowed = None
+    if reasons is not None:
+        slowed = sum(1 << place for place, mask in enumerate(_SLOWED) if reasons & mask)
+        if slowed & 0b011:
+            slowed &= 0b011
+    pcie = [ask("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
+    fields = [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]
+    links = [
+        None if field.nvmlReturn else field.value.ullVal
+        for field in ask("nvmlDeviceGetFieldValues", fields) or ()
+    ]
+    return [
+        None if use is None else use.gpu,
+        *known,
+        scaled(1e-3, ask("nvmlDeviceGetPowerUsage")),
+        ask("nvmlDeviceGetTemperature", _GPU_SENSOR),
+        slowed,
+        scaled(1e-3, ask("nvmlDeviceGetTotalEnergyConsumption")),
+        scaled(1e3, *pcie),
+        scaled(1024, *(links or [None])),
+    ]
+
+
+def is_profiled(environ: Mapping[str, str]) -> bool:
+    """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
+    return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
+
+
 def driver_is_installed() -> bool:
     """Whether the driver's library is on this host; nothing is requested of it."""
     try:
@@ -128,14 +194,21 @@ def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
 
 def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
     pci = _ask(nvml, None, lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    words: Sequence[int] = _ask(nvml, (), nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)
+    bus_id = "" if pci is None else _text(pci.busId).upper()
+    nodes = _bits(_ask(nvml, (), nvml.nvmlDeviceGetMemoryAffinity, handle, _AFFINITY_WORDS, _NUMA_NODES))
     return Gpu(
         index=index,
-        cpus=tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1),
-        pci="" if pci is None else _text(pci.busId).upper(),
+        cpus=_bits(_ask(nvml, (), nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)),
+        pci=bus_id,
+        numa=nodes[0] if len(nodes) == 1 else -1,
+        nics=nearest_ports(bus_id) if bus_id else "",
         exclusive=_ask(nvml, 0, nvml.nvmlDeviceGetComputeMode, handle) != 0,
         **_common(nvml, handle, "GPU", own_pid),
     )
+
+
+def _bits(words: Sequence[int]) -> tuple[int, ...]:
+    return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
 
 
 def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import importlib
 import logging
 import resource
@@ -315,3 +316,21 @@ def guard_listeners() -> None:
     with contextlib.suppress(AttributeError):
         if server.add_accept_handler is add_accept_handler:
             server.add_accept_handler = _accept_patiently
+    listen_where_routes_are()
+
+
+def listen_where_routes_are() -> None:
+    """Start no HTTP server without routes, in this process and those forked from it. May be called again."""
+    from distributed.node import ServerNode
+
+    start = getattr(ServerNode, "start_http_server", None)
+    if start is None or getattr(start, "with_routes", False):
+        return
+
+    @functools.wraps(start)
+    def start_http_server(self: ServerNode, routes: list[Any], *args: Any, **kwargs: Any) -> None:
+        if routes:
+            start(self, routes, *args, **kwargs)
+
+    start_http_server.with_routes = True  # type: ignore[attr-defined]
+    ServerNode.start_http_server = start_http_server  # type: ignore[method-assign]

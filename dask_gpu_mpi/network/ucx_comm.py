@@ -53,14 +53,14 @@ _without_ucx: set[str] = set()
 
 
 def use_ucx_between_workers(
-    host_frames: int, *, loopback: bool = False, leads: bool = False, warned: bool = False
+    host_frames: int, *, loopback: bool = False, leads: bool = False, warned: bool = False, devices: str = ""
 ) -> None:
     """Offer UCX in the TLS connections of this process, in which a worker is made afterwards.
 
     `host_frames` is the least size of arrays in host memory that are sent over UCX as well; 0: none. For the others see `Ucx`.
     """
     WorkerComm.host_frames = host_frames
-    Ucx.loopback, Ucx.leads, Ucx.warned = loopback, leads, warned
+    Ucx.loopback, Ucx.leads, Ucx.warned, Ucx.devices = loopback, leads, warned, devices
     registry.backends["tls"] = _Backend()
 
 

@@ -46,6 +46,8 @@ class Ucx:
     loopback = False
     #: Whether it may lead to other nodes.
     leads = False
+    #: The network devices near the worker's GPU; empty: all.
+    devices = ""
     #: Whether the user has been warned that it opens a port.
     warned = False
     #: The worker's event loop. Tasks may have others, for further clients.
@@ -145,6 +147,8 @@ class Ucx:
             settings["TLS"] = CLOSED
         if cls.loopback and opened:
             settings["NET_DEVICES"] = "lo"
+        elif cls.devices and not opened:
+            settings["NET_DEVICES"] = cls.devices
         chosen = {name.removeprefix("UCX_") for name in os.environ} | set(configured_environment()[1])
         settings = {name: value for name, value in settings.items() if name not in chosen}
         if not opened and (cls.loopback or not cls.leads):

@@ -60,6 +60,10 @@ class WorkerPlan:
     #: Bytes of its own device for CUDAWorker's sizes of device memory (`device_memory.DEVICE_SIZES`), those that are set and
     #: ``device_memory_limit``; empty for a CPU worker, and if it is not known how much the device has.
     device_sizes: dict[str, int] = field(default_factory=dict)
+    #: The NUMA node whose memory it prefers, that of its GPUs; None: not known, they have several, or it has no GPU.
+    numa: int | None = None
+    #: The InfiniBand ports near its GPUs, which UCX uses between nodes unless the user has chosen others; empty: all.
+    nics: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
 from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu, near
 from dask_gpu_mpi.plan.hosts import name_some
 from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
 
@@ -251,7 +251,7 @@ class _View:
                 _device(worker, hosts[0].gpus, alone=len(hosts) == 1),
                 str(worker.nthreads),
                 format_bytes(worker.memory_limit) if worker.memory_limit else "unlimited",
-                _cores(worker.cpus) or "-",
+                near(worker.cpus, worker.numa, worker.nics) or "-",
             )
             for worker, other in zip(first, last, strict=True)
         ]
@@ -293,7 +293,7 @@ def _worker_box(worker: WorkerPlan, first: int | None) -> WorkerBox:
         kind=worker.kind,
         threads=counted(worker.nthreads, "thread"),
         memory=_short(worker.memory_limit) if worker.memory_limit else "unlimited",
-        cores=f"cores {_cores(worker.cpus)}" if worker.cpus else "",
+        cores=f"cores {near(worker.cpus, worker.numa, worker.nics)}" if worker.cpus else "",
     )
 
 

@@ -102,6 +102,8 @@ def _finish(
     threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []
     for draft in drafts:
+        nodes = {gpu.numa for gpu in draft.gpus if gpu.numa >= 0}
+        ports = dict.fromkeys(port for gpu in draft.gpus for port in gpu.nics.split(","))
         nthreads = options.nthreads or (1 if draft.gpus else next(threads))
         workers.append(
             WorkerPlan(
@@ -118,6 +120,8 @@ def _finish(
                 device_sizes=device_sizes(asked.get(draft.rank.rank, {}), draft.gpus[0].memory)
                 if draft.gpus
                 else {},
+                numa=nodes.pop() if len(nodes) == 1 else None,
+                nics="" if "" in ports else ",".join(ports),
             )
         )
     return workers

@@ -58,6 +58,8 @@ class Request:
     tolerates: int = 0
     #: Words for the launcher's command line (``--launcher-option``).
     launcher_options: tuple[str, ...] = ()
+    #: The command under which each rank of ``run`` starts (``--profile``); ``nsys`` alone has words added.
+    profile: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ def decide(
         options += runtime.launcher_options(container)
         inner = [*runtime.command(container, after), "python"]
     start = [starter.path, *with_options(options, request.launcher_options)]
-    inner += ["-c", START]
+    code = ["-c", START]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
-    check = (*start, *inner, "check", *expect, *request.options, *request.program)
+    check = (*start, *inner, *code, "check", *expect, *request.options, *request.program)
     match request.command:
         case "run":
             words: tuple[str, ...] = own
@@ -145,13 +147,15 @@ def decide(
             words = expect
         case _:
             words = ()
-    run = (*start, *inner, request.command, *words, *request.options, *request.program)
+    if request.command == "run":
+        inner[-1:-1] = _profiler(request.profile, launcher.rank, logs)
+    run = (*start, *inner, *code, request.command, *words, *request.options, *request.program)
     return Launch(
         environment=changes,
         check=check if request.check else (),
         run=run,
         logs=logs,
-        make=logs if request.container else "",
+        make=logs if request.container or request.profile else "",
         mark=os.path.join(logs, "ended")
         if logs
         and request.command == "run"
@@ -162,6 +166,21 @@ def decide(
         lingers=batch.lingers(environ, own_launcher=starter.kind == batch.launcher),
         requeues_by_code=batch.requeues_by_code,
     )
+
+
+def _profiler(words: Sequence[str], rank: str, logs: str) -> list[str]:
+    """The command of a profiler for all ranks; nsys puts in the rank, from the launcher's variable, and the node.
+
+    >>> _profiler(["nsys"], "PMI_RANK", "logs/42")
+    ['nsys', 'profile', '--trace=cuda,nvtx', '--sample=none', ..., '--output=logs/42/rank-%q{PMI_RANK}-%h']
+    """
+    if list(words) != ["nsys"]:
+        return list(words)
+    name = f"rank-%q{{{rank}}}-%h" if rank else "rank-%p-%h"
+    output = f"--output={os.path.join(logs, name)}"
+    # Samples of the CPU are not about GPUs, and need rights that a cluster's users may not have.
+    light = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+    return ["nsys", "profile", "--trace=cuda,nvtx", *light, output]
 
 
 def launch_environment(

@@ -16,11 +16,23 @@ _LARGEST = 2.0**100
 
 
 class GpuFigures(NamedTuple):
-    """Figures of a GPU; None: not known. Use is in percent, memory in bytes."""
+    """Figures of a GPU, in the order of `machine.nvidia.device_figures`; None: not known."""
 
+    #: Percent.
     use: float | None = None
+    #: Bytes.
     memory: int | None = None
     memory_total: int | None = None
+    #: W and °C.
+    power: float | None = None
+    temperature: float | None = None
+    #: The reasons for lower clocks: bits in the order of `machine.nvidia.SLOWED`.
+    slowed: int | None = None
+    #: J since the driver was loaded.
+    energy: float | None = None
+    #: Bytes per second, sent and received.
+    pcie: float | None = None
+    nvlink: float | None = None
 
 
 class Spilled(NamedTuple):
@@ -34,13 +46,13 @@ def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]
     """The figures of each GPU of a worker, from its last heartbeat; `started`: the figures of its GPU from its start.
 
     >>> gpus_of({"gpu_utilization": 9, "gpu_memory_used": 8})
-    [GpuFigures(use=9, memory=8, memory_total=None)]
-    >>> gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3], [4, 5, 6]]}})
-    [GpuFigures(use=1, memory=2, memory_total=3), GpuFigures(use=4, memory=5, memory_total=6)]
+    [GpuFigures(use=9, memory=8, memory_total=None, power=None, ...)]
+    >>> [gpu[:4] for gpu in gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3, 4], [5, 6, 7]]}})]
+    [(1, 2, 3, 4), (5, 6, 7, None)]
     """
     several = mapping(metrics.get(METRIC)).get("gpus")
     if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [GpuFigures(*map(number, figures[:3])) for figures in several]
+        return [GpuFigures(*map(number, figures[: len(GpuFigures())])) for figures in several]
     # From distributed's monitor of the worker's process. Its metric "gpu" is for processes that had NVML before their
     # worker was made.
     gpu = mapping(metrics.get("gpu"))
@@ -95,7 +107,9 @@ def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
         "cudf_spilled": mapping(metrics.get("cudf")).get("cudf-spilled"),
     }
     for place, gpu in enumerate(gpus_of(metrics)[:MOST_GPUS]):
-        found[of_gpu("gpu", place)], found[of_gpu("gpu_memory", place)] = gpu.use, gpu.memory
+        found[of_gpu("gpu", place)] = gpu.use
+        for quantity in ("memory", "power", "temperature", "slowed", "pcie", "nvlink"):
+            found[of_gpu(f"gpu_{quantity}", place)] = getattr(gpu, quantity)
     return {quantity: value for quantity, value in found.items() if number(value) is not None}
 
 

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from dask.utils import key_split
@@ -22,13 +23,13 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
-from dask_gpu_mpi.view.heartbeat import ACTIONS, measured
+from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, gpus_of, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
 
 # Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
 
-#: Points in time that are kept, and workers of which values are kept: about 7 MB with nine quantities.
-MOST_TIMES, MOST_NAMES = 720, 256
+#: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
+MOST_TIMES, MOST_NAMES = 720, 160
 _NAN = math.nan
 
 
@@ -393,6 +394,8 @@ class Recorder(SchedulerPlugin):
         self._since = clock()
         self._series = Series(INTERVAL)
         self._peaks: dict[str, dict[str, float]] = {}
+        #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.
+        self._energy: dict[str, list[tuple[float, float] | None]] = {}
         self._stream = TaskStream()
         self._transfers = Transfers()
         self._failed = 0
@@ -441,6 +444,10 @@ class Recorder(SchedulerPlugin):
             for quantity, value in values.items():
                 if value > peaks.get(quantity, -1.0):
                     peaks[quantity] = value
+            readings = [gpu.energy for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
+            known = [None if value is None else (value, value) for value in readings]
+            pairs = zip_longest(self._energy.get(name, ()), known)
+            self._energy[name] = [(old[0], new[1]) if old and new else old or new for old, new in pairs]
             occupation = self._occupations[name]
             occupation.has_tasks(now, len(state.processing))
             heard = max(0.0, now - state.last_seen)
@@ -541,6 +548,10 @@ class Recorder(SchedulerPlugin):
             "workers": list(self._workers.values()),
             "series": self._series.packed(),
             "peaks": self._peaks,
+            "energy": {
+                name: [None if each is None else max(0.0, each[1] - each[0]) for each in readings]
+                for name, readings in self._energy.items()
+            },
             "tasks": {**self._stream.packed(self._since), "failed": self._failed},
             "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
             "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},

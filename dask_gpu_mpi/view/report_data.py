@@ -248,6 +248,10 @@ def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
                 "host": hosts[worker["name"]],
                 "device_memory": devices.get(worker["name"], []),
                 "peaks": dict(record["peaks"].get(worker["name"], {})),
+                "energy": [
+                    None if joules is None else round(joules, 1)
+                    for joules in record["energy"].get(worker["name"], ())
+                ],
                 "seconds": {
                     name: _seconds(value) for name, value in record["seconds"][worker["name"]].items()
                 },

@@ -19,6 +19,7 @@ from dask_gpu_mpi.base.files import check_replaceable, replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import format_bytes, natural
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 from dask_gpu_mpi.view.report_data import SCHEMA, headline
 from dask_gpu_mpi.view.report_summary import CALLED, SHARES
@@ -169,6 +170,10 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
             ("allocated by RMM", _quantity(record, "rmm"), "bytes", None),
             ("spilled from the GPU", _quantity(record, "gpu_spilled"), "bytes", None),
             ("spilled by cuDF", _quantity(record, "cudf_spilled"), "bytes", None),
+            ("power, W", _of_gpus(record, "gpu_power"), "number", None),
+            ("temperature, °C", _of_gpus(record, "gpu_temperature"), "number", None),
+            ("PCIe, bytes per second", _of_gpus(record, "gpu_pcie"), "bytes", None),
+            ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), "bytes", None),
         ),
         "peaks": [
             [
@@ -178,6 +183,15 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
                 _size(peaks.get(of_gpu("gpu_memory", place), 0)),
                 _size(worker["device_memory"][place]) if place < len(worker["device_memory"]) else "-",
                 _size(peaks.get("gpu_spilled")) if place == 0 else "",
+                *(
+                    "-" if value is None else round(value)
+                    for value in (
+                        peaks.get(of_gpu("gpu_power", place)),
+                        peaks.get(of_gpu("gpu_temperature", place)),
+                        worker["energy"][place] if place < len(worker.get("energy", ())) else None,
+                    )
+                ),
+                _slowed(record["series"]["workers"].get(worker["name"], {}), place),
             ]
             for worker in _workers(record)
             for peaks in [worker["peaks"]]
@@ -185,6 +199,13 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
             if of_gpu("gpu", place) in peaks or of_gpu("gpu_memory", place) in peaks
         ],
     }
+
+
+def _slowed(columns: Mapping[str, Any], place: int) -> str:
+    """The reasons for which the clocks of one of a worker's GPUs were lowered, with their shares of the points in time."""
+    known = [int(bits) for bits in columns.get(of_gpu("gpu_slowed", place), ()) if bits is not None]
+    shares = {why: sum(bits >> n & 1 for bits in known) / len(known) for n, why in enumerate(SLOWED) if known}
+    return ", ".join(f"{why} {100 * share:.0f} %" for why, share in shares.items() if share) or "-"
 
 
 def _memory(record: Mapping[str, Any]) -> dict[str, Any]:

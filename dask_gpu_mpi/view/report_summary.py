@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.base.text import counted, format_bytes, natural
+from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
 Data = Mapping[str, Any]
@@ -39,6 +40,8 @@ SHORT_TASK = 0.1
 STRAGGLER, STRAGGLER_SHARE = 4.0, 0.1
 #: Least use of the GPUs, if their workers compute for this share.
 LEAST_GPU_USE, COMPUTING = 0.2, 0.4
+#: Share of the time with clocks that are lowered by heat or hardware.
+MOST_SLOWED = 0.05
 
 
 def summarize(data: Data) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def printed(data: Data) -> list[str]:
 def _usage(data: Data) -> dict[str, Any]:
     """The shares of each worker, their mean, and the parts of the time of all."""
     record = data["record"]
-    usage: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None}
+    usage: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None, "energy": None}
     usage |= {"mean": {}, "workers": [], "where": []}
     if record is None or not record["workers"]:
         return usage
@@ -81,6 +84,8 @@ def _usage(data: Data) -> dict[str, Any]:
     asked = [worker for worker in workers if worker["kind"] == usage["kind"]]
     usage["threads"] = sum(worker["threads"] for worker in asked)
     usage["mean"] = _mean(asked)
+    readings = [joules for worker in record["workers"] for joules in worker["energy"] if joules is not None]
+    usage["energy"] = round(sum(readings), 1) if readings else None
     usage["worst"] = min(asked, key=lambda worker: worker["computing"])["name"]
     usage["where"] = _where(
         data, _mean(workers), begin, seconds, sum(worker["threads"] for worker in workers)
@@ -185,6 +190,8 @@ def _busy_lines(usage: Data) -> list[str]:
     if len(workers) > 1:
         worst = next(worker for worker in workers if worker["name"] == usage["worst"])
         lines.append(f"least: worker {worst['name']} on {worst['host']}: {_in_words(worst)}")
+    if (joules := usage["energy"]) is not None:
+        lines.append(f"energy of the GPUs: {joules / 3600:.4g} Wh ({joules:.4g} J)")
     return lines
 
 
@@ -354,6 +361,23 @@ def unused_gpus(data: Data) -> list[str]:
     ]
 
 
+def slowed_gpus(data: Data) -> list[str]:
+    """Clocks of GPUs that were lowered although they had work; by their power limit they often are."""
+    found: dict[str, float] = {}
+    for name, columns in data["record"]["series"]["workers"].items():
+        for place in range(MOST_GPUS):
+            known = [int(bits) for bits in columns.get(of_gpu("gpu_slowed", place), ()) if bits is not None]
+            if known and (part := sum(bits > 1 for bits in known) / len(known)) >= MOST_SLOWED:
+                found[name] = max(part, found.get(name, 0.0))
+    if not found:
+        return []
+    worst = max(found, key=lambda name: found[name])
+    return [
+        f"heat or a fault of the hardware lowered the clocks of GPUs of {counted(len(found), 'worker')}, of {worst} for "
+        f"{_percent(found[worst])} of the time. Fix: report the node to the site ({INSPECT_COMMAND} -q -d PERFORMANCE)"
+    ]
+
+
 #: Each rule is a function from the report's data to lines, none if all is well.
 RULES: tuple[Callable[[Data], list[str]], ...] = (
     script_alone,
@@ -363,6 +387,7 @@ RULES: tuple[Callable[[Data], list[str]], ...] = (
     uneven_data,
     spilled,
     unused_gpus,
+    slowed_gpus,
 )
 
 

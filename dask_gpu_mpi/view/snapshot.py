@@ -13,6 +13,7 @@ from typing import Any
 from dask_gpu_mpi.base.text import natural, printable
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spilled_of
@@ -44,6 +45,14 @@ class Row:
     gpu_use: float | None = None
     gpu_memory: int | None = None
     gpu_memory_total: int | None = None
+    #: W, °C, and J since the driver was loaded.
+    gpu_power: float | None = None
+    gpu_temperature: float | None = None
+    gpu_energy: float | None = None
+    #: The reasons for which its clocks are lowered, such as ``"power+heat"``; empty: they are not.
+    gpu_slowed: str | None = None
+    gpu_pcie: float | None = None
+    gpu_nvlink: float | None = None
     rmm_used: int | None = None
     rmm_total: int | None = None
     host_memory: int | None = None
@@ -172,10 +181,17 @@ def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures of each GPU of a worker, as fields of `Row`."""
+    names = ("use", "memory", "memory_total", "power", "temperature", "energy", "pcie", "nvlink")
     return [
-        {"gpu_use": gpu.use, "gpu_memory": gpu.memory, "gpu_memory_total": gpu.memory_total}
+        {"gpu_slowed": _slowed(gpu.slowed), **{f"gpu_{name}": getattr(gpu, name) for name in names}}
         for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu"))
     ]
+
+
+def _slowed(bits: float | None) -> str | None:
+    return (
+        None if bits is None else "+".join(why for place, why in enumerate(SLOWED) if int(bits) >> place & 1)
+    )
 
 
 def _sum(tasks: Any, states: Sequence[str]) -> int | None:

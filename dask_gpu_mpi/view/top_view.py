@@ -78,7 +78,19 @@ COLUMNS = (
     _Column("IN/s", 5, _plain(lambda row: short(row.received_rate)), 8),
     _Column("OUT/s", 5, _plain(lambda row: short(row.sent_rate)), 9),
     _Column("SPILL", 5, _plain(lambda row: short(row.spilled)), 5),
+    _Column("WATT", 4, _plain(lambda row: _number(row.gpu_power)), 10),
+    _Column("TEMP", 4, _plain(lambda row: _number(row.gpu_temperature)), 11),
+    _Column(
+        "SLOWED", 6, lambda row: (row.gpu_slowed or "-", "yellow" if row.gpu_slowed else ""), 12, grows=True
+    ),
+    _Column("PCI/s", 5, _plain(lambda row: short(row.gpu_pcie)), 13),
+    _Column("NVL/s", 5, _plain(lambda row: short(row.gpu_nvlink)), 14),
 )
+#: Columns that are left out if no row has this figure.
+_IF_KNOWN = {
+    "GPU": "gpu_index", "WATT": "gpu_power", "TEMP": "gpu_temperature", "SLOWED": "gpu_slowed", "PCI/s": "gpu_pcie",
+    "NVL/s": "gpu_nvlink",
+}  # fmt: skip
 
 
 def short(number: float | None) -> str:
@@ -133,7 +145,10 @@ def fit(text: str, width: int, *, keep_end: bool = True) -> str:
 
 def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
     """The rows in so many columns of the screen; None: as wide as they are."""
-    columns = [c for c in COLUMNS if c.title != "GPU" or any(row.gpu_index is not None for row in rows)]
+    known = {
+        title for title, name in _IF_KNOWN.items() if any(getattr(row, name) is not None for row in rows)
+    }
+    columns = [column for column in COLUMNS if column.title not in _IF_KNOWN or column.title in known]
     while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     cells = [[column.cell(row) for column in columns] for row in rows]
@@ -202,6 +217,8 @@ def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
         f"HOST MEM {pair(total.host_memory, total.host_limit)}  RUN {_number(total.running)}  "
         f"WAIT {_number(total.waiting)}  SPILL {short(total.spilled)}"
     )
+    if total.gpu_power is not None:
+        sums += f"  POWER {total.gpu_power:.0f} W"
     return [f"{title}  {snapshot.scheduler}", sums]
 
 
@@ -222,7 +239,7 @@ def _status(view: View, page: Page) -> str:
     parts = [f"sort: {view.sort}{' reversed' if view.reverse else ''}", f"node: {view.node or 'all'}"]
     parts.append(f"rows {page.first + 1}-{page.first + len(page.rows)} of {page.total}")
     if page.folded:
-        parts.append("one row per node: sums, mean USE")
+        parts.append("one row per node: sums, mean USE, highest TEMP")
     return "  ".join(parts)
 
 
@@ -247,6 +264,8 @@ SORTS: dict[str, Callable[[Row], float | None] | None] = {
     "in": lambda row: row.received_rate,
     "out": lambda row: row.sent_rate,
     "spilled": lambda row: row.spilled,
+    "power": lambda row: row.gpu_power,
+    "temperature": lambda row: row.gpu_temperature,
 }
 #: The sequences that terminals send for keys without a character.
 _SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
@@ -351,7 +370,7 @@ def _sorted(rows: list[Row], view: View) -> list[Row]:
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """One row for each node: the mean of the GPUs' use, and sums of the rest."""
+    """One row for each node: the mean of the GPUs' use, their highest temperature, and sums of the rest."""
     by_node: dict[str, list[Row]] = {}
     for row in rows:
         by_node.setdefault(row.node, []).append(row)
@@ -361,7 +380,7 @@ def folded(rows: Iterable[Row]) -> list[Row]:
 #: The fields of `Row` that are summed.
 _SUMMED = (
     "gpu_memory", "gpu_memory_total", "rmm_used", "rmm_total", "host_memory", "host_limit", "running", "waiting", "received",
-    "sent", "received_rate", "sent_rate", "spilled",
+    "sent", "received_rate", "sent_rate", "spilled", "gpu_power", "gpu_energy", "gpu_pcie", "gpu_nvlink",
 )  # fmt: skip
 
 
@@ -372,11 +391,15 @@ def _fold(node: str, rows: Sequence[Row]) -> Row:
         known = [value for row in rows if (value := getattr(row, name)) is not None]
         sums[name] = sum(known) if known else None
     workers = {row.worker for row in rows}
+    temperatures = [row.gpu_temperature for row in rows if row.gpu_temperature is not None]
+    slowed = [row.gpu_slowed.split("+") for row in rows if row.gpu_slowed is not None]
     return Row(
         node=node,
         worker=str(len(workers)),
         status=troubles(rows) or "running",
         gpu_use=sum(uses) / len(uses) if uses else None,
+        gpu_temperature=max(temperatures, default=None),
+        gpu_slowed="+".join(sorted({why for each in slowed for why in each if why})) if slowed else None,
         **sums,
     )
 

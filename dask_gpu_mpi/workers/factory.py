@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
@@ -152,7 +152,7 @@ def measure_less(nanny: Any) -> None:
 def kill_at_once() -> None:
     """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
 
-    Our workers leave SIGTERM to the rank (`boot.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
+    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from distributed.process import AsyncProcess
@@ -181,7 +181,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     """
     import distributed
 
-    from dask_gpu_mpi.workers.plugins import plugins_of
+    from dask_gpu_mpi.workers.plugins import NearMemory, NewProcess, plugins_of
 
     cls = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
@@ -205,6 +205,9 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
+        plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
+        if is_profiled(os.environ):
+            plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
@@ -242,6 +245,7 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
         loopback=listens == LOOPBACK,
         leads=transport.between_nodes,
         warned=bool(transport.warning),
+        devices=plan.nics,
         probes=probes,
     )
 

@@ -7,20 +7,25 @@ import contextlib
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
+from dask.utils import key_split
 from distributed import Worker
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
-from distributed.utils import offload
 
+from dask_gpu_mpi.base.signals import ignore_signals
+from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
-from dask_gpu_mpi.machine.nvidia import NO_GPU, VISIBLE_DEVICES
-from dask_gpu_mpi.workers.logs import log_to_file
+from dask_gpu_mpi.machine.cgroups import prefer_memory_of
+from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
+from dask_gpu_mpi.workers.logs import log_to_file, set_up
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
@@ -32,8 +37,7 @@ class Figures(WorkerPlugin):
     - ``time``: seconds since the epoch;
     - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
     - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
-    - ``gpus``: use in percent, bytes used and in total of each of its GPUs; only if these are not the one that distributed's
-      monitor samples, the first that the process sees.
+    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second.
     """
 
     name = "dask_gpu_mpi-figures"
@@ -43,6 +47,8 @@ class Figures(WorkerPlugin):
         self._received = 0
         #: The last transfer that is in `_received`.
         self._last: Any = None
+        #: By GPU: when the bytes over NVLink were last read, and how many they were.
+        self._links: dict[str, tuple[float, float | None]] = {}
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -60,14 +66,19 @@ class Figures(WorkerPlugin):
         }
         if not hasattr(worker.data, "spilled_total"):
             figures["spilled"] = spilled_from_device(worker.data)
-        if self._monitor_sees_others() and nvml.device_get_count():
-            figures["gpus"] = await offload(lambda: [of_device(device) for device in self.devices])
+        if self.devices and nvml.device_get_count():
+            # not in Dask's thread for large messages, which would have to wait
+            figures["gpus"] = await asyncio.to_thread(lambda: [*map(self._of_gpu, self.devices)])
         return figures
 
-    def _monitor_sees_others(self) -> bool:
-        """Whether this worker has other GPUs than the first visible one, which distributed's monitor samples."""
-        first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]
-        return bool(self.devices) and self.devices != (first,)
+    def _of_gpu(self, device: str) -> list[float | None]:
+        last, before = self._links.get(device, (0.0, None))
+        # the first time, its scheduler waits for the worker
+        *figures, link = device_figures(device, throughput=device in self._links)
+        now = time.monotonic()
+        self._links[device] = now, link
+        counts = link is not None and before is not None and link >= before and now > last
+        return [*figures, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
         """Add the transfers since the last call; the log is short, with the newest at its end."""
@@ -89,22 +100,6 @@ def spilled_from_device(data: Any) -> int | None:
         return None
 
 
-def of_device(device: str) -> list[int | None]:
-    """Use in percent, bytes used and bytes in total of the GPU, or the slice, with this UUID; None: not known to NVML."""
-    import pynvml
-
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(device.encode())
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError:
-        return [None, None, None]
-    try:
-        use = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except pynvml.NVMLError:  # of a MIG slice it is not known
-        use = None
-    return [use, memory.used, memory.total]
-
-
 def plugins_of(
     plan: WorkerPlan, log_directory: str | None, *, records: bool = False
 ) -> Iterator[WorkerPlugin]:
@@ -116,6 +111,8 @@ def plugins_of(
     yield Label(label, "" if plan.device else GPU_FIX)
     if records:
         yield TransferSizes()
+    if is_profiled(os.environ) and find_spec("nvtx"):
+        yield TaskRanges()
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
@@ -144,6 +141,65 @@ class LogFile(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         log_to_file(self.directory, self.file)
+
+
+class NearMemory(WorkerPlugin):
+    """Lets a worker's process use host memory of this NUMA node first, if the kernel allows it."""
+
+    name = "dask_gpu_mpi-near-memory"
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process, in the thread that later starts those of tasks."""
+        prefer_memory_of(self.node)
+
+
+class NewProcess(WorkerPlugin):
+    """Prepares the process of a worker that is not forked from the agent, when the process receives this.
+
+    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
+    """
+
+    name = "dask_gpu_mpi-new-process"
+
+    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
+        self.settings = (level, scratch, quiet_stream)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new_process, self.settings
+
+
+def _new_process(level: str, scratch: str, quiet_stream: bool) -> NewProcess:
+    # as for `_ucx_between_workers`
+    if current_process().name.startswith(WORKER_PROCESS):
+        from dask_gpu_mpi.network.listeners import guard_listeners
+
+        os.environ.pop("PYTHONSAFEPATH", None)
+        print_by_line()
+        ignore_signals()
+        guard_listeners()
+        set_up(level, scratch, quiet_stream=quiet_stream)
+    return NewProcess(level, scratch, quiet_stream)
+
+
+class TaskRanges(WorkerPlugin):
+    """Marks each task that runs, in a profile, as a range of NVTX with the prefix of the task's name."""
+
+    name = "dask_gpu_mpi-task-ranges"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._nvtx = import_module("nvtx")
+        self._open: dict[Any, Any] = {}
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes; one that is cancelled runs to its end."""
+        if finish == "executing" and key not in self._open:
+            self._open[key] = self._nvtx.start_range(message=key_split(key), domain="dask")
+        elif finish not in ("executing", "long-running", "cancelled", "resumed") and key in self._open:
+            self._nvtx.end_range(self._open.pop(key))
 
 
 class KeylessDump(WorkerPlugin):
@@ -186,15 +242,23 @@ class UcxBetweenWorkers(WorkerPlugin):
     - `loopback`: all workers are on this node, so a port of UCX is one of the loopback interface;
     - `leads`: UCX may be used between nodes;
     - `warned`: the user has been warned that UCX opens a port;
+    - `devices`: the network devices near its GPU; empty: all;
     - `probes`: once it is up, this worker connects to one on the next node, so that the user soon learns if UCX does not work.
     """
 
     name = "dask_gpu_mpi-ucx"
 
     def __init__(
-        self, host_frames: int, *, loopback: bool, leads: bool, warned: bool, probes: bool = False
+        self,
+        host_frames: int,
+        *,
+        loopback: bool,
+        leads: bool,
+        warned: bool,
+        devices: str = "",
+        probes: bool = False,
     ) -> None:
-        self.ways = {"loopback": loopback, "leads": leads, "warned": warned}
+        self.ways: Any = {"loopback": loopback, "leads": leads, "warned": warned, "devices": devices}
         self.host_frames = host_frames
         self.probes = probes
 
@@ -235,7 +299,7 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
 WORKER_PROCESS = "Dask Worker process"
 
 
-def _ucx_between_workers(host_frames: int, ways: dict[str, bool], probes: bool) -> UcxBetweenWorkers:
+def _ucx_between_workers(host_frames: int, ways: dict[str, Any], probes: bool) -> UcxBetweenWorkers:
     # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well, and offers no UCX.
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers

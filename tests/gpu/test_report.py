@@ -37,6 +37,10 @@ def test_use_and_memory_over_time(name: str, mpirun: Mpi, gpus: Any) -> None:
         [of_device] = worker["device_memory"]
         assert 2 << 30 < worker["peaks"]["gpu_memory"] <= of_device
         assert worker["peaks"]["gpu"] > 50
+        # W and °C, and J of some seconds
+        assert 20 < worker["peaks"]["gpu_power"] < 3000
+        assert 10 < worker["peaks"]["gpu_temperature"] < 120
+        assert 20 < worker["energy"][0] < 3000 * 180
         columns = record["series"]["workers"][worker["name"]]
         assert len([value for value in columns["gpu"] if value]) >= 3
     pairs = {(row["from"], row["to"]) for row in record["transfers"]["rows"] if row["bytes"] >= 1_000_000}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,19 @@ tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") 
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
+
+
+def test_memory_near_the_gpus(mpirun: Mpi, libdir: Path) -> None:
+    """The second node is not there on most machines, which ends nothing."""
+    gpus = [replace(gpu, node=place) for place, gpu in enumerate(make_gpus(2, host="one", memory=80 * GIB))]
+    env = gpu_environ(libdir, gpus)
+    done = mpirun.run([*COMMAND, "-c", SCRIPT], 1, env=env).check()
+    told = facts(done)
+    rows = check_workers(told, gpus, {"0-0": [gpus[0]], "0-1": [gpus[1]]})
+    assert rows["0-0"]["policy"] in ("prefer:0", None)
+    assert [worker["numa"] for worker in told["plan"]["workers"]] == [0, 1]
+    table = mpirun.run([*COMMAND, "plan"], 1, env=env).check().stdout
+    assert re.findall(r"NUMA \d$", table, re.MULTILINE) == ["NUMA 0", "NUMA 1"]
 
 
 @pytest.mark.quick

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -92,3 +93,66 @@ def test_check_without_a_script_ends(mpirun: Mpi) -> None:
     ).check()
     assert ": 0 errors" in done.stdout
     assert "ready after" not in done.stderr
+
+
+#: In the place of a profiler: it loads itself into all processes by this variable, writes a file, and has the exit code.
+PROFILER = """
+import os, signal, subprocess, sys
+env = {**os.environ, "NVTX_INJECTION64_PATH": "/nothing"}
+child = subprocess.Popen(sys.argv[2:], env=env, close_fds=False)  # MPICH has given it one
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+code = child.wait()
+open(f"{sys.argv[1]}/profile-{child.pid}", "w").close()
+sys.exit(code)
+"""
+#: In the place of the package `nvtx`.
+NVTX = """
+ranges = []
+def start_range(message, domain):
+    ranges.append(f"{domain} {message}")
+    return len(ranges)
+def end_range(number):
+    ranges.append(number)
+"""
+LOOKS = """
+from distributed import Client
+
+def look(dask_worker):
+    import logging, os, signal, sys
+    return {
+        "command": open("/proc/self/cmdline").read(),
+        "safe_path": "PYTHONSAFEPATH" in os.environ,
+        "ranges": getattr(sys.modules.get("nvtx"), "ranges", None),
+        "handles": callable(signal.getsignal(signal.SIGTERM)),
+        "level": logging.getLogger("distributed").level,
+        "services": dask_worker.service_ports,
+    }
+
+def step(number):
+    return number
+
+with Client() as client:
+    assert client.gather(client.map(step, range(2))) == [0, 1]
+    tell(workers=[*client.run(look).values()])
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
+    mpirun: Mpi, tmp_path: Path, profiled: bool
+) -> None:
+    (tmp_path / "profiler.py").write_text(PROFILER)
+    (tmp_path / "nvtx.py").write_text(NVTX)
+    profile = ["--profile", f"{sys.executable} {tmp_path}/profiler.py {tmp_path}"] if profiled else []
+    line = [*LAUNCH, "-n", "1", *profile, "--nthreads", "1", write(tmp_path, TELL + LOOKS), "3"]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = mpirun.run(line, None, env={**BARE, "PYTHONPATH": path}, timeout=60).check(3)
+    (worker,) = facts(done)["workers"]
+    assert ("multiprocessing.spawn" in worker["command"]) == profiled
+    assert len([*tmp_path.glob("profile-*")]) == profiled
+    # each range ends, by the number that its start has returned
+    assert worker["ranges"] == (["dask step", 1, "dask step", 3] if profiled else None)
+    # as in processes that are forked
+    assert (worker["safe_path"], worker["handles"], worker["services"]) == (False, True, {})
+    assert worker["level"] == logging.WARNING

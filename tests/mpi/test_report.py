@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
-    gpus = make_gpus(2, host="one", memory=80 * GIB)
+    gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
     job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(libdir, gpus))
     job.wait(60).check(0)
     with browser() as chromium:
@@ -144,6 +145,7 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
     assert tabs["GPUs"].painted >= 2
     assert "80.00 GiB" in tabs["GPUs"].text
+    assert re.search(r"energy of the GPUs: [\d.]+ Wh \([\d.]+ J\)", tabs["Overview"].text, re.IGNORECASE)
 
 
 ENDINGS = {

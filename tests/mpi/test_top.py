@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ pytestmark = [
 ]
 
 GPUS = [
-    replace(gpu, utilization=10 * place, used=place * GIB)
+    replace(
+        gpu, utilization=10 * place, used=place * GIB, power=100 * place, temperature=50 + place, nvlink=2**30
+    )
     for place, gpu in enumerate(make_gpus(4, host="one", memory=80 * GIB), start=1)
 ]
 #: The names of their workers, in the order of the plan.
@@ -91,6 +94,25 @@ def test_rows_keys_and_the_terminal_afterwards(file: Path, tmux: Tmux) -> None:
     assert order(tmux.wait_for("one row per node")) == []
     tmux.keys("q")
     tmux.check_end(0)
+
+
+def test_power_temperature_and_links_of_each_gpu(file: Path) -> None:
+    def rows() -> list[dict[str, Any]]:
+        told = json.loads(in_pipe("--scheduler-file", file, "--json").stdout)["rows"]
+        return [row for row in told if row["device"]]
+
+    until(lambda: all(row["gpu_nvlink"] for row in rows()), 30, "a second heartbeat")
+    found = rows()
+    assert [(row["gpu_power"], row["gpu_temperature"]) for row in found] == [
+        (100, 51),
+        (200, 52),
+        (300, 53),
+        (400, 54),
+    ]
+    # both ways; the counter has steps of a KiB, the clocks are not read at the same time
+    assert all(2**30 < row["gpu_nvlink"] < 2**32 for row in found), found
+    # as far as the GPU reports them
+    assert {(row["gpu_slowed"], row["gpu_pcie"]) for row in found} == {(None, None)}
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"])

@@ -174,3 +174,45 @@ def test_an_unmodified_cuda_worker_comes_up(libdir: Path, tmp_path: Path) -> Non
     assert report["four"] == 4
     # There is no libcuda behind the emulated GPU: dask-cuda says so once and goes on.
     assert done.stderr.count("Unable to start CUDA Context") == 1
+
+
+FIGURES = """
+import json, sys, time
+import pynvml
+from dask_gpu_mpi.machine.nvidia import device_figures
+pynvml.nvmlInit()
+first = [device_figures(uuid) for uuid in sys.argv[1:]]
+time.sleep(0.1)
+quick = device_figures(sys.argv[1], throughput=False)
+print(json.dumps([first, quick]))
+"""
+
+
+def test_figures_of_a_gpu_as_far_as_it_has_them(libdir: Path) -> None:
+    full = SimGpu(
+        "GPU-full", memory=80 * GIB, used=GIB, utilization=90, temperature=71, power=650, throttle=0x1 | 0x8 | 0x40,
+        pcie=3000, nvlink=2**30,
+    )  # fmt: skip
+    mig = SimGpu("GPU-parent", power=300, mig=(SimMig("MIG-1", 10 * GIB),))
+    deaf = dict.fromkeys(
+        [f"nvmlDeviceGet{name}" for name in ("FieldValues", "Temperature", "UtilizationRates", "MemoryInfo")],
+        "NOT_SUPPORTED",
+    )
+    gpus = [full, SimGpu("GPU-none", failures=deaf), mig, SimGpu("GPU-power", throttle=0x4, lost=False)]
+    environ = emulated_environ(libdir, gpus)
+    uuids = ["GPU-full", "GPU-none", "MIG-1", "GPU-power", "GPU-other"]
+    done = run_python(FIGURES, *uuids, env=environ)
+    assert done.returncode == 0, done.stderr
+    (first, none, instance, power, other), quick = json.loads(done.stdout)
+    assert first[:6] == [90, GIB, 80 * GIB, 650.0, 71, 0b010]
+    # what grows: J, and bytes both ways
+    assert first[7] == 6_000_000
+    assert 30 <= quick[6] - first[6] < 650 * 60
+    assert 2 * 2**30 // 20 <= quick[8] - first[8] < 2 * 2**30 * 60
+    assert quick[7] is None
+    assert none == other == [None] * 9
+    # else each instance would have the power of its GPU, which sums would count several times
+    assert instance == [None, 0, 10 * GIB, *[None] * 6]
+    assert power[5] == 0b001
+    hardware = emulated_environ(libdir, [SimGpu("GPU-1", throttle=0x8)])
+    assert json.loads(run_python(FIGURES, "GPU-1", env=hardware).stdout)[0][0][5] == 0b100

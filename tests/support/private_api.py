@@ -398,7 +398,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.node",
         "ServerNode.start_http_server",
-        "agent/dashboard_gate",
+        "network/listeners",
         _DISTRIBUTED,
         why="replaced: without routes there is no HTTP server, which every user of the node could ask",
         without="servers without any page listen on the loopback interface, and on the dashboard's address",

@@ -16,8 +16,9 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from dask_gpu_mpi.agent import dashboard_gate
-from dask_gpu_mpi.agent.dashboard_gate import TokenGate, listen_where_routes_are
+from dask_gpu_mpi.agent.dashboard_gate import TokenGate
 from dask_gpu_mpi.network import listeners
+from dask_gpu_mpi.network.listeners import listen_where_routes_are
 from support.jobs.processes import run_python
 
 TOKEN = "right-T0ken_"
@@ -323,7 +324,8 @@ CLUSTER = """
 import asyncio, json, sys
 import dask
 from distributed import Client, Scheduler, Worker
-from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, report_no_server
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, report_no_server
+from dask_gpu_mpi.network.listeners import listen_where_routes_are
 
 async def run(served):
     here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}

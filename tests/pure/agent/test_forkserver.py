@@ -16,7 +16,7 @@ HEAD = """
     import os, sys, tempfile
     import decimal as heavy  # stands for what the agent imports
     heavy.MARK = "imported once"
-    from dask_gpu_mpi.agent.boot import ignore_signals
+    from dask_gpu_mpi.base.signals import ignore_signals
     from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker
     import gc
     gc.disable()  # as the agent has it while it imports

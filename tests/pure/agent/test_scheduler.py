@@ -25,6 +25,7 @@ from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.network import listeners
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -37,8 +38,8 @@ SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 @pytest.fixture(autouse=True)
 def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
-    # of the whole process
-    monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: None)
+    # of the whole process; without the listeners themselves
+    monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
     with warnings.catch_warnings():
         yield
 

@@ -17,6 +17,7 @@ from dask_gpu_mpi.machine.cgroups import (
     parse_cpu_list,
     parse_mountinfo,
 )
+from support.jobs.processes import run_python
 
 GIB = 1024**3
 NO_LIMIT_V1 = "9223372036854771712"
@@ -241,3 +242,29 @@ def test_this_process() -> None:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         mounts = list(parse_mountinfo(file.read()))
     assert "/" in [mount.point for mount in mounts]
+
+
+PREFERS = """
+import threading
+from dask_gpu_mpi.machine.cgroups import prefer_memory_of
+
+def policy(thread):
+    return open(f"/proc/self/task/{thread}/numa_maps").readline().split()[1]
+
+def of_new_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(policy(threading.get_native_id())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+main = threading.main_thread().native_id
+print(policy(main), prefer_memory_of(1023), policy(main), prefer_memory_of(0), policy(main), of_new_thread())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
+def test_memory_of_a_node_is_preferred_from_now_on() -> None:
+    """A node that is not there changes nothing; threads that are started later have it as well."""
+    done = run_python(PREFERS)
+    assert done.stdout.split() == ["default", "False", "default", "True", "prefer:0", "prefer:0"], done.stderr

@@ -41,12 +41,14 @@ from support.mocks.pynvml import (
 
 def test_all_that_a_gpu_tells() -> None:
     busy = [(77, GIB), (78, 5), (99, 100), (98, None), (97, 0)]
-    nvml = Nvml(device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=busy))
-    seen = {"cpus": (0, 1, 3, 64), "pci": "00000000:0A:00.0", "free": 38 * GIB}
+    nvml = Nvml(device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=busy, nodes=[0, 2]))
+    seen = {"cpus": (0, 1, 3, 64), "numa": 65, "pci": "00000000:0A:00.0", "free": 38 * GIB}
     others = ((78, 5), (99, 100), (98, None))
     assert list_gpus(nvml, own_pid=77) == (Gpu("GPU-0", 0, "A100", 40 * GIB, processes=others, **seen),)
     assert nvml.calls == ["init", "shutdown"]
     assert list_gpus(Nvml({"uuid": b"GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
+    # near two nodes, it is near neither
+    assert [gpu.numa for gpu in list_gpus(Nvml(device(0, nodes=[0b11]), device(1, nodes=[1])))] == [-1, 0]
 
 
 @pytest.mark.parametrize("code", [NO_DRIVER, NO_LIBRARY, UNKNOWN])

@@ -201,6 +201,35 @@ def test_it_opens_no_port_unless_the_user_has_chosen(
     assert {name: value for name, value in os.environ.items() if name.startswith("UCX_")} == environ
 
 
+@pytest.mark.parametrize(
+    ("leads", "environ", "settings", "used"),
+    [
+        (True, {}, {}, "mlx5_1:1"),
+        (False, {}, {}, "lo"),  # no data leaves the node
+        # what the user has chosen stays; over TCP the devices are others
+        (True, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, "mlx5_0:1"),
+        (True, {}, {"distributed-ucxx.environment.net-devices": "mlx5_7:1"}, None),
+        (True, {"UCX_TLS": "rc,cuda"}, {}, "mlx5_1:1"),
+        (True, {"UCX_TLS": "tcp,cuda"}, {}, None),
+    ],
+)
+def test_between_nodes_it_uses_the_devices_near_the_gpu(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    leads: bool,
+    environ: dict[str, str],
+    settings: dict[str, Any],
+    used: str | None,
+) -> None:
+    monkeypatch.setattr(Ucx, "leads", leads)
+    monkeypatch.setattr(Ucx, "devices", "mlx5_1:1")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with dask.config.set(settings):
+        run(Ucx.begin)
+    assert library.environ.get("UCX_NET_DEVICES") == used
+
+
 @pytest.mark.parametrize("warned", [False, True])
 def test_a_port_that_nobody_has_warned_of_is_a_warning(
     library: Library, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

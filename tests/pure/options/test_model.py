@@ -15,6 +15,7 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
+from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.job.api import initialize
 from dask_gpu_mpi.options.model import OPTIONS, Option, Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -183,3 +184,53 @@ def test_it_is_written_as_its_text(protocol: Protocol) -> None:
 )
 def test_the_protocol_of_an_address(address: str, protocol: Protocol | None) -> None:
     assert Protocol.of(address) is protocol
+
+
+SCHEMA = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi-schema.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("layout: exclusive", True),
+        ("nthreads: null", True),
+        ("startup-timeout: 5m", True),
+        ("startup-timeout: 90", True),
+        ("memory-limit: 0.5", True),
+        ("memory-limit: 4GB", True),
+        ("scheduler-port: 9000", True),
+        ("scheduler_port: 9000", True),
+        ("dashboard-address: ':8787'", True),
+        ("worker-options: {lifetime: 1 hour}", True),
+        ("jobscript: {queue: gpu}", True),
+        ("layout: mine", False),
+        ("nthreads: 0", False),
+        ("nthreads: [1]", False),
+        ("startup-timeout: [1]", False),
+        ("worker-options: 3", False),
+        ("shedule-port: 9000", False),
+        ("name: a/b", False),
+        ("layout: null", False),
+    ],
+)
+def test_the_schema_of_the_configuration_accepts_what_the_program_does(text: str, valid: bool) -> None:
+    import dask
+
+    jsonschema = pytest.importorskip("jsonschema")
+    checks = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    section = yaml.safe_load(text)
+    assert checks.is_valid({"gpu-mpi": section}) == valid
+    with dask.config.set({"gpu-mpi": section}):
+        if valid:
+            resolve({}, source="command line")
+        else:
+            with pytest.raises(OptionError):
+                resolve({}, source="command line")
+
+
+def test_the_defaults_fit_the_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    defaults = yaml.safe_load(SCHEMA.with_name("gpu-mpi.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(defaults, schema, jsonschema.Draft7Validator)

@@ -45,6 +45,8 @@ def test_json_has_the_schema_of_the_design() -> None:
         "cpus": list(range(32)),
         "resources": {"GPU": 1.0},
         "device_sizes": {"device_memory_limit": int(0.8 * found.hosts[0].gpus[0].memory)},
+        "numa": None,
+        "nics": "",
     }
 
 

@@ -47,6 +47,25 @@ def test_cores_of_gpu_workers() -> None:
     assert (unknown.workers[0].cpus, unknown.warnings) == ((0, 1), ())
 
 
+def test_memory_and_network_devices_near_the_gpus() -> None:
+    def places(*gpus: Any, **options: Any) -> list[Any]:
+        found = plan([rank(0, 1, tuple(gpu(number, **each) for number, each in enumerate(gpus)))], **options)
+        return [(worker.numa, worker.nics) for worker in found.workers]
+
+    one, other = {"numa": 1, "nics": "mlx5_0:1"}, {"numa": 0, "nics": "mlx5_1:1,mlx5_2:1"}
+    assert places(one, other, {}, cpu_workers=1) == [
+        (1, "mlx5_0:1"),
+        (0, other["nics"]),
+        (None, ""),
+        (None, ""),
+    ]
+    # of several GPUs all devices, and a node that they share
+    assert places(one, other, gpus_per_worker=2) == [(None, "mlx5_0:1,mlx5_1:1,mlx5_2:1")]
+    assert places(one, one, gpus_per_worker=2) == [(1, "mlx5_0:1")]
+    # any device would be left out otherwise
+    assert places(one, {"numa": 1}, gpus_per_worker=2) == [(1, "")]
+
+
 def test_threads_given() -> None:
     assert {w.nthreads for w in plan(hypothetical_job(1, 2, 2), nthreads=3, cpu_workers=1).workers} == {3}
 

@@ -185,6 +185,21 @@ def test_options_for_the_launcher_win(
         assert shlex.join(words[: end - len(given)]) == " ".join(ours.replace(gone, "").split())
 
 
+def test_a_profiler_is_around_each_rank_of_the_job() -> None:
+    nsys = made(SLURM, "srun", "pmix", profile=("nsys",), check=True)
+    at = nsys.run.index("/v/python")
+    assert nsys.run[at - 7 : at - 5] == ("nsys", "profile")
+    assert nsys.run[at - 1] == "--output=logs/42/rank-%q{SLURM_PROCID}-%h"
+    assert nsys.make == "logs/42"  # it does not make the folder
+    assert "nsys" not in nsys.check
+    assert "nsys" not in made(SLURM, "srun", "pmix", profile=("nsys",), command="plan").run
+    own = made(SLURM, "srun", "pmix", profile=("perf", "record", "-o", "a b")).run
+    assert own[own.index("/v/python") - 4 : own.index("/v/python")] == ("perf", "record", "-o", "a b")
+    container = inside("pyxis", "/i.sqsh")
+    words = made(SLURM, "srun", "pmi2", cwd="/w", container=container, profile=("perf",)).run
+    assert words[words.index("python") - 1] == "perf"
+
+
 def test_options_that_add_up_stay() -> None:
     assert with_options(["-x", "A"], ["-x", "B"]) == ["-x", "A", "-x", "B"]
     mounts = "--container-mounts=/a:/a", "--container-mounts=/b:/b"

@@ -54,6 +54,26 @@ def test_peaks_are_of_every_sample() -> None:
     assert job.recorder.record()["peaks"]["0-0"]["gpu_memory"] == 79 * 2**30 > kept
 
 
+def test_energy_is_counted_from_the_first_reading_of_each_gpu() -> None:
+    job = made_up(1, 1, 10, 0)
+    state = next(iter(job.workers.values()))
+
+    def reads(*joules: float | None) -> None:
+        state.metrics = {"gpu_mpi": {"gpus": [[None] * 6 + [each] for each in joules]}}
+        job.now += 1
+        job.recorder.sample()
+
+    for readings in ((1000.0, None), (1300.0, 50.0), (None, 60.0), (1500.5, 75.0)):
+        reads(*readings)
+    assert job.recorder.record()["energy"] == {"0-0": [500.5, 25.0]}
+    data = job.report()
+    assert data["record"]["workers"][0]["energy"] == [500.5, 25.0]
+    assert data["summary"]["energy"] == 525.5
+    assert data["summary"]["lines"]["busy"][-1] == "energy of the GPUs: 0.146 Wh (525.5 J)"
+    reads(2.0, 75.0)  # the driver was loaded again
+    assert job.recorder.record()["energy"] == {"0-0": [0.0, 25.0]}
+
+
 def test_deaths_and_restarts() -> None:
     job = made_up(2, 2, 10, 1)
     job.kill("1-0")

@@ -111,7 +111,8 @@ def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
 def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     job = made_up(1, 1, 3, 0)
     state = next(iter(job.workers.values()))
-    told = {"gpus": [[10, 2**30, 2**33], [70, 2**31, 2**33]], "spilled": 3 * 2**30}
+    first = [10, 2**30, 2**33, 650, 71, 0b110, 900.0, 5e9, 7e9]
+    told = {"gpus": [first, [70, 2**31, 2**33]], "spilled": 3 * 2**30}
     state.metrics = {"memory": 1, "spilled_bytes": {"disk": 0}, "gpu_mpi": told}
     job.now += 5
     job.recorder.sample()
@@ -119,7 +120,11 @@ def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     text = sections(data)["GPUs"]
     assert re.findall(r"0-0(?: GPU 2)?</td>", text) == ["0-0</td>", "0-0 GPU 2</td>"]
     assert "3.00 GiB" in text
-    assert "spilled from the GPU" in page(data)
+    assert re.search(
+        r"650</td>\s*<td class=.number.>71</td>\s*<td class=.number.>0</td>\s*<td>heat \d+ %, hardware", text
+    )
+    for title in ("spilled from the GPU", "power, W", "temperature", "PCIe, bytes", "NVLink, bytes"):
+        assert title in page(data), title
 
 
 def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:

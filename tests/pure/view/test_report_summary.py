@@ -110,6 +110,20 @@ def test_gpus_that_the_tasks_do_not_use() -> None:
     assert line.startswith("GPUs were in use for 8 % of the time, while tasks computed for 88 %. Fix: ")
 
 
+@pytest.mark.parametrize(("bits", "found"), [(1, False), (2, True), (5, True)])
+def test_clocks_that_heat_or_hardware_has_lowered(bits: int, found: bool) -> None:
+    data = recorded()
+    columns = data["record"]["series"]["workers"]["0-2"]
+    known = len(columns["gpu"])
+    columns["gpu_slowed_1"] = [bits if at < known // 10 else 0 for at in range(known)]
+    lines = changes(data)
+    assert bool(lines) == found
+    if found:
+        assert lines[0].startswith(
+            "heat or a fault of the hardware lowered the clocks of GPUs of 1 worker, of 0-2 for 10 %"
+        )
+
+
 def test_gpus_that_spill() -> None:
     data = recorded(transfer=0.0, disk=5.0)
     for worker in data["record"]["workers"]:

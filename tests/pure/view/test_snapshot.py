@@ -166,13 +166,20 @@ def test_a_worker_that_spills_device_memory_and_has_two_gpus() -> None:
         "spilled_bytes": {"memory": 0, "disk": 0},  # of a store that distributed does not know
         "gpu_utilization": 1,
         "gpu_memory_used": 2,
-        plugins.METRIC: {"spilled": 5_000, "gpus": [[10, 11, 80], [20, 21, 80]]},
+        plugins.METRIC: {
+            "spilled": 5_000,
+            "gpus": [[10, 11, 80, 300.0, 60, 1, 9e6, 5e9, None], [20, 21, 80]],
+        },
     }
     assert measured(told) == {
         "memory": 7,
         "gpu_spilled": 5_000,
         "gpu": 10,
         "gpu_memory": 11,
+        "gpu_power": 300.0,
+        "gpu_temperature": 60,
+        "gpu_slowed": 1,
+        "gpu_pcie": 5e9,
         "gpu_1": 20,
         "gpu_memory_1": 21,
     }
@@ -183,7 +190,7 @@ def test_a_worker_that_spills_device_memory_and_has_two_gpus() -> None:
     [
         {"cpu": "much", "memory": True, "spilled_bytes": 7, "rmm": [], "cudf": None, "gpu": 3},
         {"cpu": float("nan"), "memory": float("inf"), "managed_bytes": 10**400},
-        {heartbeat.METRIC: {"gpus": [[], ["x", None, 3, 4]], "spilled": "all"}},
+        {heartbeat.METRIC: {"gpus": [[], ["x", None, 3, "4"]], "spilled": "all"}},
         {heartbeat.METRIC: {"gpus": [7]}},
         {heartbeat.METRIC: 7},
     ],

@@ -99,6 +99,33 @@ def test_a_node_has_sums_and_the_mean_of_the_use() -> None:
     assert one.received_rate is None
 
 
+def test_of_a_node_the_highest_temperature_the_sum_of_the_power_and_every_reason_for_lower_clocks() -> None:
+    hot = {
+        "gpu_temperature": 80,
+        "gpu_power": 300.0,
+        "gpu_energy": 5.0,
+        "gpu_pcie": 1.0,
+        "gpu_slowed": "power+heat",
+    }
+    cool = {"gpu_temperature": 50, "gpu_power": 100.0, "gpu_energy": 6.0, "gpu_nvlink": 3.0, "gpu_slowed": ""}
+    rows = [replace(row, node="one", **figures) for row, figures in zip(ROWS, (hot, cool, {}), strict=False)]
+    (one,) = folded(rows)
+    assert (one.gpu_temperature, one.gpu_power, one.gpu_energy) == (80, 400.0, 11.0)
+    assert (one.gpu_pcie, one.gpu_nvlink, one.gpu_slowed) == (1.0, 3.0, "heat+power")
+    (other,) = folded(rows[2:])
+    assert (other.gpu_temperature, other.gpu_power, other.gpu_slowed) == (None, None, None)
+
+
+def test_columns_of_figures_that_some_gpu_reports() -> None:
+    told = replace(SMALL, rows=(replace(SMALL.rows[0], gpu_power=650.4, gpu_slowed="heat"), *SMALL.rows[1:]))
+    lines = drawn(screen(told, View(), 140, 24), 140)
+    assert lines[1].endswith("POWER 650 W")
+    assert lines[2].split()[-2:] == ["WATT", "SLOWED"]
+    assert lines[3].split()[-2:] == ["650", "heat"]
+    assert lines[4].split()[-2:] == ["-", "-"]
+    assert "WATT" not in drawn(screen(told, View(), 80, 24))[2]
+
+
 def test_scrolling_stays_on_the_rows() -> None:
     view = View(fold=False)
     for key, first in (

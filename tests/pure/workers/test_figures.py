@@ -12,7 +12,7 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.workers import plugins
-from dask_gpu_mpi.workers.plugins import Figures, of_device, spilled_from_device
+from dask_gpu_mpi.workers.plugins import Figures, spilled_from_device
 
 
 def measured(worker: Any, plugin: Figures) -> dict[str, Any]:
@@ -99,25 +99,32 @@ def test_dask_cudas_file_has_what_is_read(tmp_path: Any) -> None:
     assert module.DeviceSerialized.__name__ == DeviceSerialized.__name__
 
 
-@pytest.mark.parametrize(
-    ("visible", "devices", "other"),
-    [
-        ("GPU-1", ["GPU-1"], False),
-        ("GPU-1,GPU-2", ["GPU-1", "GPU-2"], True),
-        ("GPU-0,GPU-1", ["GPU-1"], True),  # workers in one process
-        ("", [], False),
-    ],
-)
-def test_gpus_that_the_monitor_does_not_sample(
-    visible: str, devices: list[str], other: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def test_figures_of_its_gpus_and_bytes_over_nvlink_as_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, asked = iter([1000, 5000, 3000, None]), []
+
+    def figures(device: str, *, throughput: bool) -> list[float | None]:
+        asked.append((device, throughput))
+        return [50, 1, 2, 300.0, 60, 0, 7.0, None, next(links)]
+
     monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
-    monkeypatch.setattr(plugins, "of_device", lambda device: [1, 2, int(device[-1])])
-    told = measured(worker(), Figures(devices))
-    assert told.get("gpus") == ([[1, 2, int(device[-1])] for device in devices] if other else None)
+    monkeypatch.setattr(plugins, "device_figures", figures)
+    clock = iter([10.0, 12.0, 14.0, 16.0])
+    plugin = Figures(["GPU-1"])
+    monkeypatch.setattr(plugins.time, "monotonic", lambda: next(clock))
+    told = [plugin._of_gpu("GPU-1") for _ in range(4)]
+    assert [each[:-1] for each in told] == [[50, 1, 2, 300.0, 60, 0, 7.0, None]] * 4
+    # no rate at first, and none over a reset of the counter
+    assert [each[-1] for each in told] == [None, 2000.0, None, None]
+    # what takes long is left out at the worker's start
+    assert asked == [("GPU-1", False)] + [("GPU-1", True)] * 3
 
 
-def test_a_gpu_that_nvml_does_not_know() -> None:
-    pytest.importorskip("pynvml")
-    assert of_device("GPU-none") == [None, None, None]  # nor is NVML there
+def test_gpus_come_with_the_heartbeat_and_a_worker_without_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
+    monkeypatch.setattr(plugins, "device_figures", lambda device, throughput: [int(device[-1])] + [None] * 8)
+    assert [gpu[0] for gpu in measured(worker(), Figures(["GPU-1", "GPU-2"]))["gpus"]] == [1, 2]
+    assert "gpus" not in measured(worker(), Figures(()))
+    monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 0)  # NVML is switched off
+    assert "gpus" not in measured(worker(), Figures(["GPU-1"]))

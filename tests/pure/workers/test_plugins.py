@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,11 +132,11 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
-    for name in ("loopback", "leads", "warned"):
+    for name in ("loopback", "leads", "warned", "devices"):
         monkeypatch.setattr(Ucx, name, False)
     before = registry.get_backend("tls")
     monkeypatch.setitem(registry.backends, "tls", before)
-    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True))
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True, devices="mlx5_0:1"))
     assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
     pickle.loads(sent)
     assert registry.backends["tls"] is before  # nor does a client that asks a worker for its plugins
@@ -145,6 +146,7 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     assert isinstance(received, UcxBetweenWorkers)
     assert registry.backends["tls"] is not before
     assert (WorkerComm.host_frames, Ucx.loopback, Ucx.leads, Ucx.warned) == (1000, True, False, True)
+    assert Ucx.devices == "mlx5_0:1"
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
@@ -245,3 +247,50 @@ class TestTransferSizes:
             for each in plugins_of(worker_plan("0-1", None), None, records=True)
         )
         assert not any(isinstance(each, TransferSizes) for each in plugins_of(worker_plan("0-1", None), None))
+
+
+def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[Any] = []
+    nvtx = SimpleNamespace(
+        start_range=lambda message, domain: (ranges.append(message), message)[1],
+        end_range=lambda message: ranges.append(f"end {message}"),
+    )
+    monkeypatch.setattr(plugins, "import_module", lambda _: nvtx)
+    plugin = plugins.TaskRanges()
+    plugin.setup(SimpleNamespace())  # type: ignore[arg-type]
+    for step in (
+        "waiting ready executing memory released",
+        "ready executing long-running error",
+        "executing cancelled resumed memory",  # it was wanted again meanwhile
+        "executing cancelled released",
+        "waiting released",
+    ):
+        states = step.split()
+        for start, finish in zip(["released", *states], states, strict=False):
+            plugin.transition(f"{states[0]}-1", start, finish)
+    names = ["waiting", "ready", "executing", "executing"]
+    assert ranges == [word for name in names for word in (name, f"end {name}")]
+
+
+def test_a_new_process_is_prepared_before_its_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    for name in ("print_by_line", "ignore_signals"):
+        monkeypatch.setattr(plugins, name, lambda name=name: done.append(name))
+    monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: done.append("listeners"))
+    monkeypatch.setattr(plugins, "set_up", lambda *given, **more: done.append((*given, more)))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True))
+    pickle.loads(sent)
+    assert not done  # a client that asks a worker for its plugins
+    monkeypatch.setattr(
+        plugins, "current_process", lambda: SimpleNamespace(name="Dask Worker process (from Nanny)")
+    )
+    received = pickle.loads(sent)
+    assert received.settings == ("info", "/scratch", True)
+    assert done == [
+        "print_by_line",
+        "ignore_signals",
+        "listeners",
+        ("info", "/scratch", {"quiet_stream": True}),
+    ]
+    assert "PYTHONSAFEPATH" not in os.environ

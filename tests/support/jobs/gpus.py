@@ -64,6 +64,10 @@ def check_workers(
         assert row["memory"] == line["memory_limit"]
         assert row["resources"] == line["resources"]
         assert row["memory"] == memory[row["host"]] // on_host.count(row["host"]) > 0
+        nodes = {parents[device.uuid].node or 0 for device in expected.get(name, ())}
+        assert line["numa"] == (nodes.pop() if len(nodes) == 1 else None)
+        there = Path(f"/sys/devices/system/node/node{line['numa']}").exists()
+        assert row["policy"] in (None, f"prefer:{line['numa']}" if there else "default")
         if name in cpu_workers:
             assert row["visible"] == "" or not with_gpus[row["host"]]
             assert row["device"] is None

@@ -160,6 +160,11 @@ class SimGpu:
     utilization: int | None = None
     temperature: int | None = None
     ecc: int | None = None
+    #: W; bits of NVML's throttle reasons; kB and bytes per second, as much sent as received. None: ``NVML_ERROR_NOT_SUPPORTED``.
+    power: int | None = None
+    throttle: int | None = None
+    pcie: int | None = None
+    nvlink: int | None = None
     #: As in `SimMig`.
     processes: tuple[tuple[int, int], ...] = ()
     lost: bool = False
@@ -184,6 +189,10 @@ class SimGpu:
             ("utilization", self.utilization),
             ("temperature", self.temperature),
             ("ecc", self.ecc),
+            ("power", self.power),
+            ("throttle", self.throttle),
+            ("pcie", self.pcie),
+            ("nvlink", self.nvlink),
             ("processes", _pairs(self.processes)),
             ("lost", self.lost),
             ("fail", _pairs((self.failures or {}).items())),

@@ -20,6 +20,7 @@
  *         used=BYTES       default: the sum of the processes
  *         cores=0-3+8-11   the cores near it (default: all; "none": NOT_SUPPORTED)      node=N   NUMA node (default 0)
  *         pci=0000:3b:00.0 (N = 1 only)      minor=N      utilization=PERCENT      temperature=C      ecc=COUNT
+ *         power=W    throttle=BITS    pcie=KB    nvlink=BYTES      per second, sent and as much received (default: NOT_SUPPORTED)
  *         processes=PID:BYTES+PID:BYTES      mig-mode=on|off (default: on with instances, else NOT_SUPPORTED)
  *         lost             every call on it gives GPU_IS_LOST; nvmlDeviceGetCount still counts it
  *         fail=FUNCTION:CODE+FUNCTION:CODE   those calls on it fail; FUNCTION without _v2, _v3; "*" is all of them
@@ -50,6 +51,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MAX_GPUS = 64, MAX_MIG = 8, MAX_PROCESSES = 32, MAX_FAILURES = 16, CPU_WORDS = 64, TEXT = 96 };
@@ -68,6 +70,14 @@ typedef struct { unsigned version; ull total, reserved, free, used; } nvmlMemory
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned pid; ull usedGpuMemory; unsigned gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 typedef struct { unsigned version; int sensor; int temperature; } nvmlTemperature_t;
+typedef union { double d; ull number; } nvmlValue_t;
+typedef struct {
+    unsigned fieldId, scopeId;
+    int64_t timestamp, latencyUsec;
+    int valueType;
+    nvmlReturn_t nvmlReturn;
+    nvmlValue_t value;
+} nvmlFieldValue_t;
 typedef struct {
     char busIdLegacy[16];
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
@@ -79,7 +89,9 @@ typedef struct { unsigned domain, bus, device; } Pci;
 typedef struct Device {
     struct Device *parent; /* NULL: a GPU, else this is a MIG instance of it */
     struct Device *mig[MAX_MIG];
-    unsigned index, minor, node, utilization, temperature;
+    unsigned index, minor, node, utilization, temperature, power, pcie;
+    ull throttle, nvlink;
+    bool has_power, has_throttle, has_pcie, has_nvlink;
     char uuid[TEXT], name[TEXT];
     Pci pci;
     ull total, used, ecc;
@@ -259,6 +271,10 @@ static bool set_field(Device *device, const char *key, char *value, bool single)
     if (IS("node")) return set_unsigned(&device->node, key, value);
     if (IS("utilization")) return set_unsigned(&device->utilization, key, value);
     if (IS("temperature")) return set_unsigned(&device->temperature, key, value);
+    if (IS("power")) return (device->has_power = true) && set_unsigned(&device->power, key, value);
+    if (IS("throttle")) return (device->has_throttle = true) && set_number(&device->throttle, key, value);
+    if (IS("pcie")) return (device->has_pcie = true) && set_unsigned(&device->pcie, key, value);
+    if (IS("nvlink")) return (device->has_nvlink = true) && set_number(&device->nvlink, key, value);
     if (IS("ecc")) return set_number(&device->ecc, key, value);
     if (IS("mig-mode") && !strcmp(value, "on")) return device->mig_mode = MIG_ON, true;
     if (IS("mig-mode") && !strcmp(value, "off")) return device->mig_mode = MIG_OFF, true;
@@ -756,5 +772,53 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(Device *device, nvmlTemperature_t *temper
 {
     CHECK(device);
     temperature->temperature = (int)(device->parent ? device->parent : device)->temperature;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts)
+{
+    CHECK(device);
+    *milliwatts = 1000 * device->power;
+    return device->has_power ? SUCCESS : NOT_SUPPORTED;
+}
+
+static ull milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (ull)now.tv_sec * 1000 + (ull)now.tv_nsec / 1000000;
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(Device *device, ull *millijoules)
+{
+    CHECK(device);
+    *millijoules = device->power * milliseconds();
+    return device->has_power ? SUCCESS : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, ull *reasons)
+{
+    CHECK(device);
+    *reasons = device->throttle;
+    return device->has_throttle ? SUCCESS : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetPcieThroughput(Device *device, int counter, unsigned *kilobytes)
+{
+    (void)counter;
+    CHECK(device);
+    *kilobytes = device->pcie;
+    return device->has_pcie ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, of all links. */
+nvmlReturn_t nvmlDeviceGetFieldValues(Device *device, int count, nvmlFieldValue_t *values)
+{
+    CHECK(device);
+    for (int i = 0; i < count; i++) {
+        bool known = device->has_nvlink && values[i].scopeId == ~0U && (values[i].fieldId == 138 || values[i].fieldId == 139);
+        values[i].nvmlReturn = known ? SUCCESS : NOT_SUPPORTED;
+        values[i].value.number = device->nvlink * milliseconds() / 1000 / 1024;
+    }
     return SUCCESS;
 }

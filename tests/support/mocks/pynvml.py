@@ -103,6 +103,11 @@ class Nvml:
         mask = self._get(device, "cpus")
         return [*mask, *([0] * (words - len(mask)))]
 
+    def nvmlDeviceGetMemoryAffinity(self, device: Any, words: int, scope: int) -> Any:
+        assert scope == 0  # NUMA nodes, not sockets
+        mask = self._get(device, "nodes")
+        return [*mask, *([0] * (words - len(mask)))]
+
     def nvmlDeviceGetMigMode(self, device: Any) -> Any:
         return [1, 1] if "mig" in device else self._get(device, "mode")
 

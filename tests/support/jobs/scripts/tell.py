@@ -2,10 +2,20 @@ import json
 import os
 import re
 import sys
+import threading
 
 
 def tell(**facts):
     os.write(1, ("FACTS " + json.dumps(facts) + "\n").encode())
+
+
+def memory_policy():
+    """The memory policy of this thread (numa_maps, proc(5)); None: a kernel without NUMA."""
+    try:
+        with open(f"/proc/self/task/{threading.get_native_id()}/numa_maps") as maps:
+            return maps.readline().split()[1]
+    except OSError:
+        return None
 
 
 def look(dask_worker):
@@ -29,6 +39,7 @@ def look(dask_worker):
         ],
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "affinity": sorted(os.sched_getaffinity(0)),
+        "policy": memory_policy(),
         "device": None if buffer is None else buffer.n,
         "seed": hash("a"),
         "directory": worker.local_directory,
