@@ -42,6 +42,8 @@ LAUNCH_OPTIONS = (
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
+    click.option("--stage", metavar="ARCHIVE|FOLDER", help="Start the ranks from a copy of this environment on each node's own "
+                 "disk: a tar file, a SquashFS image or a folder."),
     click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
@@ -93,6 +95,7 @@ def launch(
     preflight: bool,
     expect_gpus: int | None,
     restarts: int | None,
+    stage: str | None,
     container: str | None,
     container_runtime: str | None,
     container_mounts: tuple[str, ...],
@@ -125,6 +128,12 @@ def launch(
         environ = dict(os.environ)
         where = _allocation(environ, ranks, ranks_per_node, hosts)
         launcher = "" if launcher in (None, "auto") else launcher
+        if stage and container:
+            raise InputError(
+                "launch: --stage with --container: the environment of the ranks is that of the image",
+                fix="leave one out",
+            )
+        resolved = resolve_texts(given)
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
@@ -138,12 +147,19 @@ def launch(
                 launcher or where.batch.launcher,
                 environ,
             ),
+            stage=_stage(
+                stage,
+                given["local_directory"]
+                or environ.get("DGM_SCRATCH")
+                or getattr(resolved, "local_directory", None),
+                where.job if restarts is not None else "",
+            ),
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
             launcher_options=_words(launcher_options),
             profile=_profiler(profile or ""),
             # if the options are wrong, the ranks report it
-            tolerates=getattr(resolve_texts(given), "tolerate_lost_ranks", 0),
+            tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
         )
         code = _launch(request, environ, where, restarts, launcher, mpi or "", dry_run)
     except DaskGpuMpiError as error:
@@ -225,6 +241,15 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
             )
         words += found
     return tuple(words)
+
+
+def _stage(source: str | None, local: str | None, job: str) -> Any:
+    if source is None:
+        return None
+    from dask_gpu_mpi.machine.scratch import local_directory
+    from dask_gpu_mpi.mpi.staging import find_stage
+
+    return find_stage(source, local_directory(local), job=job)
 
 
 def _container(

@@ -131,14 +131,15 @@ class Requeue:
         say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
         return False
 
-    def rerun(self, run: Run, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Run the command that requeues the job; report a failure."""
+    def rerun(self, run: Run, command: Sequence[str], environ: Mapping[str, str]) -> bool:
+        """Run the command that requeues the job; whether it succeeded, and if not, report it."""
         done = run(command, environ)
         if done.returncode:
             why = " ".join((done.stderr or done.stdout).split())
             say(
                 f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why[:300] or 'no output'}"
             )
+        return not done.returncode
 
     def by_exit_code(self) -> int | None:
         """The exit code of a job that the batch system requeues by its exit code, without a limit: 1 ends it, None requeues it.
@@ -251,6 +252,8 @@ class BatchSystem:
     signals_all = False
     #: Whether it requeues a job by the exit code alone. A cancelled job must then end with another code.
     requeues_by_code = False
+    #: Whether a requeued job keeps its number, and `requeue` returns None only for such a job.
+    keeps_number = False
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
     #: Its variables without one of its prefixes that must not be copied to other nodes.

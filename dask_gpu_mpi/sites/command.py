@@ -18,6 +18,7 @@ __all__ = [
     "START",
     "Launch",
     "Request",
+    "Stage",
     "as_text",
     "container_of",
     "decide",
@@ -30,8 +31,31 @@ __all__ = [
 #: module. -P or PYTHONSAFEPATH would do the same, but the script and its children would inherit them.
 START = "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.__main__ import main; main()"
 
+#: Runs the process of a node that makes its copy of the environment (``--stage``).
+STAGE = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.mpi.staging import main; main()"
+)
+
 #: Options of launchers that may be there several times, and add up.
 _REPEATED = frozenset({"x", "o", "container-mounts"})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The environment that each node gets a copy of (``--stage``)."""
+
+    #: An archive, or the folder of an environment, that the first node can read.
+    source: str
+    #: The folder of the copy on each node.
+    folder: str
+    #: Bytes and SHA-256 of an archive.
+    size: int = 0
+    sha256: str = ""
+
+    @property
+    def bin(self) -> str:
+        """The folder of the copy's programs."""
+        return os.path.join(self.folder, "env", "bin")
 
 
 @dataclass(frozen=True)
@@ -50,6 +74,8 @@ class Request:
     expect_gpus: int | None = None
     #: The container of the ranks; None: they run on the nodes.
     container: Container | None = None
+    #: The environment of the ranks; None: the one of `launch`.
+    stage: Stage | None = None
     #: Folder of the log files; empty: the one of the batch system's job. `options` contains it as well.
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
@@ -71,6 +97,9 @@ class Launch:
     #: The preflight; empty: none.
     check: tuple[str, ...]
     run: tuple[str, ...]
+    #: Makes the copies of the environment before, and removes them after; empty: there are none.
+    stage: tuple[str, ...] = ()
+    unstage: tuple[str, ...] = ()
     #: Folder of the log files; empty: none.
     logs: str = ""
     #: Folder to make first, since a container mounts it.
@@ -84,6 +113,8 @@ class Launch:
     lingers: bool = False
     #: Whether the batch system itself requeues the job after exit code 75 (LSF). A cancelled job then ends with another code.
     requeues_by_code: bool = False
+    #: Whether a requeued job finds the copies of the environment again.
+    keeps_stage: bool = False
 
 
 def decide(
@@ -123,7 +154,20 @@ def decide(
     options = launcher.options(allocation, after, mpi)
     if request.tolerates:
         options += launcher.surviving(library.version, mpi)
-    inner = [python]
+    stage: tuple[str, ...] = ()
+    unstage: tuple[str, ...] = ()
+    if request.stage is not None:
+        each = replace(
+            allocation,
+            ranks=allocation.nodes,
+            hosts=tuple(replace(host, ranks=1) for host in allocation.hosts),
+        )
+        how = with_options(launcher.options(each, after, mpi), request.launcher_options)
+        of = request.stage
+        source = (of.source, of.folder, str(of.size), *filter(None, [of.sha256]))
+        stage = (starter.path, *how, python, "-c", STAGE, *source)
+        unstage = (starter.path, *how, "rm", "-rf", of.folder)
+    inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
     if (container := container_of(request, environ, cwd, bound)) is not None:
         runtime = container.runtime
         if runtime.launcher not in ("", starter.kind):
@@ -154,6 +198,8 @@ def decide(
         environment=changes,
         check=check if request.check else (),
         run=run,
+        stage=stage,
+        unstage=unstage,
         logs=logs,
         make=logs if request.container or request.profile else "",
         mark=os.path.join(logs, "ended")
@@ -165,6 +211,7 @@ def decide(
         forwards_warning=not batch.signals_all,
         lingers=batch.lingers(environ, own_launcher=starter.kind == batch.launcher),
         requeues_by_code=batch.requeues_by_code,
+        keeps_stage=batch.keeps_number,
     )
 
 
@@ -260,7 +307,8 @@ def as_text(launch: Launch, *notes: str) -> str:
     ]
     if launch.make:
         lines.append(shlex.join(["mkdir", "-p", launch.make]))
-    if launch.check:
-        lines.append(f"{shlex.join(launch.check)} &&")
+    lines += [f"{shlex.join(command)} &&" for command in (launch.stage, launch.check) if command]
     lines.append(shlex.join(launch.run))
+    if launch.unstage:
+        lines += ["code=$?", shlex.join(launch.unstage), "(exit $code)"]
     return "\n".join(lines)

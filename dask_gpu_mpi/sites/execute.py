@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -31,6 +33,8 @@ LINGER = 3.0
 POLL = 1.0
 #: Seconds for the launcher to end after a job that has lost ranks: it may wait for a rank that is stopped, or whose node is gone.
 LAUNCHER_GRACE = 30.0
+#: Seconds for the copies of an environment, and for their removal.
+STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 120.0
 #: Seconds for a command of the batch system.
 COMMAND_TIMEOUT = 60.0
 #: si_code of signals of the kernel (sigaction(2)). With SIGINT: a terminal's Ctrl-C, which the whole foreground group gets.
@@ -63,11 +67,18 @@ class Runner:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def run(
-        self, command: Sequence[str], environ: Mapping[str, str], *, preflight: bool = False, mark: str = ""
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        preflight: bool = False,
+        mark: str = "",
+        within: float = math.inf,
     ) -> int:
         """Run a command until it has ended; return its exit code, 128 + N after signal N.
 
         The preflight gets no standard input, which belongs to the script, and no signal before the walltime, which would end it.
+        After `within` seconds it is ended.
         A job that has lost ranks writes its exit code to the file `mark`; `LAUNCHER_GRACE` seconds later the launcher is killed.
         """
         parent = os.getpid()
@@ -87,7 +98,15 @@ class Runner:
         deadline: float | None = None
         pending = signal.SIGTERM
         over: float | None = None
+        limit = time.monotonic() + within
         while child.poll() is None:
+            if time.monotonic() > limit:
+                say(
+                    f"error: launch: {shlex.join(command[-6:])[:300]} did not end within {within:.0f} s. Fix: find the node "
+                    "that hangs, and start without it"
+                )
+                child.terminate()
+                over, limit = time.monotonic() + LAUNCHER_GRACE, math.inf
             if over is None and mark and _noted(mark)[0] is not None:
                 over = time.monotonic() + LAUNCHER_GRACE
             elif over is not None and time.monotonic() > over:
@@ -139,7 +158,15 @@ def run_launch(
             f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
             fix="another by --log-directory or DGM_LOGS",
         ) from None
-    with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
+    with (
+        Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner,
+        contextlib.ExitStack() as stack,
+    ):
+        if launch.stage:
+            stack.callback(_unstage, runner, launch, child)
+            code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
+            if code or runner.stopped_by:
+                return code or 128 + (runner.stopped_by or 0)
         if launch.check and ((code := runner.run(launch.check, child, preflight=True)) or runner.stopped_by):
             return code or 128 + (runner.stopped_by or 0)
         code = runner.run(launch.run, child, mark=launch.mark)
@@ -160,8 +187,18 @@ def run_launch(
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once
+            if answer is None and launch.keeps_stage:
+                stack.pop_all()
             return 75 if answer is None else answer
     return 1 if lost_node else code
+
+
+def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None:
+    if code := runner.run(launch.unstage, environ, preflight=True, within=UNSTAGE_TIMEOUT):
+        say(
+            f"launch: --stage: {launch.unstage[-1]} may be left on nodes ({launch.unstage[0]} exited with code {code}). Fix: "
+            "remove it there"
+        )
 
 
 def _noted(mark: str) -> tuple[int | None, bool]:

@@ -30,6 +30,7 @@ class Slurm(BatchSystem):
     launcher = "srun"
     tells_mpirun = True
     sends_signal = True
+    keeps_number = True
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({_JOB_END})
 
@@ -124,9 +125,9 @@ class Slurm(BatchSystem):
         return in_batch_script(environ) and not own_launcher
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
-        if job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0):
-            job.rerun(run, ["scontrol", "requeue", job.allocation.requeue_as], environ)
-        return None
+        again = ["scontrol", "requeue", job.allocation.requeue_as]
+        may = job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0)
+        return None if may and job.rerun(run, again, environ) else 75
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         found: dict[str, str | None] = {

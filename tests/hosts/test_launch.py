@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from support import TESTBED
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.clusters import COMMAND, TELL, facts, small_environment, workers_of
 from support.jobs.mpi import MARK, Mpi
 
 SCRIPT = (
@@ -93,3 +95,76 @@ def test_the_token_is_not_in_public_output_of_another_node(
     assert token
     assert "others may read this output" in printed
     assert token not in printed
+
+
+STAGED = (
+    TELL
+    + """
+from distributed import Client
+
+client = Client()
+found = client.run(lambda: (os.uname().nodename, sys.prefix, os.stat(sys.prefix + "/..").st_mode & 0o777))
+tell(found=sorted(found.values()), mine=sys.prefix)
+sys.exit(7)
+"""
+)
+
+
+def staged(hosts: TestBed, tmp_path: Path, source: Path, local: str, *options: str) -> list[str]:
+    """The command line of a job on three nodes with a copy of an environment on each."""
+    (tmp_path / "analysis.py").write_text(STAGED)
+    words = ["--hosts", "h1,h2:2,h3", "--stage", str(source), "--local-directory", local, *options]
+    return hosts.on("h1", [sys.executable, *COMMAND[1:], "launch", *words, str(tmp_path / "analysis.py")])
+
+
+def left(hosts: TestBed, folder: str) -> str:
+    """Copies on the hosts."""
+    command = ["sh", "-c", f"ls -d {folder}/dgm-stage-* 2>/dev/null; true"]
+    return "".join(
+        subprocess.run(hosts.on(host, command), capture_output=True, text=True, timeout=30, check=True).stdout
+        for host in hosts.hosts
+    )
+
+
+def test_each_node_starts_its_copy_of_an_environment(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    env = variables(tmp_path, pbs=False)
+    line = staged(hosts, tmp_path, source, "/dev/shm")
+    done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=110).check(7)
+    told = facts(done)
+    assert told["mine"].startswith("/dev/shm/dgm-stage-")
+    assert told["found"] == [[host, told["mine"], 0o700] for host in ("h1", "h2", "h2", "h3")]
+    assert "copied to 3 nodes" in done.stderr
+    assert left(hosts, "/dev/shm") == ""
+
+
+def test_a_node_without_space_for_the_copy(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    (source / "large").write_bytes(os.urandom(1 << 20))
+    packed = tmp_path / "env.tar.gz"
+    subprocess.run(["tar", "-czf", packed, "-C", source, "."], check=True, timeout=30)
+    make = "mkdir -p /dev/shm/small && mount -t tmpfs -o size=256k tmpfs /dev/shm/small"
+    subprocess.run(hosts.on("h2", ["sh", "-c", make]), check=True, timeout=30)
+    try:
+        line = staged(hosts, tmp_path, packed, "/dev/shm/small")
+        env = variables(tmp_path, pbs=False)
+        done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(2)
+    finally:
+        subprocess.run(hosts.on("h2", ["umount", "/dev/shm/small"]), check=True, timeout=30)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error:")]
+    assert len(errors) == 1
+    assert re.search(
+        r"launch: --stage: h2: it can't be unpacked, and \S+ (KiB|B) are left there: tar:", errors[0]
+    )
+    assert "h1:" not in errors[0]
+    assert left(hosts, "/dev/shm/small") == ""
+
+
+def test_copies_in_a_folder_that_all_nodes_share(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    line = staged(hosts, tmp_path, source, str(tmp_path / "shared"))
+    env = variables(tmp_path, pbs=False)
+    done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(2)
+    assert "can't be written (File exists)" in done.stderr
+    assert "--local-directory" in done.stderr
+    assert list((tmp_path / "shared").iterdir()) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.clusters import COMMAND, TELL, facts, small_environment
 from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
@@ -156,3 +156,25 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     # as in processes that are forked
     assert (worker["safe_path"], worker["handles"], worker["services"]) == (False, True, {})
     assert worker["level"] == logging.WARNING
+
+
+def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    local = tmp_path / "local"
+    text = TELL + "import sys\ntell(prefix=sys.prefix)\nsys.exit(7)\n"
+    options = ["--stage", str(source), "--local-directory", str(local), "--interface", "lo", "-n", "2"]
+    done = mpirun.run([*LAUNCH, *options, write(tmp_path, text)], None, env=BARE, timeout=90).check(7)
+    assert facts(done)["prefix"].startswith(str(local / "dgm-stage-"))
+    assert list(local.iterdir()) == []
+
+
+def test_an_environment_that_does_not_run(mpirun: Mpi, tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    (source / "bin" / "python").unlink()
+    (source / "bin" / "python").symlink_to("/bin/false")
+    options = ["--stage", str(source), "--local-directory", str(tmp_path / "local")]
+    done = mpirun.run([*LAUNCH, *options, write(tmp_path, "print('up')")], None, env=BARE).check(2)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error:")]
+    assert len(errors) == 1
+    assert "Fix: install the same packages" in errors[0]
+    assert list((tmp_path / "local").iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 
 import dask
 import pytest
@@ -12,6 +13,7 @@ from dask_gpu_mpi.cli.main import main
 from dask_gpu_mpi.sites.command import START
 from dask_gpu_mpi.sites.launchers import scrub
 from dask_gpu_mpi.sites.slurm import earliest
+from support.jobs.clusters import small_environment
 from support.mocks.launchers import SAMPLES
 
 BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
@@ -182,3 +184,18 @@ def test_working_directory_that_was_deleted(
 )
 def test_first_end_that_squeue_prints(ends: list[str], seconds: str) -> None:
     assert earliest(ends) == seconds
+
+
+def test_a_copy_of_an_environment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("--stage", str(tmp_path / "no.tar"), "--dry-run", "my.py") == 2
+    assert "--stage" in (error := capsys.readouterr().err)
+    assert "can't be read (No such file or directory)" in error
+    assert run("--stage", "env.tar", "--container", "image.sif", "--dry-run", "my.py") == 2
+    assert "--stage with --container" in capsys.readouterr().err
+    small_environment(tmp_path / "env")
+    given = ["--local-directory", str(tmp_path / "local"), "--dry-run", "my.py"]
+    assert run("--stage", str(tmp_path / "env"), *given) == 0
+    found = words(capsys.readouterr().out)
+    folder = found[found.index("rm") + 2]
+    assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
+    assert f"{folder}/env/bin/python" in found

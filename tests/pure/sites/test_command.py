@@ -12,7 +12,17 @@ import pytest
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
-from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, library_command, with_options
+from dask_gpu_mpi.sites.command import (
+    STAGE,
+    START,
+    Launch,
+    Request,
+    Stage,
+    as_text,
+    decide,
+    library_command,
+    with_options,
+)
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
@@ -425,3 +435,44 @@ def test_ranks_on_other_nodes_are_told_that_others_may_read_their_output(kind: s
     private = made(SLURM, kind)
     assert PUBLIC not in private.environment
     assert PUBLIC not in private.run
+
+
+COPY = Stage("/sw/env.tar", "/nvme/dgm-stage-1", 7, "abc")
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "expected"),
+    [
+        (Allocation("slurm", 2, 8, job="42"), "srun", "--nodes=2 --ntasks=2 --ntasks-per-node=1"),
+        (Allocation("hosts", 2, 3, UNEVEN), "hydra", "-n 2 -hosts h1:1,h2:1"),
+        (Allocation("hosts", 2, 3, UNEVEN), "openmpi", "-np 2 --host h1:1,h2:1"),
+    ],
+)
+def test_one_process_a_node_makes_the_copy_and_one_removes_it(
+    where: Allocation, kind: str, expected: str
+) -> None:
+    launch = made(where, kind, stage=COPY, check=True)
+    for command in (launch.stage, launch.unstage):
+        assert f" {expected} " in shlex.join(command)
+    assert launch.stage[launch.stage.index("/v/python") :] == (
+        *("/v/python", "-c", STAGE),
+        *("/sw/env.tar", "/nvme/dgm-stage-1", "7", "abc"),
+    )
+    assert launch.unstage[-3:] == ("rm", "-rf", "/nvme/dgm-stage-1")
+    for command in (launch.check, launch.run):
+        assert "/nvme/dgm-stage-1/env/bin/python" in command
+        assert "/v/python" not in command
+
+
+def test_copies_in_the_text_for_a_shell(tmp_path: Path) -> None:
+    """In its order, with the exit code of the job."""
+    names = ("stage", "check", "run")
+    commands = {name: ("sh", "-c", f"echo {name}") for name in names} | {"unstage": ("echo", "removed")}
+    launch = Launch({}, **commands | {"run": ("sh", "-c", "echo run; exit 7")})  # type: ignore[arg-type]
+    done = subprocess.run(["sh", "-c", as_text(launch)], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout.split()) == (7, ["stage", "check", "run", "removed"])
+
+
+def test_no_copies_without_the_option() -> None:
+    launch = made(SLURM, "srun")
+    assert (launch.stage, launch.unstage) == ((), ())

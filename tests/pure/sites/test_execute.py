@@ -365,3 +365,48 @@ def test_strangers_link_to_the_logs_is_not_followed(
     ):
         run_launch(launch, os.environ)
     assert os.listdir(tmp_path / "home") == ["1"]
+
+
+def echo(word: str, code: int = 0) -> tuple[str, ...]:
+    return ("sh", "-c", f"echo {word} >> $ORDER; exit {code}")
+
+
+@pytest.mark.parametrize(
+    ("codes", "answer", "keeps", "rc", "order"),
+    [
+        ({}, None, False, 0, "stage check run removed"),
+        ({"run": 7}, None, False, 7, "stage check run removed"),
+        ({"stage": 2}, None, False, 2, "stage removed"),
+        ({"check": 1}, None, False, 1, "stage check removed"),
+        # requeued under its own number, under another one, and not at all
+        ({"run": 75}, None, True, 75, "stage check run"),
+        ({"run": 75}, None, False, 75, "stage check run removed"),
+        ({"run": 75}, 75, True, 75, "stage check run removed"),
+    ],
+)
+def test_copies_are_removed_unless_the_job_comes_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    codes: dict[str, int],
+    answer: int | None,
+    keeps: bool,
+    rc: int,
+    order: str,
+) -> None:
+    monkeypatch.setattr(execute, "LINGER", 0.0)
+    check, run, stage = (echo(name, codes.get(name, 0)) for name in ("check", "run", "stage"))
+    launch = Launch({}, check, run, stage, echo("removed"), keeps_stage=keeps)
+    assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}, lambda: answer) == rc
+    assert (tmp_path / "order").read_text().split() == order.split()
+
+
+def test_copies_that_hang_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(execute, "STAGE_TIMEOUT", 0.2)
+    monkeypatch.setattr(execute, "LAUNCHER_GRACE", 0.2)
+    hangs = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    launch = Launch({}, (), echo("run"), hangs, echo("removed"))
+    assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}) == 137
+    assert (tmp_path / "order").read_text().split() == ["removed"]
+    assert "did not end within 0 s" in capsys.readouterr().err

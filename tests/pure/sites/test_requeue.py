@@ -56,10 +56,10 @@ def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "9"}, run) is None
     assert run.ran == [["scontrol", "requeue", "40_3"]]
     run = Commands()
-    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "10"}, run) is None
+    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "10"}, run) == 75
     assert run.ran == []
     assert "not requeued: 10 restarts so far (--requeue 10)" in capsys.readouterr().err
-    requeue(job("slurm"), {}, Commands(rc=1))
+    assert requeue(job("slurm"), {}, Commands(rc=1)) == 75
     assert "not requeued: scontrol requeue exited with code 1: denied" in capsys.readouterr().err
 
 

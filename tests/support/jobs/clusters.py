@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = [
     "parent",
     "ranks_of",
     "scratch_of",
+    "small_environment",
     "until",
     "without_mpi",
     "workers_of",
@@ -48,6 +50,20 @@ def messages(dask_worker):
     return dask_worker.state.transfer_message_bytes_limit
 tell(messages=sorted(set(client.run(messages).values())))
 """
+
+
+def small_environment(folder: Path) -> Path:
+    """A virtual environment of a few files, which uses the packages of this one."""
+    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "these.pth").write_text(sysconfig.get_path("purelib"))
+    for library in Path(sys.prefix, "lib").glob("[!p]*"):  # mpi4py searches for its MPI there
+        (folder / "lib" / library.name).symlink_to(library)
+    (folder / "bin").mkdir()
+    base = Path(sys.executable).resolve()
+    (folder / "bin" / "python").symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    return folder
 
 
 def facts(text: str | CompletedJob | Job) -> dict[str, Any]:

@@ -1,0 +1,267 @@
+"""Copies of an environment: what is refused, what a node does with what arrives, and when it uses a copy again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.mpi import staging
+from dask_gpu_mpi.mpi.staging import Node, find_stage
+from dask_gpu_mpi.sites.command import Stage
+from support.jobs.clusters import small_environment
+
+Change = Callable[[memoryview], None]
+
+
+class World:
+    """A world of one rank, in which the network may change bytes."""
+
+    rank, size = 0, 1
+
+    def __init__(self, change: Change | None = None) -> None:
+        self.change = change
+        self.chunks = 0
+
+    def Barrier(self) -> None:
+        pass
+
+    def Allgather(self, mine: Any, everyone: Any) -> None:
+        everyone[0][:] = mine[0]
+
+    def Bcast(self, given: Any, root: int) -> None:
+        if isinstance(given[0], memoryview):
+            self.chunks += 1
+            if self.change is not None:
+                self.change(given[0])
+
+
+@functools.cache
+def this_library() -> str:
+    """The version of the MPI library here, which a copy has as well."""
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def stage(wanted: Stage, change: Change | None = None, library: str = "") -> World:
+    world = World(change)
+    mpi = SimpleNamespace(COMM_WORLD=world, BYTE="B", Get_library_version=lambda: library or this_library())
+    Node(mpi, wanted).stage()
+    return world
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return small_environment(tmp_path / "env")
+
+
+def packed(source: Path, name: str = "env.tar", *options: str) -> Path:
+    archive = source.parent / name
+    subprocess.run(["tar", *options, "-cf", archive, "-C", source, "."], check=True, timeout=60)
+    return archive
+
+
+def copies(local: Path) -> list[str]:
+    return os.listdir(local) if local.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("env.tar", ()),
+        ("env.tar.gz", ("-z",)),
+        pytest.param(
+            "env", ("--zstd",), marks=pytest.mark.skipif(not shutil.which("zstd"), reason="no zstd")
+        ),
+    ],
+)
+def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+    wanted = find_stage(str(packed(source, name + ".x", *options)), str(tmp_path / "local"), job="")
+    stage(wanted)
+    python = os.path.join(wanted.bin, "python")
+    done = subprocess.run(
+        [python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == os.path.dirname(wanted.bin)
+    assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+
+
+def test_a_folder(source: Path, tmp_path: Path) -> None:
+    wanted = find_stage(str(source), str(tmp_path / "local"), job="7")
+    stage(wanted)
+    assert os.path.exists(os.path.join(wanted.bin, "python"))
+    # its content may be another when the job is requeued
+    assert find_stage(str(source), str(tmp_path / "local"), job="7").folder != wanted.folder
+
+
+@pytest.mark.skipif(not shutil.which("mksquashfs"), reason="no mksquashfs")
+def test_an_image(source: Path, tmp_path: Path) -> None:
+    image = tmp_path / "env.sqsh"
+    subprocess.run(["mksquashfs", source, image, "-quiet"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    wanted = find_stage(str(image), str(tmp_path / "local"), job="")
+    stage(wanted)
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
+
+
+def test_a_folder_around_the_environment(source: Path, tmp_path: Path) -> None:
+    subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", tmp_path, "env"], check=True, timeout=60)
+    wanted = find_stage(str(tmp_path / "a.tar"), str(tmp_path / "local"), job="")
+    stage(wanted)
+    assert os.path.exists(os.path.join(wanted.bin, "python"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"", "not a complete archive"),
+        (b"PK" + bytes(4096), "not a complete archive"),
+    ],
+)
+def test_sources_that_are_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "a").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        find_stage(str(tmp_path / "a"), str(tmp_path), job="")
+
+
+def test_a_folder_without_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no bin/python"):
+        find_stage(str(tmp_path), str(tmp_path), job="")
+
+
+def test_a_part_of_a_tar_file_is_refused(source: Path, tmp_path: Path) -> None:
+    """At the end of a member, where tar itself finds no error."""
+    whole = packed(source).read_bytes()
+    (tmp_path / "part").write_bytes(
+        whole.rstrip(b"\0").ljust(-(-len(whole.rstrip(b"\0")) // 512) * 512, b"\0")
+    )
+    with pytest.raises(InputError, match="not a complete archive"):
+        find_stage(str(tmp_path / "part"), str(tmp_path), job="")
+
+
+def test_a_part_of_a_compressed_file(source: Path, tmp_path: Path) -> None:
+    archive = packed(source, "a.tar.gz", "-z")
+    os.truncate(archive, archive.stat().st_size // 2)
+    with pytest.raises(InputError, match="can't be unpacked.*[Uu]nexpected end of file"):
+        stage(find_stage(str(archive), str(tmp_path / "local"), job=""))
+    assert copies(tmp_path / "local") == []
+
+
+def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
+    def change(chunk: memoryview) -> None:
+        chunk[-1] ^= 1
+
+    with pytest.raises(InputError, match=f"{os.uname().nodename}: .* SHA-256 is another"):
+        stage(find_stage(str(packed(source)), str(tmp_path / "local"), job=""), change)
+    assert copies(tmp_path / "local") == []
+
+
+def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
+    archive = packed(source)
+    wanted = find_stage(str(archive), str(tmp_path / "local"), job="")
+    (source / "more").touch()
+    packed(source)
+    with pytest.raises(InputError, match="SHA-256 is another"):
+        stage(wanted)
+    archive.unlink()
+    with pytest.raises(InputError, match="env.tar can't be read: .*No such file"):
+        stage(wanted)
+    assert copies(tmp_path / "local") == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "link/outside"])
+def test_an_archive_writes_nothing_outside(source: Path, tmp_path: Path, name: str) -> None:
+    archive = packed(source)
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    with tarfile.open(archive, "a") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        tar.addfile(link)
+        member = tarfile.TarInfo(f"{outside}/outside" if name.startswith("/") else name)
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"bad"))
+    wanted = find_stage(str(archive), str(tmp_path / "local"), job="")
+    # tar removes / and ../ from names, and writes through no link of the archive
+    try:
+        stage(wanted)
+    except InputError as error:
+        assert "can't be unpacked" in str(error)  # noqa: PT017
+    assert list(outside.iterdir()) == []
+    assert set(copies(tmp_path / "local")) <= {os.path.basename(wanted.folder)}
+    assert not (tmp_path / "outside").exists()
+    assert not (tmp_path / "local" / "outside").exists()
+
+
+def test_a_requeued_job_uses_a_complete_copy_again(source: Path, tmp_path: Path) -> None:
+    archive = packed(source)
+    wanted = find_stage(str(archive), str(tmp_path / "local"), job="42")
+    assert stage(wanted).chunks == 1
+    (Path(wanted.folder) / "ours").touch()
+    again = find_stage(str(archive), str(tmp_path / "local"), job="42")
+    assert again == wanted
+    assert stage(again).chunks == 0
+    assert (Path(wanted.folder) / "ours").exists()
+    # the first run was killed before it had all
+    (Path(wanted.folder) / "complete").unlink()
+    assert stage(again).chunks == 1
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
+    # another archive has another copy
+    (source / "more").touch()
+    packed(source)
+    assert find_stage(str(archive), str(tmp_path / "local"), job="42").folder != wanted.folder
+
+
+def test_an_environment_without_our_packages(tmp_path: Path) -> None:
+    source = small_environment(tmp_path / "env")
+    next(source.glob("lib/*/site-packages/these.pth")).unlink()
+    with pytest.raises(InputError, match="No module named .*Fix: install the same packages"):
+        stage(find_stage(str(source), str(tmp_path / "local"), job=""))
+    assert copies(tmp_path / "local") == []
+
+
+def test_another_mpi_library_than_that_of_launch(source: Path, tmp_path: Path) -> None:
+    wanted = find_stage(str(source), str(tmp_path / "local"), job="")
+    with pytest.raises(InputError, match=r"its MPI library is .* \(expected Other MPI 1.0\)"):
+        stage(wanted, library="Other MPI 1.0, of a module")
+    assert copies(tmp_path / "local") == []
+
+
+def test_conda_unpack_is_run_at_the_place_of_the_copy(source: Path, tmp_path: Path) -> None:
+    (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
+    wanted = find_stage(str(source), str(tmp_path / "local"), job="")
+    stage(wanted)
+    assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
+
+
+def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = find_stage(str(packed(source, "a.tar.gz", "-z")), str(tmp_path / "local"), job="")
+    which = shutil.which
+    monkeypatch.setattr(staging.shutil, "which", lambda name: None if name == "gzip" else which(name))
+    with pytest.raises(InputError, match="command gzip not found in PATH. Fix: install gzip"):
+        stage(wanted)
+    assert copies(tmp_path / "local") == []
+
+
+def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
+    wanted = find_stage(str(packed(source)), str(tmp_path / "local"), job="42")
+    os.makedirs(wanted.folder)
+    digest = hashlib.sha256(Path(wanted.source).read_bytes()).hexdigest()
+    (Path(wanted.folder) / "complete").write_text(digest)
+    os.chmod(wanted.folder, 0o777)
+    assert stage(wanted).chunks == 1
+    assert sys.version_info  # the copy was made again
+    assert os.stat(wanted.folder).st_mode & 0o777 == 0o700

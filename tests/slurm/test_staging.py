@@ -1,0 +1,100 @@
+"""Copies of an environment on the nodes of a job of Slurm, whose hosts share everything but /dev/shm."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.bed.slurm import Slurm, template
+from support.jobs.clusters import TELL, facts, small_environment
+
+ONE = ("--gpus-per-node=1",)
+TWO = ("--nodes=2", "--mem=1000", "--exclude=h3")
+SCRIPT = (
+    TELL
+    + """
+import time
+from pathlib import Path
+from distributed import Client
+from dask_gpu_mpi import current_session
+
+client = Client()
+node = lambda: (os.environ["SLURMD_NODENAME"], sys.prefix, os.path.exists(sys.prefix + "/first-run"))
+found = sorted(client.run(node).values())
+if os.environ.get("WAITS") and not Path("checkpoint").exists():
+    client.run(lambda: open(sys.prefix + "/first-run", "w").close())
+    current_session().on_walltime(Path("checkpoint").touch, before=1)
+    print("the script runs", flush=True)
+    time.sleep(600)
+tell(found=found, restarts=os.environ.get("SLURM_RESTART_COUNT"))
+"""
+)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> str:
+    source = small_environment(tmp_path / "env")
+    subprocess.run(["tar", "-czf", tmp_path / "env.tar.gz", "-C", source, "."], check=True, timeout=60)
+    return str(tmp_path / "env.tar.gz")
+
+
+def copies(slurm: Slurm) -> set[str]:
+    return {path.name for path in slurm.shared_memory(("h1", "h2")) if path.name.startswith("dgm-stage-")}
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_a_copy_on_each_node(slurm: Slurm, packed: str, name: str) -> None:
+    job = slurm.submit(
+        template(name, ONE),
+        *TWO,
+        args=["--stage", packed, "script.py"],
+        files={"script.py": SCRIPT},
+        env={"DGM_SCRATCH": "/dev/shm"},
+    )
+    ended = job.wait().check()
+    found = facts(ended.output)["found"]
+    assert [host for host, *_ in found] == ["h1", "h2"]
+    # a job that may be requeued finds it by its number
+    assert all(prefix.startswith(f"/dev/shm/dgm-stage-{job.number}-") for _, prefix, _ in found)
+    assert "copied to 2 nodes" in ended.output
+    assert copies(slurm) == set()
+
+
+def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None:
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *TWO,
+        "--exclusive=user",
+        args=["--stage", packed, "script.py"],
+        files={"script.py": SCRIPT},
+        env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
+    )
+    job.wait_for("the script runs")
+    slurm.ask("scancel", "-s", "USR1", job.number)
+    job.start_again()
+    ended = job.wait().check()
+    told = facts(ended.output)
+    assert told["restarts"] == "1"
+    assert [(host, again) for host, _, again in told["found"]] == [("h1", True), ("h2", True)]
+    assert copies(slurm) == set()
+
+
+def test_a_job_that_is_cancelled(slurm: Slurm, packed: str) -> None:
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *TWO,
+        args=["--stage", packed, "script.py"],
+        files={"script.py": SCRIPT},
+        env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes"},
+    )
+    job.wait_for("the script runs")
+    slurm.ask("scancel", job.number)
+    # Slurm starts no step of a cancelled job: the epilog of the site removes the copies
+    ended = job.wait(allowed=r"dgm-")
+    assert ended.state == "CANCELLED"
+    print(ended.output, copies(slurm))
+    assert "may be left on nodes" in ended.output or copies(slurm) == set()
+    for host in ("h1", "h2"):
+        subprocess.run(slurm.bed.on(host, ["sh", "-c", "rm -rf /dev/shm/dgm-*"]), check=True, timeout=30)
