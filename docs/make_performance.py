@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from measured import plots, sections, summary
+from measured import plots, sections, start_tables, summary
 from measured.results import ROOT
 
 MEASUREMENTS = ROOT / "benchmarks" / "results" / "README.md"
@@ -20,6 +20,7 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 PARTS = {
     "table": summary.main_table,
     "slower": summary.slower_table,
+    "staging": lambda: start_tables.staged("staging"),
     "plots": plots.text,
     "version": summary.since,
 }

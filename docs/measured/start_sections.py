@@ -34,6 +34,7 @@ Each is one command, run with the Python of an environment that has an MPI and w
 | `slurm_startup.py` | the same under `srun`, beside dask-jobqueue's SLURMRunner; brings its own Slurm up, as root |
 | `scale.py` | rank 0 with up to 65,536 emulated ranks; real jobs of many ranks on this node |
 | `files.py` | files that a start opens and looks for on a node (needs strace) |
+| `staging.py` | a start from a slow file system, with and without `launch --stage`; a model of 1,000 nodes |
 | `overhead.py` | an idle cluster; latency and rate of empty tasks |
 | `transfer.py` | arrays that cross between GPU workers: transpose-sum, or `--operation all-to-all` |
 | `comms.py` | one array between two processes, by transport |

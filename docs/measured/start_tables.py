@@ -189,6 +189,37 @@ def opened_files(name: str, about: str) -> str:
     )
 
 
+def staged(name: str, about: str = "") -> str:
+    """Starts from a slow file system, with and without copies, and the model."""
+    document = load(name)
+    rows = [
+        [
+            row["nodes"],
+            len(row["runs"]),
+            *(number(row[f"{way}_ready_s"]) for way in ("slow", "staged")),
+            number(row["copied_s"]),
+            ratio([run["staged"]["ready_s"] / run["slow"]["ready_s"] for run in row["runs"]]),
+            *(f"{row[f'{way}_opened']:,.0f}" for way in ("slow", "staged")),
+        ]
+        for row in document["rows"]
+    ]
+    head = [
+        "nodes",
+        "pairs",
+        "ready, s",
+        "ready with `--stage`, s",
+        "of which copies, s",
+        "ready with ÷ without",
+        "files opened",
+        "files opened with `--stage`",
+    ]
+    modelled = [
+        [f"{row['nodes']:,}", number(row["slow_s"]), number(row["staged_s"])] for row in document["model"]
+    ]
+    model = table(["nodes", "waits for files, s", "with `--stage`, s"], modelled)
+    return (caption(name, about) if about else "") + table(head, rows) + f"\nThe model:\n\n{model}"
+
+
 def soak(name: str, about: str) -> str:
     """Clusters with faults: how many, how long, what went wrong."""
     outcomes = load(name)["outcomes"]

@@ -42,6 +42,15 @@ workers are forked and import nothing. Needs strace.
         ),
     ),
     Section(
+        "Environments on a slow file system",
+        """
+`staging.py` starts clusters of one rank a node from a file system whose every `open` takes 5 ms, and by `launch --stage`,
+on emulated hosts of one machine. Files opened are those on that file system, of all nodes and of `launch`. The model
+is explained in [performance.md](../../docs/performance.md#environments-on-a-slow-file-system).
+""",
+        (Table(start_tables.staged, "staging", "Start with and without copies of the environment"),),
+    ),
+    Section(
         "Idle clusters and tasks",
         """
 `overhead.py` measures the CPU time of a cluster without work over 30 s, and empty tasks: the latency of one, and the

@@ -23,7 +23,7 @@ def benchmark(name: str) -> ModuleType:
         del sys.path[0]
 
 
-common, files, scale, startup = map(benchmark, ("common", "files", "scale", "startup"))
+common, files, scale, staging, startup = map(benchmark, ("common", "files", "scale", "staging", "startup"))
 
 
 def test_a_job_is_ended_whatever_it_does() -> None:
@@ -134,3 +134,18 @@ def test_an_attacks_cost_is_a_ratio_within_trials() -> None:
     ]
     found = benchmark("intruders").summary(rounds)
     assert found == {"undisturbed_s": 2.0, "attacked_s": 2.2, "ratio": 1.1, "lines": 5, "codes": [0]}
+
+
+def test_the_model_of_copies_counts_a_node_and_launch_apart() -> None:
+    """In a model of many nodes the server is the limit, and the copies take the same time for all."""
+    rows = [
+        {"nodes": nodes, "slow_opened": 100 + 1000 * nodes, "staged_opened": 100 + 100 * nodes}
+        for nodes in (2, 8)
+    ]
+    assert (staging.opens(rows, "slow"), staging.opens(rows, "staged")) == ((1000, 100), (100, 100))
+    few, *_, many = staging.model({"rows": rows, "archive_bytes": 0, "files": 10 * staging.UNPACK_RATE})
+    calls = staging.CALLS_PER_OPEN
+    assert few["slow_s"] == pytest.approx(calls * 1100 * staging.LATENCY, abs=0.1)
+    server = 1000 * 1000 * calls / staging.SERVER_RATE
+    assert many["slow_s"] == pytest.approx(server + calls * 100 * staging.LATENCY, abs=0.1)
+    assert many["staged_s"] == pytest.approx(10 + server / 10 + calls * 100 * staging.LATENCY, abs=0.1)
