@@ -189,11 +189,11 @@ def opened_files(name: str, about: str) -> str:
     )
 
 
-def staged(name: str, about: str = "") -> str:
-    """Starts from a slow file system, with and without copies, and the model."""
-    document = load(name)
+def copies(*names: str) -> str:
+    """Starts from a slow file system, with and without copies, and the model of the first file."""
     rows = [
         [
+            number(1000 * load(name)["delay_s"]),
             row["nodes"],
             len(row["runs"]),
             *(number(row[f"{way}_ready_s"]) for way in ("slow", "staged")),
@@ -201,23 +201,31 @@ def staged(name: str, about: str = "") -> str:
             ratio([run["staged"]["ready_s"] / run["slow"]["ready_s"] for run in row["runs"]]),
             *(f"{row[f'{way}_opened']:,.0f}" for way in ("slow", "staged")),
         ]
-        for row in document["rows"]
+        for name in names
+        for row in load(name)["rows"]
     ]
     head = [
+        "an `open`, ms",
         "nodes",
         "pairs",
         "ready, s",
         "ready with `--stage`, s",
         "of which copies, s",
-        "ready with ÷ without",
+        "ready, with ÷ without",
         "files opened",
         "files opened with `--stage`",
     ]
-    modelled = [
-        [f"{row['nodes']:,}", number(row["slow_s"]), number(row["staged_s"])] for row in document["model"]
+    model = [
+        [f"{row['nodes']:,}", number(row["slow_s"]), number(row["staged_s"])]
+        for row in load(names[0])["model"]
     ]
-    model = table(["nodes", "waits for files, s", "with `--stage`, s"], modelled)
-    return (caption(name, about) if about else "") + table(head, rows) + f"\nThe model:\n\n{model}"
+    modelled = table(["nodes", "waits for files, s", "the same and copies with `--stage`, s"], model)
+    return f"{table(head, rows)}\nThe model:\n\n{modelled}"
+
+
+def staged(name: str, about: str) -> str:
+    """The same of one file, with its command."""
+    return caption(name, about) + copies(name)
 
 
 def soak(name: str, about: str) -> str:

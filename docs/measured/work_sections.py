@@ -44,11 +44,16 @@ workers are forked and import nothing. Needs strace.
     Section(
         "Environments on a slow file system",
         """
-`staging.py` starts clusters of one rank a node from a file system whose every `open` takes 5 ms, and by `launch --stage`,
+`staging.py` starts clusters of one rank a node from a file system whose every `open` takes 5 or 50 ms, and by `launch --stage`,
 on emulated hosts of one machine. Files opened are those on that file system, of all nodes and of `launch`. The model
 is explained in [performance.md](../../docs/performance.md#environments-on-a-slow-file-system).
 """,
-        (Table(start_tables.staged, "staging", "Start with and without copies of the environment"),),
+        (
+            Table(start_tables.staged, "staging", "Start with and without copies of the environment, 5 ms"),
+            Table(
+                start_tables.staged, "staging-50ms", "Start with and without copies of the environment, 50 ms"
+            ),
+        ),
     ),
     Section(
         "Idle clusters and tasks",
