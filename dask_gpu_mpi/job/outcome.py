@@ -180,10 +180,13 @@ def code_of_exit() -> int | None:
     """
     if _main is None:
         return None
-    if _exit is not None and _exit[0] == _main.f_lasti:  # else the program has caught it, and continued
+    last = _main.f_code.co_code[_main.f_lasti :]
+    name = dis.opname[last[0]]
+    # a `finally` or ``raise`` of the main program, in which the exception goes on
+    again = name in ("RERAISE", "RAISE_VARARGS") and last[1] == 0
+    if _exit is not None and (again or _exit[0] == _main.f_lasti):  # else it has caught that, and continued
         return _exit[1]
-    returned = dis.opname[_main.f_code.co_code[_main.f_lasti]].startswith("RETURN")
-    return None if returned or _outermost() is _main else FAILED
+    return None if name.startswith("RETURN") or _outermost() is _main else FAILED
 
 
 # `sys.excepthook` while this process is part of a cluster.
@@ -254,11 +257,8 @@ def install(label: Callable[[], str | None]) -> None:
 
 
 def retire() -> None:
-    """Restore the hook and the `sys.exit` of before `install`."""
-    global _installed, _main
-    _main = None
+    """Restore the hook of before `install`; `sys.exit` still notes its code, since a script may continue after its cluster."""
+    global _installed
     if _installed is not None:
         _installed.retire()
         _installed = None
-        if sys.exit is _noting_exit:
-            sys.exit = _plain_exit

@@ -95,7 +95,12 @@ atexit.register(lambda: print("code", outcome.code_of_exit()))
         ("try:\n    sys.exit(75)\nexcept SystemExit:\n    pass", None),
         ("def main():\n    try:\n        sys.exit(75)\n    except SystemExit:\n        pass\nmain()", None),
         ("thread = threading.Thread(target=sys.exit, args=(75,))\nthread.start()\nthread.join()", None),
-        ("outcome.retire()\nsys.exit(75)", None),
+        ("try:\n    sys.exit(75)\nfinally:\n    print('finally')", 75),
+        ("try:\n    sys.exit(75)\nexcept BaseException:\n    print('again')\n    raise", 75),
+        ("import contextlib\nwith contextlib.ExitStack():\n    sys.exit(75)", 75),
+        ("try:\n    sys.exit(75)\nexcept SystemExit:\n    pass\nraise SystemExit(3)", outcome.FAILED),
+        # the script continues after its cluster
+        ("outcome.retire()\nsys.exit(75)", 75),
         ("raise SystemExit(75)", outcome.FAILED),
         ("def main():\n    raise SystemExit\nmain()", outcome.FAILED),
         ("try:\n    raise SystemExit(75)\nexcept SystemExit:\n    pass", None),
