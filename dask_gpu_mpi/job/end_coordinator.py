@@ -271,7 +271,7 @@ class EndCoordinator:
         if mailbox.lost:
             mailbox.give_up_sending()
             flushed = True
-            do_not_finalize(functools.partial(end_lost_ranks, len(mailbox.lost), code))
+            do_not_finalize(functools.partial(end_lost_ranks, mailbox.lost, code))
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
             say(

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.frames import wait_until_read
@@ -239,7 +239,7 @@ def _prepare_end() -> None:
     wait_until_read((1, 2), READING)
 
 
-def end_lost_ranks(count: int, code: int) -> None:
+def end_lost_ranks(lost: Collection[int], code: int) -> None:
     """At the end of rank 0, instead of ``MPI_Finalize``: end ranks that are lost and may still run, such as one that is stopped.
 
     Open MPI's launcher does so itself after a code other than 0, which an abort would change if the other ranks have ended.
@@ -253,6 +253,6 @@ def end_lost_ranks(count: int, code: int) -> None:
         dead = MPI.COMM_WORLD.Get_failed().size
     except (MPI.Exception, NotImplementedError):
         dead = 0
-    if dead < count:
+    if dead < len(lost):  # more may have been lost since the cluster's end
         flush()
         MPI.COMM_WORLD.Abort(0)

@@ -61,6 +61,17 @@ assert spmd(client, member) == [2, 2]
     "end": "mark('busy')\nwait_until(lambda: marked('killed'))\n",
 }
 
+#: Before the script: rank 1 is stopped once its part is closed, as if it removed what its workers have spilled.
+STOPS_CLOSED = """
+if rank() == 1:
+    from dask_gpu_mpi.job import end_coordinator
+    end_agent = end_coordinator.Closing._end_agent
+    def stop(closing):
+        end_agent(closing)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    end_coordinator.Closing._end_agent = stop
+"""
+
 
 @pytest.fixture
 def surviving(mpirun: Mpi) -> Mpi:
@@ -248,6 +259,42 @@ def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:
     assert "lost" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "last",
+    ["session.close()\nmark()\nsys.exit(3)", "with session:\n    mark()\n    sys.exit(3)"],
+    ids=["after close()", "in with"],
+)
+def test_code_of_a_script_that_has_closed_its_cluster(surviving: Mpi, last: str) -> None:
+    """It is in the mark, with which `launch` exits, and not 0."""
+    body = "mark('busy')\nwait_until(lambda: marked('over'), 60)\n" + last + "\n"
+    job = start(surviving, "initialize", body, 3, options={**TOLERATES, "log_directory": "logs"})
+    mark_time(job, "busy")
+    strike(job, 2, "all")
+    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
+    (job.directory / "mark-over").touch()
+    end(surviving, job, 3, 15, timeout=120, tracebacks=None, scratch=True)
+    assert (job.directory / "logs" / "ended").read_text() == "3\n"
+
+
+@pytest.mark.slow
+def test_another_rank_stops_after_it_has_closed(surviving: Mpi) -> None:
+    """The launcher would wait for it after that of the first, which has died."""
+    job = start(
+        surviving,
+        "initialize",
+        "mark('busy')\nwait_until(lambda: marked('over'), 60)\nmark()\n",
+        3,
+        before=STOPS_CLOSED,
+        options={"tolerate_lost_ranks": 2},
+    )
+    mark_time(job, "busy")
+    strike(job, 2, "all")
+    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
+    (job.directory / "mark-over").touch()
+    says = ("no response from rank 1 of 3 at the end; continuing without",)
+    end(surviving, job, 0, 50, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
 def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
     """More than may be: the code is still the script's."""
     body = "mark('busy')\nwait_until(lambda: marked('killed'))\nmark()\nsys.exit(75)\n"
@@ -262,16 +309,7 @@ def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
 @pytest.mark.slow
 def test_rank_that_stops_after_it_has_closed(mpirun: Mpi, code: int) -> None:
     """As one that removes what its workers have spilled; MPI would wait for it forever. With any launcher."""
-    before = """
-if rank() == 1:
-    from dask_gpu_mpi.job import end_coordinator
-    end_agent = end_coordinator.Closing._end_agent
-    def stop(closing):
-        end_agent(closing)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    end_coordinator.Closing._end_agent = stop
-"""
-    job = start(mpirun, "initialize", f"compute()\nmark()\nsys.exit({code})\n", before=before)
+    job = start(mpirun, "initialize", f"compute()\nmark()\nsys.exit({code})\n", before=STOPS_CLOSED)
     says = ("no response from rank 1 of 2 at the end; aborting the job",)
     end(mpirun, job, code or 1, 50, says=says, timeout=120, tracebacks=None)
 
