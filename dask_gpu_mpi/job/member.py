@@ -174,7 +174,8 @@ class CoordinatorWatch:
         if not (error := connect_only(*self._scheduler)):
             self.hear()
         self.unreachable = error != os.strerror(errno.ECONNREFUSED)
-        return bool(error)
+        # a network may be down for some seconds
+        return bool(error) and (not self.unreachable or silence > self._patience + RANK_0_LOST)
 
 
 class Member:

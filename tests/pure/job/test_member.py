@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.base.timeouts import TERM_GRACE
+from dask_gpu_mpi.base.timeouts import RANK_0_LOST, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job import member as module
@@ -523,3 +524,25 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
     assert f"could not remove all of {stays} within 10 s" in said
     assert str(goes) not in said
     assert channels.left == []
+
+
+def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under MPICH it is silent, so that nothing else shows that it is alive; its network may be down for some seconds."""
+    now, answer = [0.0], [""]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "connect_only", lambda host, port: answer[0])
+    watch = module.CoordinatorWatch("tls://h1:8786", size=2)
+
+    def is_lost_at(seconds: float, error: str) -> bool:
+        now[0], answer[0] = seconds, error
+        return watch.is_lost(has_scheduler=True)
+
+    assert not is_lost_at(RANK_0_LOST + 1.0, "No route to host")
+    assert not is_lost_at(RANK_0_LOST + 6.0, "")
+    assert not is_lost_at(2 * RANK_0_LOST + 5.0, "No route to host")  # nobody tries yet
+    assert not is_lost_at(2 * RANK_0_LOST + 7.0, "no answer within 5 s")
+    assert is_lost_at(3 * RANK_0_LOST + 7.0, "no answer within 5 s")
+    assert watch.unreachable
+    watch.hear()
+    assert is_lost_at(5 * RANK_0_LOST, os.strerror(errno.ECONNREFUSED))  # nothing listens there any more
+    assert not watch.unreachable
