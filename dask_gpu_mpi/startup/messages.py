@@ -237,7 +237,11 @@ class Channels:
             if not events:
                 time.sleep(timeout)
             return events
-        events += [Event(None, kind, payload) for kind, *payload in agent.events(0.0 if events else timeout)]
+        answers = agent.events(0.0 if events else timeout)
+        if answers:
+            # first what came meanwhile: a script that held the interpreter makes other ranks seem silent
+            events += [Event(*mail) for mail in self.mailbox.receive()]
+        events += [Event(None, kind, payload) for kind, *payload in answers]
         if agent.lost:
             events.append(Event(None, Answer.LOST, [agent.exit_text(), agent.taken]))
             self.drop_agent(0.5)

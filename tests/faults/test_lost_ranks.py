@@ -224,6 +224,22 @@ def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+def test_rank_whose_workers_are_late_while_the_script_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
+    """Rank 0 receives no message of it meanwhile, but the scheduler's reports; it is not lost."""
+    preload = write(
+        "late.py",
+        "import os, time\ndef dask_setup(worker):\n    limit = time.monotonic() + 60\n"
+        "    while str(worker.name) == '2' and not os.path.exists('mark-go') and time.monotonic() < limit:\n"
+        "        time.sleep(0.05)\n",
+    )
+    options = {**TOLERATES, "startup_timeout": 15, "worker_options": json.dumps({"preload": [str(preload)]})}
+    hold = "import ctypes\nctypes.PyDLL(None).usleep(int(1e6 * 9))\n"
+    body = hold + "time.sleep(1)\nmark('go')\nwait_for_names('0', '1', '2')\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "initialize", body, 3, options=options)
+    done = end(surviving, job, 3, 15, timeout=120, tracebacks=None)
+    assert " lost: " not in done.stderr
+
+
 def test_rank_that_dies_before_its_late_workers_have_joined(surviving: Mpi) -> None:
     """It counts as lost, and its workers do not count as left."""
     preload = write(
