@@ -1,6 +1,7 @@
 """One transfer at a time between two processes: TLS, UCX without security, and TLS with UCX beside it, as workers have them.
 
     python benchmarks/comms.py [--gpu] [--sizes 1e6 1e8 1e9] [--rounds 5] [--reps 10] [--json FILE]
+    UCX_TLS=tcp python benchmarks/comms.py --hosts h1 h2    between two hosts of the test bed (ci/testbed/hosts-up 2)
 
 Each configuration has two processes, on two GPUs where there are two, else on the same one; with --gpu what is sent is CuPy's. A
 trial measures every configuration once, in an order that changes; ratios are taken within trials. The first three transfers of a
@@ -14,8 +15,10 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from common import default_launcher, machine, parser_for, write
@@ -23,6 +26,27 @@ from common import default_launcher, machine, parser_for, write
 TLS, UCX, BESIDE = "TLS", "UCX, open", "TLS and UCX"
 WARM_UP = 3
 LIMIT = 120.0
+LOOPBACK = "127.0.0.1"
+TESTBED = Path(__file__).resolve().parents[1] / "ci" / "testbed"
+
+
+def address_of(number: int) -> str:
+    """The address of host `number` of the test bed; without one that of loopback."""
+    return f"10.77.0.{number}" if os.environ.get("COMMS_HOSTS") else LOOPBACK
+
+
+def start(process: Any, host: str | None) -> None:
+    """Start it, on this host of the test bed if there is one: its Python is entered by a script."""
+    if host is None:
+        process.start()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder) / "python"
+        python.write_text(f'#!/bin/sh\nexec "{TESTBED / "on"}" {host} "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+        multiprocessing.set_executable(str(python))
+        process.start()
+        time.sleep(1.0)  # until the script has been read
 
 
 def data_of(size: int, gpu: bool) -> Any:
@@ -50,7 +74,8 @@ def prepare(way: str, credentials: dict[str, Any], devices: Sequence[int]) -> No
     if way == BESIDE:
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
-        use_ucx_between_workers(0 if devices else 65536, loopback=True)
+        between = address_of(1) != LOOPBACK
+        use_ucx_between_workers(0 if devices else 65536, loopback=not between, leads=between, warned=between)
 
 
 async def serve(way: str, pipe: Any, size: int, gpu: bool) -> None:
@@ -70,7 +95,9 @@ async def serve(way: str, pipe: Any, size: int, gpu: bool) -> None:
             pass
 
     arguments = {} if way == UCX else Security().get_listen_args("worker")
-    async with listen(f"{'ucx' if way == UCX else 'tls'}://127.0.0.1:0", handle, **arguments) as listener:
+    async with listen(
+        f"{'ucx' if way == UCX else 'tls'}://{address_of(1)}:0", handle, **arguments
+    ) as listener:
         pipe.send(listener.contact_address)
         while not pipe.poll():
             await asyncio.sleep(0.05)
@@ -115,7 +142,7 @@ def measure(way: str, size: int, options: Any, credentials: dict[str, Any]) -> f
     server = context.Process(
         target=process, args=(serve, way, credentials, first, there, size, options.gpu), daemon=True
     )
-    server.start()
+    start(server, options.hosts[0])
     try:
         address = here.recv() if here.poll(LIMIT) else sys.exit(f"{way}: nobody listens")
         client = context.Process(
@@ -123,7 +150,7 @@ def measure(way: str, size: int, options: Any, credentials: dict[str, Any]) -> f
             args=(fetch, way, credentials, second, its, address, options.reps, options.gpu),
             daemon=True,
         )
-        client.start()
+        start(client, options.hosts[1])
         if not mine.poll(LIMIT):
             sys.exit(f"{way}: no transfer within {LIMIT:g} s")
         seconds, over_ucx = mine.recv()
@@ -156,10 +183,13 @@ def main() -> int:
     parser.add_argument(
         "--gpus", type=int, choices=[1, 2], help="of how many; default: 2 where there are so many"
     )
+    parser.add_argument("--hosts", nargs=2, default=[None, None], help="of the test bed")
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e6, 1e7, 1e8, 1e9], help="bytes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=10)
     options = parser.parse_args()
+    if options.hosts[0]:
+        os.environ["COMMS_HOSTS"] = "yes"  # for the processes
     if options.gpu and options.gpus is None:
         import pynvml
 

@@ -25,6 +25,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,15 @@ from common import (
     write,
 )
 
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
+from dask_gpu_mpi.agent.scheduler import run_scheduler
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.mpi.wire import KeyPair
-from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.credentials import make_credentials, make_token
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
@@ -197,62 +201,128 @@ def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _serve(pipe: Any, config: dict[str, Any]) -> None:
-    """A scheduler that reports its address, and at the end its CPU seconds."""
-    import dask
-    from distributed import Scheduler
+#: Steps by which a worker joins, each with a connection of its own: its nanny, the worker, its first heartbeat.
+JOINING = ("nanny", "worker", "heartbeat")
 
-    async def serve() -> None:
-        logging.getLogger("distributed").setLevel("ERROR")
-        dask.config.set(config)
-        async with Scheduler(host="127.0.0.1", port=0, protocol="tls", dashboard=False) as scheduler:
-            before = time.process_time()
-            pipe.send(scheduler.address)
-            while not pipe.poll():
-                await asyncio.sleep(0.05)
-            pipe.send(time.process_time() - before)
 
-    asyncio.run(serve())
+def serve(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
+    """Run the scheduler as a child of a fork server does, whose imports are not scanned for garbage."""
+    logging.getLogger("distributed").setLevel(options.log_level.upper())
+    gc.freeze()
+    run_scheduler(options, settings, pipe)
+
+
+async def joined(address: str, count: int, cpu: Callable[[], float]) -> dict[str, dict[str, float]]:
+    """Join as `count` workers that speak Dask's protocol and do nothing else: all nannies, all workers, all heartbeats."""
+    from distributed import Security, Worker, rpc
+    from distributed.comm import connect
+    from distributed.protocol.pickle import dumps
+    from distributed.versions import get_versions
+
+    from dask_gpu_mpi.gang.scheduler_plugin import Gangs
+    from dask_gpu_mpi.workers.plugins import Figures
+
+    arguments = Security().get_connection_args("worker")
+    async with rpc(address, connection_args=arguments) as scheduler:
+        await scheduler.register_scheduler_plugin(plugin=dumps(Gangs()), name=Gangs.name, idempotent=True)
+    with tempfile.TemporaryDirectory() as folder:
+        async with Worker(
+            address, nthreads=1, dashboard=False, local_directory=folder, plugins={Figures(())}
+        ) as worker:
+            metrics, extra = await worker.get_metrics(), await worker.get_startup_information()
+            await worker.close(nanny=False)
+    comms: list[list[Any]] = [[] for _ in range(count)]
+
+    def address_of(number: int, port: int) -> str:
+        host = number // RANKS_PER_HOST
+        return f"tls://10.0.{host // 250}.{host % 250 + 1}:{port + number % RANKS_PER_HOST}"
+
+    def message(step: str, number: int) -> dict[str, Any]:
+        at = {"address": address_of(number, 40000)}
+        if step == "nanny":
+            return {"op": "register_nanny", "address": address_of(number, 50000)}
+        if step == "heartbeat":
+            return {
+                "op": "heartbeat_worker", "reply": True, "now": time.time(), "metrics": metrics, "executing": {},
+                "extensions": {}, **at,
+            }  # fmt: skip
+        return {
+            "op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "name": f"{number // 4}-{number % 4}",
+            "now": time.time(), "resources": {"GPU": 1.0}, "memory_limit": 1 << 34, "local_directory": "/tmp/scratch/worker",
+            "services": {}, "nanny": address_of(number, 50000), "pid": 1000 + number, "versions": get_versions(),
+            "metrics": metrics, "extra": extra, "stimulus_id": f"worker-connect-{time.time()}",
+            "server_id": f"Worker-{number}", **at,
+        }  # fmt: skip
+
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def take(step: str, number: int) -> None:
+        async with turns:
+            await take_turn(step, number)
+
+    async def take_turn(step: str, number: int) -> None:
+        comm = await connect(address, **arguments)
+        comms[number].append(comm)
+        await comm.write(message(step, number))
+        answer = await comm.read()
+        if answer["status"] != "OK":
+            raise RuntimeError(f"{step}: {answer}")
+        if step == "heartbeat":  # its worker is up: the nanny leaves
+            await comms[number][0].write({"status": "ok"})
+            await comms[number][0].close()
+
+    found = {}
+    for step in JOINING:
+        begun, before = time.perf_counter(), cpu()
+        await asyncio.gather(*(take(step, number) for number in range(count)))
+        seconds = time.perf_counter() - begun
+        await asyncio.sleep(0.2)  # the last connections of nannies close
+        found[step] = {
+            "seconds": round(seconds, 3),
+            "scheduler_cpu_ms_each": round(1e3 * (cpu() - before) / count, 3),
+        }
+    for comm in itertools.chain.from_iterable(comms):
+        comm.abort()
+    return found
 
 
 def join(count: int) -> dict[str, Any]:
-    """CPU seconds of the scheduler for each of `count` workers that register at the same time, over TLS."""
+    """CPU time of a job's scheduler for each of `count` workers that register at the same time, over TLS."""
     import dask
-    from distributed import Worker
+    import psutil
 
-    config = make_credentials().dask_config()
+    credentials = make_credentials().dask_config()
+    credentials |= {"distributed.admin.system-monitor.gil.enabled": False}
+    config = {**credentials, **connection_settings(count, 0.5)}
+    settings = SchedulerSettings("127.0.0.1", config, make_token())
+    # with the recorder of a report; the port of the dashboard is open, and its pages follow the first client
+    options = Options(report="report.json", dashboard_address="127.0.0.1:0")
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=_serve, args=(other, config), daemon=True)
+    process = context.Process(target=serve, args=(options, settings, other), daemon=True)
     process.start()
-    if not pipe.poll(60):
-        raise RuntimeError("the scheduler did not start")
-    address = pipe.recv()
+    answer = pipe.recv() if pipe.poll(60) else None
+    if answer is None or answer[0] != Answer.SCHEDULER_UP:
+        raise RuntimeError(f"the scheduler did not start: {answer}")
 
-    async def work(folder: str) -> float:
+    def cpu() -> float:
+        times = psutil.Process(process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    async def work() -> dict[str, dict[str, float]]:
         logging.getLogger("distributed").setLevel("ERROR")
-        dask.config.set({**config, "distributed.admin.system-monitor.gil.enabled": False})
-        workers = [
-            Worker(address, nthreads=1, memory_limit=None, dashboard=False, local_directory=folder)
-            for _ in range(count)
-        ]
-        begun = time.perf_counter()
-        await asyncio.gather(*workers)
-        seconds = time.perf_counter() - begun
-        pipe.send("enough")
-        for worker in workers:
-            await worker.close(nanny=False)
-        return seconds
+        with dask.config.set(config):
+            return await joined(answer[1], count, cpu)
 
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = asyncio.run(work(folder))
-    cpu = pipe.recv()
-    process.join(10)
+    try:
+        steps = asyncio.run(work())
+    finally:
+        pipe.send((Order.CLOSE, None))
+        process.join(30)
     return {
         "workers": count,
-        "seconds": round(seconds, 3),
-        "scheduler_cpu_s": round(cpu, 3),
-        "scheduler_cpu_ms_each": round(1e3 * cpu / count, 2),
+        "steps": steps,
+        "scheduler_cpu_ms_each": round(sum(step["scheduler_cpu_ms_each"] for step in steps.values()), 2),
     }
 
 
@@ -353,7 +423,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="simulated ranks")
     parser.add_argument("--real", type=int, nargs="*", default=[], help="ranks of real jobs")
     parser.add_argument(
-        "--join", type=int, default=0, help="workers that join one scheduler at the same time"
+        "--join", type=int, nargs="*", default=[], help="workers that join one scheduler at the same time"
     )
     parser.add_argument("--limit", action="store_true", help="with --real: ranks that only import, as well")
     parser.add_argument("--rounds", type=int, default=1, help="of real jobs; medians")
@@ -377,9 +447,10 @@ def main() -> int:
     worse = [name for name, slope in slopes.items() if any(value > LINEAR for value in slope.values())]
     print("worse than linear:", ", ".join(worse) or "nothing")
     document |= {"simulated": rows, "exponents": slopes, "worse_than_linear": worse}
-    if options.join:
-        document["join"] = join(options.join)
-        print(document["join"])
+    document["join"] = []
+    for count in options.join:
+        document["join"].append(join(count))
+        print(document["join"][-1], flush=True)
     document["real"] = []
     for ranks in options.real:
         row = jobs(ranks, launcher, options)

@@ -28,7 +28,8 @@ class GpuByDefault(SchedulerPlugin):
         """Called by distributed before it looks for tasks that waited for this worker."""
         if scheduler.workers[worker].resources.get("GPU"):
             self.addresses.add(worker)
-            self.addresses.intersection_update(scheduler.workers)
+            if len(self.addresses) == 2:  # the other may be the last address, which stays
+                self.addresses.intersection_update(scheduler.workers)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Called by distributed when a worker has gone."""

@@ -25,7 +25,7 @@ _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface with an IPv4 address."""
+    """An interface with an IPv4 address, or, if it has none, with an IPv6 address."""
 
     name: str
     address: str
@@ -35,28 +35,46 @@ class Interface:
     default: bool = False
 
 
-def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...]:
-    """The interfaces of this host that have an IPv4 address, loopback included."""
+def list_interfaces(
+    routes: str = "/proc/net/route", routes6: str = "/proc/net/ipv6_route"
+) -> tuple[Interface, ...]:
+    """The interfaces of this host that have an address, loopback included; with IPv6 addresses only if they have no others."""
     import psutil
 
-    try:
-        routes = [line.split() for line in Path(route_file).read_text(errors="replace").splitlines()[1:]]
-    except OSError:
-        routes = []
     states = psutil.net_if_stats()
-    default = {fields[0] for fields in routes if len(fields) > 7 and fields[1] == fields[7] == "00000000"}
-    return tuple(
-        Interface(
-            name,
-            entry.address,
-            str(ipaddress.ip_network(f"{entry.address}/{entry.netmask or '255.255.255.255'}", strict=False)),
-            name in default,
-        )
-        for name, entries in sorted(psutil.net_if_addrs().items())
-        if name not in states or states[name].isup
-        for entry in entries
-        if entry.family == socket.AF_INET
-    )
+    default = {line[0] for line in _lines(routes)[1:] if len(line) > 7 and line[1] == line[7] == "00000000"}
+    default6 = {line[9] for line in _lines(routes6) if len(line) > 9 and set(line[0] + line[1]) == {"0"}}
+    found = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        if name in states and not states[name].isup:
+            continue
+        own = [entry for entry in entries if entry.family == socket.AF_INET]
+        # an address of the link alone needs its interface with it, which Dask's addresses have no place for
+        own = own or [
+            entry for entry in entries if entry.family == socket.AF_INET6 and "%" not in entry.address
+        ]
+        for entry in own:
+            is_default = name in (default if entry.family == socket.AF_INET else default6)
+            found.append(Interface(name, entry.address, _network(entry.address, entry.netmask), is_default))
+    return tuple(found)
+
+
+def _lines(file: str) -> list[list[str]]:
+    try:
+        return [line.split() for line in Path(file).read_text(errors="replace").splitlines()]
+    except OSError:
+        return []
+
+
+def _network(address: str, mask: str | None) -> str:
+    """The network of an address, with prefix length.
+
+    >>> _network("10.0.0.1", "255.255.0.0"), _network("fd77::1", "ffff:ffff:ffff:ffff::"), _network("10.0.0.1", None)
+    ('10.0.0.0/16', 'fd77::/64', '10.0.0.1/32')
+    """
+    own = ipaddress.ip_address(address)
+    prefix = own.max_prefixlen if mask is None else int(ipaddress.ip_address(mask)).bit_count()
+    return str(ipaddress.ip_network((address, prefix), strict=False))
 
 
 def choose_addresses(
@@ -108,7 +126,7 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
     if found is None:
         have = ", ".join(sorted({i.name for i in interfaces})) or "none"
         problem = (
-            f"has no network interface {name!r} with an IPv4 address"
+            f"has no network interface {name!r} with an address"
             if name
             else "has no interface option, although other ranks have one"
         )
@@ -121,7 +139,7 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
 
 def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
     """The interfaces that may lead to other hosts."""
-    return [i for i in interfaces if not i.address.startswith("127.") and not _VIRTUAL.match(i.name)]
+    return [i for i in interfaces if not i.address.startswith(("127.", "::1")) and not _VIRTUAL.match(i.name)]
 
 
 def _on(interfaces: Sequence[Interface], name: str, network: str) -> list[Interface]:

@@ -182,6 +182,12 @@ class _Quiet:
 class TLSListener(_Quiet, tcp.TLSListener):
     """Distributed's, with the deadline of the other side (``comm.timeouts.connect``) for the handshake of TLS."""
 
+    def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
+        arguments: dict[str, Any] = super()._get_server_args(**connection_args)
+        # No process of a job resumes a session. To make the two tickets for that is a third of a handshake's CPU time.
+        arguments["ssl_options"].num_tickets = 0
+        return arguments
+
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         with _within(_connect_timeout(), stream.close) as why:
             try:

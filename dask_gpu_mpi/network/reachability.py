@@ -66,14 +66,14 @@ class Reach:
 
 
 class Listener:
-    """Listens, in a thread, on an IPv4 address and `port` (0: any), and answers peers that send the right text; raises OSError.
+    """Listens, in a thread, on an IP address and `port` (0: any), and answers peers that send the right text; raises OSError.
 
     Silent and slow peers are disconnected after `CONNECT_TIMEOUT`, and earlier if too many others wait.
     """
 
     def __init__(self, address: str, port: int, tokens: Tokens) -> None:
         self._question, self._answer = tokens.question.encode(), tokens.answer.encode()
-        self._listening = socket.socket()
+        self._listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listening.bind((address, port))

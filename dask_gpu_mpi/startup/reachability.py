@@ -203,7 +203,8 @@ class ReachabilityTest:
         """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
         rank, host, address = self._scheduler
         port = self.scheduler.scheduler
-        target = f"{address}:{port}" if port else ""
+        host = f"[{address}]" if ":" in address else address
+        target = f"{host}:{port}" if port else ""
         peers = peers_by_rank(self.nodes, most) if self._nodes else {}
         self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
 

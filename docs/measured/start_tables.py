@@ -148,13 +148,33 @@ def emulated_ranks(name: str, about: str) -> str:
         "largest message",
         "plan for the client",
     ]
-    each = value(name, "join", "scheduler_cpu_ms_each")
-    return (
-        caption(name, about)
-        + table(head, rows)
-        + f"\nA worker that registers over TLS takes {number(each)} ms of the scheduler's CPU time "
-        f"({int(value(name, 'join', 'workers'))} workers at once).\n"
-    )
+    return caption(name, about) + table(head, rows)
+
+
+def joining(name: str, about: str) -> str:
+    """The scheduler's CPU time for each worker that joins, by step, before a change and after it, in turn."""
+    runs = load(name)["runs"]
+    rows = []
+    for workers in sorted({run["workers"] for run in runs}):
+        means = {
+            when: {
+                step: statistics.mean(
+                    run["steps"][step]["scheduler_cpu_ms_each"]
+                    for run in runs
+                    if (run["workers"], run["version"]) == (workers, when)
+                )
+                for step in ("nanny", "worker", "heartbeat")
+            }
+            for when in ("before", "after")
+        }
+        before, after = means.values()
+        steps = [f"{number(before[step])} → {number(after[step])}" for step in before]
+        sums = sum(before.values()), sum(after.values())
+        rows.append(
+            [f"{workers:,}", *steps, f"{number(sums[0])} → {number(sums[1])}", number(sums[1] / sums[0])]
+        )
+    head = ["workers", "nanny, ms", "worker, ms", "first heartbeat, ms", "all three, ms", "after ÷ before"]
+    return caption(name, about) + table(head, rows)
 
 
 def opened_files(name: str, about: str) -> str:

@@ -13,12 +13,20 @@ SECTIONS = (
 seconds are those of rank 0, without the network. Bytes and seconds grow in proportion to the ranks. No rank but the
 client's is sent more than 2.5 KB.
 
+`--join` starts the scheduler of a job, with its plugins and a report's recorder, and so many workers that speak Dask's
+protocol and do nothing else. Each makes three connections over TLS: its nanny's, its own, and the one of its first
+heartbeat. The figures are the scheduler's CPU time for each worker, before and after two changes: the scheduler compares a
+new worker's versions with each set of versions once, not with every worker, and makes no TLS tickets. The runs alternate. The
+machine was busy with other work (load 5 to 20), which makes CPU time two to three times as long as on an idle one: only
+the ratio holds.
+
 `--real` starts jobs of CPU ranks on this node; `--limit` starts, before each, as many ranks that only import what an
 agent imports. 64 ranks are too many for two cores: idle workers of Dask take 3 to 4 % of a core each, and the
 scheduler gets what is left.
 """,
         (
             Table(start_tables.emulated_ranks, "scale", "Rank 0 with emulated ranks"),
+            Table(start_tables.joining, "scale-join", "Workers that join, scheduler's CPU time"),
             Table(start_tables.real_jobs, "scale-real-64-cores", "Real jobs"),
             Table(start_tables.real_jobs, "scale-real-32-cores", "Real jobs"),
             Table(start_tables.real_jobs, "scale-real", "Real jobs"),

@@ -100,3 +100,17 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path)
     # with another network named, the same job works
     done = mpirun.run([*COMMAND, "--interface", "eth0", write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
     assert len(workers_of(facts(done))) == 3
+
+
+def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+    """Launcher, MPI, reachability, scheduler, workers: the nodes have no IPv4 address but that of loopback."""
+    names = [f"fd77::{number} {host}\n" for number, host in enumerate(bed.hosts, 1)]
+    (bed.state / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
+    for number, host in enumerate(bed.hosts, 1):
+        ip(bed, host, "-4", "addr", "flush", "dev", "eth0")
+        ip(bed, host, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+    done = mpirun.run([*COMMAND, write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
+    addresses = [row["address"] for row in workers_of(facts(done)).values()]
+    assert sorted(address.rpartition(":")[0] for address in addresses) == [
+        f"tls://[fd77::{number}]" for number in (1, 2, 3)
+    ]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dask_gpu_mpi.errors import InputError
@@ -67,6 +70,13 @@ TWO_NETWORKS = [[LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24
             "eth0",
             ["10.0.0.1", "10.0.0.2", "10.0.0.4"],
         ),
+        # nodes without an IPv4 address
+        (
+            "ab",
+            [[LO, Interface("eth0", f"fd77::{n}", "fd77::/64")] for n in (1, 2)],
+            "eth0",
+            ["fd77::1", "fd77::2"],
+        ),
         # the address is on the network that was chosen
         ("ab", TWO_NETWORKS, "eth0", ["10.0.0.1", "10.0.0.2"]),
     ],
@@ -96,7 +106,7 @@ def test_the_interface_asked_for_is_used() -> None:
         (
             [[LO, ib(1)], [LO, eth(2)]],
             "ib0",
-            "rank 1 on b has no network interface 'ib0' with an IPv4 address (it has: eth0, lo). Fix: ",
+            "rank 1 on b has no network interface 'ib0' with an address (it has: eth0, lo). Fix: ",
         ),
         ([[LO], [LO]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
     ],
@@ -132,4 +142,26 @@ def test_default_route_as_the_kernel_lists_it(tmp_path: Path, line: str, default
     routes.write_text(f"Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n{line}\n")
     (loopback,) = [each for each in list_interfaces(str(routes)) if each.name == "lo"]
     assert loopback.default is default
-    assert not any(each.default for each in list_interfaces(str(tmp_path / "none")))
+    assert not any(each.default for each in list_interfaces(str(tmp_path / "none"), str(tmp_path / "none")))
+
+
+def test_an_interface_without_an_ipv4_address_has_its_ipv6_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entry(address: str, netmask: str) -> SimpleNamespace:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return SimpleNamespace(family=family, address=address, netmask=netmask)
+
+    half = "ffff:ffff:ffff:ffff::"
+    entries = {
+        "eth0": [entry("fd77::5", half), entry("fe80::1%eth0", half)],
+        "eth1": [entry("10.0.0.5", "255.255.255.0"), entry("fd78::5", half)],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
+    zero = "0" * 32
+    routes = tmp_path / "ipv6_route"
+    routes.write_text(f"{zero} 00 {zero} 00 fd77{'0' * 27}1 00000400 00000003 00000000 00000003     eth0\n")
+    assert list_interfaces(str(tmp_path / "none"), str(routes)) == (
+        Interface("eth0", "fd77::5", "fd77::/64", True),
+        Interface("eth1", "10.0.0.5", "10.0.0.0/24", False),
+    )

@@ -196,3 +196,17 @@ def test_a_clock_that_is_wrong_is_named(age: int, problem: str) -> None:
     found, lines = told("tls", BELIEVES, now=time.time() - age)
     assert found == "refused"
     assert problem in lines[0], lines
+
+
+TICKET = """
+async def main(address):
+    comm = await connect(address, timeout=5, **security.get_connection_args("client"))
+    await comm.write("hello")
+    return await comm.read(), comm.stream.socket.session.has_ticket
+"""
+
+
+def test_tls_makes_no_tickets_for_sessions_that_nobody_resumes() -> None:
+    """A third of the time that the scheduler takes for a handshake."""
+    found, _ = told("tls", TICKET)
+    assert found == ["hello", False]

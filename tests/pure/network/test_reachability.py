@@ -45,8 +45,11 @@ def listener() -> Iterator[Listener]:
     made.close()
 
 
-def test_reaches_and_compares_clocks(listener: Listener) -> None:
-    found = connect_to("127.0.0.1", listener.port, TOKENS)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_reaches_and_compares_clocks(address: str) -> None:
+    made = Listener(address, 0, TOKENS)
+    found = connect_to(address, made.port, TOKENS)
+    made.close()
     assert found.error == ""
     assert abs(found.ahead) <= found.round_trip
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 import dask.config
 import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
+from distributed.scheduler import heartbeat_interval
 
 from dask_gpu_mpi.plan import scaling
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from support import ROOT
 from support.mocks.inputs import plan
 
 
@@ -94,3 +96,15 @@ def test_limits_and_delays() -> None:
     assert (scaling.start_limit(1000, 0.0), scaling.start_limit(10, 2.0)) == (100.0, 16.0)
     assert scaling.start_delay(255, 256) == 0.0
     assert scaling.start_delay(250, 257) == 1.0
+
+
+def test_the_table_of_the_documentation() -> None:
+    """Of our values and of distributed's, `Scheduler.check_worker_ttl` among them."""
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    for workers in (64, 600, 1000, 3000, 8192, 27648):
+        ours = scaling.connection_settings(workers, 0.0)
+        connect = round(float(ours.get(scaling.CONNECT, "30s").rstrip("s")))
+        backlog = ours.get(scaling.BACKLOG, scaling.DEFAULT_BACKLOG)
+        beat = heartbeat_interval(workers)
+        row = f"{workers:,} | {connect} s | {backlog:,} | {beat:.0f} s | {max(300, 10 * beat):,.0f} s | {3 * workers:,}"
+        assert f"| {row} |" in text, row
