@@ -26,6 +26,7 @@ from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
+from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 from dask_gpu_mpi.options.model import Options
@@ -162,7 +163,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     scheduler: Any = None
     try:
         scheduler = Scheduler(
-            host=settings.listen,
+            host=as_host(settings.listen),
             port=options.scheduler_port or 0,
             protocol=str(options.protocol),
             # The dashboard's import (bokeh) takes longer than the rest of the start: it follows when the cluster is up.

@@ -77,6 +77,15 @@ def _network(address: str, mask: str | None) -> str:
     return str(ipaddress.ip_network((address, prefix), strict=False))
 
 
+def as_host(address: str | None) -> str | None:
+    """An address as the host of a URL, and as distributed requires it.
+
+    >>> as_host("10.0.0.1"), as_host("fd77::1"), as_host(None)
+    ('10.0.0.1', '[fd77::1]', None)
+    """
+    return f"[{address}]" if address and ":" in address else address
+
+
 def choose_addresses(
     hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
 ) -> tuple[str | None, dict[int, str]]:

@@ -39,6 +39,8 @@ SECTION = "distributed-ucxx"
 SECTIONS = (SECTION, "distributed.comm.ucx")
 #: Devices for RDMA, as the kernel lists them.
 RDMA = "/sys/class/infiniband/*"
+#: Devices of Slingshot 11, which UCX does not drive.
+SLINGSHOT = "/sys/class/cxi/*"
 #: Bytes that a worker requests of another at a time, and the default over UCX: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
 MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 GB"
 #: The GPU vendor in UCX's names of transports, and the options of distributed-ucxx that create a context.
@@ -88,7 +90,7 @@ class UcxAbility:
 def obstacle_between_nodes(environ: Mapping[str, str], devices: str = RDMA) -> str:
     """The reason why UCX reaches other nodes by TCP only; empty: it has RDMA."""
     if not glob.glob(devices):
-        return "no RDMA device"
+        return "UCX has no transport for Slingshot" if glob.glob(SLINGSHOT) else "no RDMA device"
     if not lacks_rdma(environ, devices):
         return ""
     return "the libucx package has no InfiniBand (for a UCX of the system: RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)"

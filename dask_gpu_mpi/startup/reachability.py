@@ -17,6 +17,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
+from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import (
     CONNECT_TIMEOUT,
     Listener,
@@ -203,8 +204,7 @@ class ReachabilityTest:
         """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
         rank, host, address = self._scheduler
         port = self.scheduler.scheduler
-        host = f"[{address}]" if ":" in address else address
-        target = f"{host}:{port}" if port else ""
+        target = f"{as_host(address)}:{port}" if port else ""
         peers = peers_by_rank(self.nodes, most) if self._nodes else {}
         self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
 

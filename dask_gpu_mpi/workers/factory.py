@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
+from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
@@ -196,7 +197,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
         return cls(**{**ours, "interface": options.interface, **given})
     ours |= {
-        "host": start.listen,
+        "host": as_host(start.listen),
         # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",

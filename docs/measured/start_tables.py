@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
-from measured.results import OURS, caption, known, load, number, ratio, ratios, table, value
+from measured.results import OURS, caption, known, load, number, ratio, ratios, table
 
 
 def shape(text: str) -> str:

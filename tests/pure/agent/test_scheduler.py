@@ -95,6 +95,13 @@ def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
     assert dask.config.get("distributed.diagnostics.nvml") is False
 
 
+def test_it_listens_on_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SETTINGS", replace(SETTINGS, listen="::1"))
+    code, (kind, address, *_) = served(OPTIONS, Order.CLOSE)
+    assert (code, kind) == (0, Answer.SCHEDULER_UP)
+    assert address.startswith("tcp://[::1]:")
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
     wanted: bool, monkeypatch: pytest.MonkeyPatch

@@ -443,3 +443,10 @@ def test_the_section_of_the_configuration_that_counts() -> None:
             assert ucx.configured_environment() == ("distributed-ucxx", {"RNDV_THRESH": "1"})
     with dask.config.set({new: {"tls": "sm", "TLS": "tcp"}}):
         assert ucx.opened_by({}) == f"{new}.tls"
+
+
+def test_slingshot_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "SLINGSHOT", f"{tmp_path}/*")
+    assert ucx.obstacle_between_nodes({}, f"{tmp_path}/none") == "no RDMA device"
+    (tmp_path / "cxi0").mkdir()
+    assert ucx.obstacle_between_nodes({}, f"{tmp_path}/none") == "UCX has no transport for Slingshot"
