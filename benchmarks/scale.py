@@ -292,7 +292,11 @@ def join(count: int) -> dict[str, Any]:
     import psutil
 
     credentials = make_credentials().dask_config()
-    credentials |= {"distributed.admin.system-monitor.gil.enabled": False}
+    # all workers come before the first heartbeats, which on a busy machine is later than Dask waits for one
+    credentials |= {
+        "distributed.admin.system-monitor.gil.enabled": False,
+        "distributed.scheduler.worker-ttl": None,
+    }
     config = {**credentials, **connection_settings(count, 0.5)}
     settings = SchedulerSettings("127.0.0.1", config, make_token())
     # with the recorder of a report; the port of the dashboard is open, and its pages follow the first client

@@ -21,7 +21,7 @@ from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang.gang import FailureKind, GangMember
 from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
-from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.interfaces import as_host, list_interfaces
 
 #: Variables of which the user's own values stay.
 DEFAULTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -39,7 +39,6 @@ def variables_of(
     member: GangMember, size: int, master_addr: str, master_port: int, interface: str | None
 ) -> dict[str, str]:
     """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
-    host = f"[{master_addr}]" if ":" in master_addr else master_addr
     variables = {
         "RANK": member.rank,
         "WORLD_SIZE": size,
@@ -50,7 +49,7 @@ def variables_of(
         "NODE_RANK": member.node_rank,
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": master_port,
-        "JAX_COORDINATOR_ADDRESS": f"{host}:{master_port}",
+        "JAX_COORDINATOR_ADDRESS": f"{as_host(master_addr)}:{master_port}",
         "JAX_NUM_PROCESSES": size,
         "JAX_PROCESS_ID": member.rank,
     }
