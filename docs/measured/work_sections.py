@@ -16,9 +16,8 @@ client's is sent more than 2.5 KB.
 `--join` starts the scheduler of a job, with its plugins and a report's recorder, and so many workers that speak Dask's
 protocol and do nothing else. Each makes three connections over TLS: its nanny's, its own, and the one of its first
 heartbeat. The figures are the scheduler's CPU time for each worker, before and after two changes: the scheduler compares a
-new worker's versions with each set of versions once, not with every worker, and makes no TLS tickets. The runs alternate, and
-those with 3,000 workers ran at the same time. The machine was busy with other work (load 5 to 20), which makes CPU time
-longer as well: only the ratios hold.
+new worker's versions with each set of versions once, not with every worker, and makes no TLS tickets. Both versions ran at the
+same time. The machine was busy with other work (load about 10), which makes CPU time longer as well: only the ratios hold.
 
 `--real` starts jobs of CPU ranks on this node; `--limit` starts, before each, as many ranks that only import what an
 agent imports. 64 ranks are too many for two cores: idle workers of Dask take 3 to 4 % of a core each, and the

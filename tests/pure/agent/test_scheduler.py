@@ -41,6 +41,7 @@ def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     # of the whole process; without the listeners themselves
     monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
+    monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     with warnings.catch_warnings():
         yield
 
