@@ -80,7 +80,7 @@ def nearest_ports(pci: str, sys: Path = Path("/sys")) -> str:
             common = os.path.commonpath([os.path.realpath(device), os.path.realpath(nic)])
             same = (nic / "numa_node").read_text() == node != "-1\n"
             found.setdefault((common.count("/"), same), []).append(f"{port.parents[1].name}:{port.name}")
-    except OSError:
+    except (OSError, ValueError):  # the id is no name of a file
         return ""
     return ",".join(found[max(found)]) if len(found) > 1 and len(subnets) == 1 else ""
 
