@@ -56,7 +56,8 @@ def small_environment(folder: Path) -> Path:
     """A virtual environment of a few files, which uses the packages of this one."""
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     packages.mkdir(parents=True)
-    (packages / "these.pth").write_text(sysconfig.get_path("purelib"))
+    # a folder of a .pth file has no .pth files of its own, such as that of this checkout
+    (packages / "these.pth").write_text(f"{sysconfig.get_path('purelib')}\n{Path(__file__).parents[3]}\n")
     for library in Path(sys.prefix, "lib").glob("[!p]*"):  # mpi4py searches for its MPI there
         (folder / "lib" / library.name).symlink_to(library)
     (folder / "bin").mkdir()
