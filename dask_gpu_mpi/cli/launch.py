@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import signal
@@ -152,7 +153,7 @@ def launch(
                 given["local_directory"]
                 or environ.get("DGM_SCRATCH")
                 or getattr(resolved, "local_directory", None),
-                where.job if restarts is not None else "",
+                f"{where.job}-{_own_hash()}" if restarts is not None and where.batch.keeps_number else "",
             ),
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
@@ -250,6 +251,11 @@ def _stage(source: str | None, local: str | None, job: str) -> Any:
     from dask_gpu_mpi.mpi.staging import find_stage
 
     return find_stage(source, local_directory(local), job=job)
+
+
+def _own_hash() -> str:
+    """The hash of this command line, which a requeued job has again, and another `launch` in this job has not."""
+    return hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
 
 
 def _container(

@@ -36,6 +36,12 @@ STAGE = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.mpi.staging import main; main()"
 )
 
+#: Removes a copy on a node. A launcher may end it on the other nodes if it fails on one.
+UNSTAGE = (
+    'rm -f "$0/complete"; chmod -R u+rwX "$0" 2>/dev/null; '
+    'rm -rf "$0" || echo "launch: --stage: $(uname -n): $0 is left. Fix: remove it there" >&2'
+)
+
 #: Options of launchers that may be there several times, and add up.
 _REPEATED = frozenset({"x", "o", "container-mounts"})
 
@@ -162,11 +168,11 @@ def decide(
             ranks=allocation.nodes,
             hosts=tuple(replace(host, ranks=1) for host in allocation.hosts),
         )
-        how = with_options(launcher.options(each, after, mpi), request.launcher_options)
+        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
         of = request.stage
         source = (of.source, of.folder, str(of.size), *filter(None, [of.sha256]))
         stage = (starter.path, *how, python, "-c", STAGE, *source)
-        unstage = (starter.path, *how, "rm", "-rf", of.folder)
+        unstage = (starter.path, *how, "sh", "-c", UNSTAGE, of.folder)
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
     if (container := container_of(request, environ, cwd, bound)) is not None:
         runtime = container.runtime

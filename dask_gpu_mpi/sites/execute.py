@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import signal
 import stat
 import subprocess
@@ -48,7 +47,8 @@ class Runner:
     """
 
     def __init__(self, *, forwards_end: bool, forwards_warning: bool) -> None:
-        self._end = forwards_end
+        #: Whether SIGTERM and SIGINT are forwarded.
+        self.forwards_end = forwards_end
         self._warning = forwards_warning
         # a signal that is ignored, as by nohup, stays ignored
         ignored = {number for number in (*END, *WARNING) if signal.getsignal(number) is signal.SIG_IGN}
@@ -102,8 +102,8 @@ class Runner:
         while child.poll() is None:
             if time.monotonic() > limit:
                 say(
-                    f"error: launch: {shlex.join(command[-6:])[:300]} did not end within {within:.0f} s. Fix: find the node "
-                    "that hangs, and start without it"
+                    f"error: launch: --stage: did not end within {within:.0f} s. Fix: find the node that hangs, and start "
+                    "without it"
                 )
                 child.terminate()
                 over, limit = time.monotonic() + LAUNCHER_GRACE, math.inf
@@ -126,7 +126,7 @@ class Runner:
                 say(f"launch: {signal.Signals(got.si_signo).name} received; ending the job")
             self.stopped_by = signal.Signals(got.si_signo)
             by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
-            if self._end and not by_terminal and deadline is None:
+            if self.forwards_end and not by_terminal and deadline is None:
                 deadline, pending = time.monotonic() + FORWARD_DELAY, self.stopped_by
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode
@@ -194,6 +194,7 @@ def run_launch(
 
 
 def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None:
+    runner.forwards_end = False  # a second signal must not stop it half way
     if code := runner.run(launch.unstage, environ, preflight=True, within=UNSTAGE_TIMEOUT):
         say(
             f"launch: --stage: {launch.unstage[-1]} may be left on nodes ({launch.unstage[0]} exited with code {code}). Fix: "

@@ -124,6 +124,8 @@ class Launcher:
     families: tuple[Family, ...] = ()
     #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
     meets: Mapping[str, str] = {}
+    #: Options for processes that do not end together.
+    patient: tuple[str, ...] = ()
     #: Whether it copies this node's variables to all nodes.
     copies = True
     #: Whether its exit code may be 0 after the loss of a node.
@@ -404,6 +406,7 @@ class Srun(Launcher):
 
     kind = "srun"
     meets: Mapping[str, str] = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
+    patient = ("--wait=0",)  # the last one counts
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
         """Whether srun has started this step: a batch script or an interactive shell has a special number."""
@@ -446,8 +449,8 @@ class Srun(Launcher):
         return [*options, "--kill-on-bad-exit=0", "--wait=30"]
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        # the last --wait counts; with Slurm's plugin for PMIx, the step ends with a rank in any case
-        return () if mpi.startswith("pmix") else ("--no-kill", "--wait=0")
+        # with Slurm's plugin for PMIx, the step ends with a rank in any case
+        return () if mpi.startswith("pmix") else ("--no-kill", *self.patient)
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
         if library.startswith("Open MPI") or environ.get("SLURM_MPI_TYPE", "").startswith("pmix"):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import dask
 import pytest
 
 from dask_gpu_mpi.cli.main import main
-from dask_gpu_mpi.sites.command import START
+from dask_gpu_mpi.sites.command import START, UNSTAGE
 from dask_gpu_mpi.sites.launchers import scrub
 from dask_gpu_mpi.sites.slurm import earliest
 from support.jobs.clusters import small_environment
@@ -196,6 +198,31 @@ def test_a_copy_of_an_environment(capsys: pytest.CaptureFixture[str], tmp_path: 
     given = ["--local-directory", str(tmp_path / "local"), "--dry-run", "my.py"]
     assert run("--stage", str(tmp_path / "env"), *given) == 0
     found = words(capsys.readouterr().out)
-    folder = found[found.index("rm") + 2]
+    folder = found[found.index(UNSTAGE) + 1]
     assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
     assert f"{folder}/env/bin/python" in found
+
+
+def test_a_requeued_job_has_the_copies_of_the_same_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "env.tar"
+    small_environment(tmp_path / "env")
+    subprocess.run(["tar", "-cf", archive, "-C", tmp_path / "env", "."], check=True, timeout=30)
+    given = ["--stage", str(archive), "--local-directory", str(tmp_path), "--requeue", "2", "--dry-run"]
+
+    def name(*program: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dask-gpu-mpi", "launch", *given, *program])
+        assert run(*given, *program) == 0
+        found = words(capsys.readouterr().out)
+        return os.path.basename(found[found.index(UNSTAGE) + 1])
+
+    assert name("a.py") != name("a.py")  # no job
+    for variable, value in {
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "h1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    assert name("a.py").startswith("dgm-stage-42-")
+    assert name("a.py") == name("a.py") != name("b.py")

@@ -409,4 +409,10 @@ def test_copies_that_hang_end(
     launch = Launch({}, (), echo("run"), hangs, echo("removed"))
     assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}) == 137
     assert (tmp_path / "order").read_text().split() == ["removed"]
-    assert "did not end within 0 s" in capsys.readouterr().err
+    assert "launch: --stage: did not end within 0 s" in capsys.readouterr().err
+
+
+def test_a_signal_does_not_stop_the_removal_of_copies() -> None:
+    signals_launch = "kill -TERM $PPID; sleep 1.5; echo removed"
+    job = start("pass", more=repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}))
+    assert communicate(job)[0] == "removed\n"
