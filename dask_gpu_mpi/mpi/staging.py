@@ -7,6 +7,7 @@ line, and nothing of the copy is run before it is compared. A marker, written la
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,16 +15,17 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import IO, Any
 
-from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, replace
+from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, format_bytes
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch, remove_scratch
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
@@ -55,7 +57,7 @@ print("dask-gpu-mpi:" + MPI.Get_library_version().partition("\\n")[0])
 def find_stage(source: str, local: str, *, job: str) -> Stage:
     """The source of ``--stage`` and the folder of its copies below the local directory; InputError if it can't be used.
 
-    `job`: the number of a job that may be requeued, and then uses its copies again; empty: there is none.
+    `job`: what a requeued job, which uses its copies again, has in common with this one; empty: nothing.
     """
     path, size, digest = os.path.abspath(source), 0, ""
     try:
@@ -95,7 +97,13 @@ def main() -> None:
 
     try:
         mpi = load_mpi(os.environ, socket.gethostname())
-        Node(mpi, Stage(source, folder, int(size), "".join(digest))).stage()
+        try:
+            Node(mpi, Stage(source, folder, int(size), "".join(digest))).stage()
+        except DaskGpuMpiError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            mpi.COMM_WORLD.Abort(1)  # the others wait for this process
     except DaskGpuMpiError as error:
         if not error.reported:
             sys.stderr.write(f"dask_gpu_mpi: error: {error}\n")
@@ -116,20 +124,31 @@ class Node:
     def stage(self) -> None:
         """Make the copies; if a node has an error, remove all and raise an InputError, which rank 0 has to report."""
         begin = time.monotonic()
-        reports = self._exchange("has it" if self._is_complete() else "")
-        if all(text for _, text in reports):
+        exposed = exposed_folder(os.path.dirname(self._wanted.folder))
+        reports = self._exchange("has it" if not exposed and self._is_complete() else "")
+        wanting = [host for host, text in reports if not text]
+        if not wanting:
+            if self._world.rank == 0:
+                say("launch: --stage: all nodes have their copies already")
             return
-        # a heterogeneous job has several processes on a node
-        mine = [host for host, _ in reports].index(self._host) == self._world.rank
+        # a heterogeneous job has several processes on a node; one that has its copy takes part in the broadcast only
+        mine = self._host in wanting and reports.index((self._host, "")) == self._world.rank
         unpacker = None
-        if mine and os.path.lexists(self._wanted.folder):
-            remove_scratch(self._wanted.folder, within=REMOVAL_TIMEOUT)
+        try:
+            if mine and exposed:
+                raise InputError(
+                    exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory"
+                )
+            if mine:
+                self._remove()
+        except (InputError, OSError) as error:
+            self._error = str(error)
         self._world.Barrier()  # if nodes share the folder, the others now fail to make it
-        if mine:
+        if mine and not self._error:
             try:
                 make_scratch(self._wanted.folder)
                 unpacker = Unpacker(self._wanted.folder)
-            except InputError as error:
+            except (InputError, OSError) as error:
                 self._error = str(error)
         digest = self._receive(unpacker)
         if unpacker is not None:
@@ -141,11 +160,14 @@ class Node:
         failed = [f"{host}: {text}" for host, text in self._exchange(self._error) if text]
         if not failed:
             if self._world.rank == 0:
-                nodes = counted(len({host for host, _ in reports}), "node")
+                nodes = counted(len(set(wanting)), "node")
                 say(f"launch: --stage: copied to {nodes} in {time.monotonic() - begin:.1f} s")
             return
         if unpacker is not None:
-            remove_scratch(self._wanted.folder, within=REMOVAL_TIMEOUT)
+            with contextlib.suppress(
+                InputError, OSError
+            ):  # `launch` tries again, and prints where it is left
+                self._remove()
         more = f"; {len(failed) - MOST_ERRORS} more nodes failed" if len(failed) > MOST_ERRORS else ""
         raise InputError(
             "launch: --stage: " + "; ".join(failed[:MOST_ERRORS]) + more, reported=self._world.rank > 0
@@ -157,9 +179,19 @@ class Node:
         except (OSError, ValueError, UntrustedFileError):
             return False
 
+    def _remove(self) -> None:
+        """Remove the copy, first of all the mark that it is complete."""
+        folder, fix = self._wanted.folder, "remove it there, or another --local-directory"
+        if os.path.lexists(folder):
+            remove(self._marker)
+            _run(["chmod", "-R", "u+rwX", folder], fix)
+            remove_scratch(folder, within=REMOVAL_TIMEOUT)
+            if os.path.lexists(folder):
+                raise InputError(f"{folder} of the run before can't be removed", fix=fix)
+
     def _exchange(self, text: str) -> list[tuple[str, str]]:
         """The host and the text of each process."""
-        mine = f"{self._host}\0{text}".encode()[:RECORD].ljust(RECORD, b"\0")
+        mine = f"{self._host}\0{text}".encode(errors="replace")[:RECORD].ljust(RECORD, b"\0")
         everyone = bytearray(RECORD * self._world.size)
         self._world.Allgather([mine, self._mpi.BYTE], [everyone, self._mpi.BYTE])
         texts = [
@@ -174,12 +206,14 @@ class Node:
         buffer, length = bytearray(CHUNK), bytearray(8)
         found, size = hashlib.sha256(), 0
         source = _read(self._wanted, buffer) if world.rank == 0 else None
+        failed = False
         while True:
             if source is not None:
                 try:
                     length[:] = next(source, 0).to_bytes(8, "little")
                 except (InputError, OSError) as error:
                     self._error, length[:] = f"{self._wanted.source} can't be read: {error}", bytes(8)
+                    failed = True
             world.Bcast([length, byte], root=0)
             if not (count := int.from_bytes(length, "little")):
                 break
@@ -189,7 +223,8 @@ class Node:
             size += count
             if unpacker is not None:
                 unpacker.write(chunk)
-        digest = bytearray((self._wanted.sha256 or found.hexdigest()).encode())
+        # after an error of the first node, no node may have the same
+        digest = bytearray(b"-" * 64 if failed else (self._wanted.sha256 or found.hexdigest()).encode())
         world.Bcast([digest, byte], root=0)
         if found.hexdigest() != digest.decode():
             wanted = f" of {self._wanted.size}" if self._wanted.size else ""
@@ -233,7 +268,7 @@ def _read(wanted: Stage, buffer: bytearray) -> Iterator[int]:
     with _start(["tar", "-c", "-C", wanted.source, "."], log, stdout=subprocess.PIPE) as tar:
         while count := tar.stdout.readinto(buffer):
             yield count
-    if tar.returncode:
+    if tar.returncode not in (0, 1):  # 1: a file has changed meanwhile
         raise OSError(_first_line(log))
 
 
@@ -283,11 +318,12 @@ class Unpacker:
 
     def finish(self) -> None:
         """Wait until all is unpacked; raise an InputError or OSError if it can't be."""
-        try:
-            if self._file is not None:
-                self._file.close()
-        except OSError as error:
-            self._error = self._error or error
+        for file in (self._file, *(program.stdin for program in self._programs)):
+            try:
+                if file is not None:
+                    file.close()
+            except OSError as error:
+                self._error = self._error or error
         if self._image and self._error is None:
             line = [
                 "unsquashfs",
@@ -299,7 +335,7 @@ class Unpacker:
             ]
             self._programs.append(_start(line, self._log, stdout=subprocess.DEVNULL))
         codes = [program.wait() for program in self._programs]
-        if any(codes):
+        if any(codes) and (self._error is None or isinstance(self._error, BrokenPipeError)):
             status = os.statvfs(self._folder)
             left = format_bytes(status.f_bavail * status.f_frsize)
             raise InputError(
@@ -310,6 +346,8 @@ class Unpacker:
             raise self._error
         if self._image:
             os.unlink(self._image)
+        # nothing can be renamed in, or removed from, a folder that its owner may not write
+        _run(["chmod", "-R", "u+rwX", self._folder], "pack it again")
 
 
 def _find(program: str) -> None:
@@ -335,6 +373,7 @@ def _run(line: Sequence[str], fix: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROGRAM_TIMEOUT,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except subprocess.TimeoutExpired:
         raise InputError(

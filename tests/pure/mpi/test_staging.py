@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +49,50 @@ class World:
             self.chunks += 1
             if self.change is not None:
                 self.change(given[0])
+
+
+class Both:
+    """A world of two ranks, which are threads; each has its view of it."""
+
+    def __init__(self) -> None:
+        self.barrier, self.given = threading.Barrier(2, timeout=20), [b"", b""]
+
+    def of(self, rank: int) -> Any:
+        def pass_on(mine: Any) -> list[bytes]:
+            self.given[rank] = bytes(mine)
+            self.barrier.wait()
+            given = list(self.given)
+            self.barrier.wait()
+            return given
+
+        def gather(mine: Any, everyone: Any) -> None:
+            everyone[0][:] = b"".join(pass_on(mine[0]))
+
+        def broadcast(given: Any, root: int) -> None:
+            given[0][:] = pass_on(given[0])[root]
+
+        return SimpleNamespace(
+            rank=rank, size=2, Barrier=self.barrier.wait, Allgather=gather, Bcast=broadcast
+        )
+
+
+def stage_on_two(source: str, local: Path, job: str = "") -> list[tuple[str, str]]:
+    """The folder of the copy and the error of two nodes, which have their own local directories."""
+    both, name = Both(), find_stage(source, str(local), job=job)
+
+    def on(rank: int) -> tuple[str, str]:
+        folder = os.path.join(local, f"h{rank}", os.path.basename(name.folder))
+        mpi = SimpleNamespace(COMM_WORLD=both.of(rank), BYTE="B", Get_library_version=this_library)
+        node = Node(mpi, replace(name, folder=folder))
+        node._host = f"h{rank}"
+        try:
+            node.stage()
+        except InputError as error:
+            return folder, str(error)
+        return folder, ""
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(on, range(2)))
 
 
 @functools.cache
@@ -265,3 +312,116 @@ def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
     assert stage(wanted).chunks == 1
     assert sys.version_info  # the copy was made again
     assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+
+
+def test_a_node_that_has_its_copy_keeps_it(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = str(packed(source))
+    (first, _), (second, _) = stage_on_two(archive, tmp_path / "local", job="42")
+    assert "copied to 2 nodes" in capsys.readouterr().err
+    (Path(first) / "ours").touch()
+    (Path(second) / "complete").unlink()
+    assert stage_on_two(archive, tmp_path / "local", job="42") == [(first, ""), (second, "")]
+    assert "copied to 1 node in" in capsys.readouterr().err
+    assert sorted(os.listdir(first)) == ["complete", "env", "ours"]
+    assert sorted(os.listdir(second)) == ["complete", "env"]
+    stage_on_two(archive, tmp_path / "local", job="42")
+    assert capsys.readouterr().err.endswith("all nodes have their copies already\n")
+
+
+def test_no_node_completes_a_part_of_a_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completed = []
+    monkeypatch.setattr(staging, "replace", lambda path, digest: completed.append(path))
+    tars(tmp_path, monkeypatch, 'echo "tar: x: Input/output error" >&2; exit 2')
+    for _, error in stage_on_two(str(source), tmp_path / "local"):
+        assert "h0: " in error
+        assert "can't be read: tar: x: Input/output error" in error
+    assert completed == []
+
+
+def test_a_file_of_a_folder_changes_meanwhile(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars(tmp_path, monkeypatch, 'echo "tar: x: file changed as we read it" >&2; exit 1')
+    wanted = find_stage(str(source), str(tmp_path / "local"), job="")
+    stage(wanted)
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
+
+
+def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Let the tar that packs end so, after its output."""
+    fake = tmp_path / "bin" / "tar"
+    fake.parent.mkdir()
+    real = shutil.which("tar")
+    fake.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exec {real} "$@"\n{real} "$@"\n{end}\n')
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
+
+
+def test_folders_that_their_owner_may_not_write(source: Path, tmp_path: Path) -> None:
+    (source / "bin").chmod(0o555)
+    source.chmod(0o555)
+    wanted = find_stage(str(packed(source)), str(tmp_path / "local"), job="")
+    stage(wanted)
+    for folder in (wanted.bin, os.path.dirname(wanted.bin)):
+        assert os.stat(folder).st_mode & 0o700 == 0o700
+
+
+def test_a_copy_of_the_run_before_that_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = find_stage(str(packed(source)), str(tmp_path / "local"), job="42")
+    stage(wanted)
+    (source / "more").touch()
+    packed(source)  # by which the archive is another
+    os.truncate(os.path.join(wanted.folder, "complete"), 1)
+    monkeypatch.setattr(staging, "remove_scratch", lambda folder, within: None)
+    with pytest.raises(InputError, match="can't be removed. Fix: remove it there"):
+        stage(wanted)
+    assert os.listdir(wanted.folder) == ["env"]  # nobody takes it as complete
+
+
+def test_a_local_directory_that_every_user_may_change(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = str(tmp_path / "local")
+    wanted = find_stage(str(packed(source)), local, job="")
+    monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
+    with pytest.raises(InputError, match=f"every user .* Fix: chmod \\+t {local}, or another"):
+        stage(wanted)
+    assert copies(tmp_path / "local") == []
+
+
+def test_a_decompressor_that_can_not_be_started(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = staging._start
+
+    def fails(line: list[str], *arguments: Any, **pipes: Any) -> Any:
+        if line[0] == "gzip":
+            raise OSError(11, "Resource temporarily unavailable")
+        return start(line, *arguments, **pipes)
+
+    monkeypatch.setattr(staging, "_start", fails)
+    with pytest.raises(InputError, match="Resource temporarily unavailable"):
+        stage(find_stage(str(packed(source, "a.tar.gz", "-z")), str(tmp_path / "local"), job=""))
+
+
+def test_programs_of_the_copy_end_with_the_process() -> None:
+    code = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)"
+    assert staging._run([sys.executable, "-c", code], "") == "9\n"
+
+
+def test_an_unexpected_exception_ends_all_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=codes.append))
+    monkeypatch.setattr("dask_gpu_mpi.mpi.library.load_mpi", lambda *_: mpi)
+    monkeypatch.setattr(sys, "argv", ["-c", "env.tar", "/local/dgm-stage-1", "7", "abc"])
+    staging.main()  # this world has no rank
+    assert codes == [1]
+    assert "AttributeError" in capsys.readouterr().err
