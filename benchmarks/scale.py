@@ -286,7 +286,7 @@ async def joined(address: str, count: int, cpu: Callable[[], float]) -> dict[str
     return found
 
 
-def join(count: int) -> dict[str, Any]:
+def join(count: int, deadline: float) -> dict[str, Any]:
     """CPU time of a job's scheduler for each of `count` workers that register at the same time, over TLS."""
     import dask
     import psutil
@@ -316,7 +316,7 @@ def join(count: int) -> dict[str, Any]:
     async def work() -> dict[str, dict[str, float]]:
         logging.getLogger("distributed").setLevel("ERROR")
         with dask.config.set(config):
-            return await joined(answer[1], count, cpu)
+            return await asyncio.wait_for(joined(answer[1], count, cpu), deadline)
 
     try:
         steps = asyncio.run(work())
@@ -431,7 +431,9 @@ def main() -> int:
     )
     parser.add_argument("--limit", action="store_true", help="with --real: ranks that only import, as well")
     parser.add_argument("--rounds", type=int, default=1, help="of real jobs; medians")
-    parser.add_argument("--deadline", type=float, default=300.0, help="seconds for a real job to come up")
+    parser.add_argument(
+        "--deadline", type=float, default=300.0, help="seconds for a real job, or all that join"
+    )
     options = parser.parse_args()
     launcher = default_launcher()
     become_reaper()
@@ -452,8 +454,8 @@ def main() -> int:
     print("worse than linear:", ", ".join(worse) or "nothing")
     document |= {"simulated": rows, "exponents": slopes, "worse_than_linear": worse}
     document["join"] = []
-    for count in options.join:
-        document["join"].append(join(count))
+    for count in filter(None, options.join):
+        document["join"].append(join(count, options.deadline))
         print(document["join"][-1], flush=True)
     document["real"] = []
     for ranks in options.real:
