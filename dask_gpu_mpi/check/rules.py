@@ -13,6 +13,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
 from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, Reach, count_pairs
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
@@ -248,7 +249,7 @@ def check_network(evidence: Evidence) -> Iterator[Finding]:
     for rank, reach in wrong.items():
         yield Finding(
             "error", "network",
-            f"can't reach {scheduler} at {evidence.address}:{evidence.listening.scheduler}: {reach.error}",
+            f"can't reach {scheduler} at {as_host(evidence.address)}:{evidence.listening.scheduler}: {reach.error}",
             "let all nodes of the job reach each other's ports (a firewall?), or choose another network with interface "
             "(--interface)",
             (rank,),

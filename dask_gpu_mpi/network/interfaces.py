@@ -98,7 +98,9 @@ def choose_addresses(
     asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
     if asked:
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
-        if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
+        if len(set(hosts)) > 1 and any(
+            ipaddress.ip_address(address).is_loopback for address in addresses.values()
+        ):
             raise InputError(
                 f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
                 fix="choose one that reaches them with interface (--interface), or leave it out",
@@ -111,7 +113,7 @@ def choose_addresses(
         return common[0], {rank: _on(interfaces[rank], *common)[0].address for rank in ranks}
     # a network that every rank is on, by interfaces of any name
     shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
-    network = min(shared) if shared else None
+    network = min(shared, key=lambda each: (":" in each, each), default=None)
     routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
     if network is None and all(routed.values()):
         # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
@@ -147,8 +149,13 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
 
 
 def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
-    """The interfaces that may lead to other hosts."""
-    return [i for i in interfaces if not i.address.startswith(("127.", "::1")) and not _VIRTUAL.match(i.name)]
+    """The interfaces that may lead to other hosts, those with IPv4 addresses first."""
+    usable = [
+        i
+        for i in interfaces
+        if not ipaddress.ip_address(i.address).is_loopback and not _VIRTUAL.match(i.name)
+    ]
+    return sorted(usable, key=lambda i: ":" in i.address)
 
 
 def _on(interfaces: Sequence[Interface], name: str, network: str) -> list[Interface]:
@@ -164,8 +171,8 @@ def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | 
         if all(_on(other, interface.name, interface.network) for other in others):
             fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
             order = fast if fast is not None else 2 if interface.default else 3
-            candidates.append((order, interface.name, interface.network))
-    return min(candidates)[1:] if candidates else None
+            candidates.append((":" in interface.network, order, interface.name, interface.network))
+    return min(candidates)[2:] if candidates else None
 
 
 def boot_id(file: Path = _BOOT_ID) -> str:

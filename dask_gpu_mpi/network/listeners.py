@@ -30,6 +30,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from tornado.netutil import add_accept_handler
 
 from dask_gpu_mpi.network.credentials import clock_problem
+from dask_gpu_mpi.network.interfaces import as_host
 
 #: Seconds that a line of a `Tally` covers.
 PERIOD = 60.0
@@ -176,7 +177,7 @@ class _Quiet:
         except OSError as error:  # includes CommClosedError: the peer is gone already
             stream.close()
             if getattr(self, "tcp_server", None) is not None:
-                _refuse(self, f"{self.prefix}{address[0]}:{address[1]}", error)  # type: ignore[attr-defined]
+                _refuse(self, f"{self.prefix}{as_host(address[0])}:{address[1]}", error)  # type: ignore[attr-defined]
 
 
 class TLSListener(_Quiet, tcp.TLSListener):
@@ -316,13 +317,13 @@ def _accept_patiently(listening: Any, callback: Callable[[Any, Any], None]) -> C
 
 def guard_listeners() -> None:
     """Install these listeners in this process, and in all that are forked from it."""
+    listen_where_routes_are()  # first, since the rest may fail in another version of distributed
     logging.getLogger("distributed.protocol.core").addFilter(lambda record: not _greeting.get())
     backends["tls"], backends["tcp"] = TLSBackend(), TCPBackend()
     server: Any = importlib.import_module("tornado.tcpserver")
     with contextlib.suppress(AttributeError):
         if server.add_accept_handler is add_accept_handler:
             server.add_accept_handler = _accept_patiently
-    listen_where_routes_are()
 
 
 def listen_where_routes_are() -> None:

@@ -250,6 +250,8 @@ def test_rank_that_does_not_reach_the_scheduler() -> None:
     finding = only(reaching(r1=Reach("Connection refused")))
     assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("network", "error", (1,), ("h2",))
     assert "rank 0 on h1 at 10.0.0.1:4711: Connection refused" in finding.found
+    finding = only(replace(reaching(r1=Reach("Connection refused")), address="fd77::1"))
+    assert "at [fd77::1]:4711: " in finding.found
 
 
 def test_hosts_that_share_no_network() -> None:

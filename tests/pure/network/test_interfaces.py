@@ -14,6 +14,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses, list_interfaces
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
+LO6 = Interface("lo", "::1", "::1/128")
 
 
 def eth(host: int, **changes: object) -> Interface:
@@ -77,6 +78,29 @@ TWO_NETWORKS = [[LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24
             "eth0",
             ["fd77::1", "fd77::2"],
         ),
+        # an IPv4 address before them
+        (
+            "ab",
+            [
+                [LO, eth(n, name="eth1"), eth(n, name="hsn0", address=f"fd77::{n}", network="fd77::/64")]
+                for n in (1, 2)
+            ],
+            "eth1",
+            ["10.0.0.1", "10.0.0.2"],
+        ),
+        (
+            "ab",
+            [
+                [
+                    LO,
+                    Interface(name, f"2001:db8::{n}", "2001:db8::/64", default=True),
+                    eth(n, name=name + "x", address=f"203.0.113.{n}", network="203.0.113.0/24"),
+                ]
+                for n, name in ((1, "a"), (2, "b"))
+            ],
+            None,
+            ["203.0.113.1", "203.0.113.2"],
+        ),
         # the address is on the network that was chosen
         ("ab", TWO_NETWORKS, "eth0", ["10.0.0.1", "10.0.0.2"]),
     ],
@@ -109,6 +133,7 @@ def test_the_interface_asked_for_is_used() -> None:
             "rank 1 on b has no network interface 'ib0' with an address (it has: eth0, lo). Fix: ",
         ),
         ([[LO], [LO]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
+        ([[LO6], [LO6]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
     ],
 )
 def test_what_does_not(interfaces: list[list[Interface]], wanted: str | None, says: str) -> None:
