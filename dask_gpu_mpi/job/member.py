@@ -153,7 +153,7 @@ class CoordinatorWatch:
 
     def __init__(self, address: str, size: int) -> None:
         #: Seconds between two connections to the scheduler: to which all ranks connect, but not all at once.
-        self._patience = RANK_0_LOST + random.uniform(0.0, size / BEATS_PER_SECOND)
+        self._patience = max(RANK_0_LOST, size / BEATS_PER_SECOND) * random.uniform(1.0, 1.5)
         host, _, port = address.rpartition("://")[2].rpartition(":")
         self._scheduler = host.strip("[]"), int(port)
         #: When the last message of rank 0 came (``time.monotonic()``).

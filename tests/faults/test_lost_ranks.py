@@ -150,7 +150,7 @@ def test_rank_0_ends_the_job(surviving: Mpi, victim: str) -> None:
     fault = time.time()
     strike(job, 0, victim)
     done = end(
-        surviving, job, None, RANK_0_LOST + 20, since=fault, timeout=120, tracebacks=None, scratch=True
+        surviving, job, None, 1.5 * RANK_0_LOST + 20, since=fault, timeout=120, tracebacks=None, scratch=True
     )
     assert "error: rank 0 lost, and with it the script and the scheduler" in done.stderr
 

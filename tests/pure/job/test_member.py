@@ -531,6 +531,7 @@ def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.Mon
     now, answer = [0.0], [""]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "connect_only", lambda host, port: answer[0])
+    monkeypatch.setattr(module.random, "uniform", lambda least, most: least)
     watch = module.CoordinatorWatch("tls://h1:8786", size=2)
 
     def is_lost_at(seconds: float, error: str) -> bool:
