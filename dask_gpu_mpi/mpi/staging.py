@@ -164,9 +164,8 @@ class Node:
                 say(f"launch: --stage: copied to {nodes} in {time.monotonic() - begin:.1f} s")
             return
         if unpacker is not None:
-            with contextlib.suppress(
-                InputError, OSError
-            ):  # `launch` tries again, and prints where it is left
+            # `launch` tries again, and prints where it is left
+            with contextlib.suppress(InputError, OSError):
                 self._remove()
         more = f"; {len(failed) - MOST_ERRORS} more nodes failed" if len(failed) > MOST_ERRORS else ""
         raise InputError(
