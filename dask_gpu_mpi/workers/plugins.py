@@ -31,13 +31,18 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
 
+#: Seconds between measurements of the bytes over PCIe: one takes 40 ms, in which the driver may serve no one else.
+PCIE_EVERY = 10.0
+
+
 class Figures(WorkerPlugin):
     """Adds the metric `METRIC` to the heartbeats of a worker with these GPUs (UUIDs).
 
     - ``time``: seconds since the epoch;
     - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
     - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
-    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second.
+    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second, and PCIe's of every
+      `PCIE_EVERY` seconds.
     """
 
     name = "dask_gpu_mpi-figures"
@@ -49,6 +54,8 @@ class Figures(WorkerPlugin):
         self._last: Any = None
         #: By GPU: when the bytes over NVLink were last read, and how many they were.
         self._links: dict[str, tuple[float, float | None]] = {}
+        #: By GPU: when to measure PCIe next, and the last bytes per second.
+        self._pcie: dict[str, tuple[float, float | None]] = {}
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -73,12 +80,17 @@ class Figures(WorkerPlugin):
 
     def _of_gpu(self, device: str) -> list[float | None]:
         last, before = self._links.get(device, (0.0, None))
+        due, pcie = self._pcie.get(device, (0.0, None))
         # the first time, its scheduler waits for the worker
-        *figures, link = device_figures(device, throughput=device in self._links)
+        measures = device in self._links and time.monotonic() >= due
+        *figures, measured, link = device_figures(device, throughput=measures)
         now = time.monotonic()
+        if measures:
+            pcie = measured
+            self._pcie[device] = now + PCIE_EVERY, pcie
         self._links[device] = now, link
         counts = link is not None and before is not None and link >= before and now > last
-        return [*figures, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
+        return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
         """Add the transfers since the last call; the log is short, with the newest at its end."""
