@@ -19,7 +19,7 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
 
-from dask_gpu_mpi.base.signals import ignore_signals
+from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
@@ -168,32 +168,42 @@ class NearMemory(WorkerPlugin):
         prefer_memory_of(self.node)
 
 
+#: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
+SAFE_PATH = "dask_gpu_mpi"
+
+
 class NewProcess(WorkerPlugin):
     """Prepares the process of a worker that is not forked from the agent, when the process receives this.
 
-    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
+    `level`, `scratch` and `quiet_stream`: see `logs.set_up`. `ucx`: Dask itself connects by UCX.
     """
 
     name = "dask_gpu_mpi-new-process"
 
-    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
-        self.settings = (level, scratch, quiet_stream)
+    def __init__(self, level: str, scratch: str, quiet_stream: bool, ucx: bool) -> None:
+        self.settings = (level, scratch, quiet_stream, ucx)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_process, self.settings
 
 
-def _new_process(level: str, scratch: str, quiet_stream: bool) -> NewProcess:
+def _new_process(level: str, scratch: str, quiet_stream: bool, ucx: bool) -> NewProcess:
     # as for `_ucx_between_workers`
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.listeners import guard_listeners
+        from dask_gpu_mpi.network.ucx import extend_handshakes
 
-        os.environ.pop("PYTHONSAFEPATH", None)
+        # The agent's thread that has started this process lives until distributed has noticed the process's end.
+        die_with_parent(os.getppid())
+        if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:
+            del os.environ["PYTHONSAFEPATH"]
         print_by_line()
         ignore_signals()
         guard_listeners()
+        if ucx:
+            extend_handshakes()
         set_up(level, scratch, quiet_stream=quiet_stream)
-    return NewProcess(level, scratch, quiet_stream)
+    return NewProcess(level, scratch, quiet_stream, ucx)
 
 
 class TaskRanges(WorkerPlugin):
