@@ -137,15 +137,16 @@ def setting(option: Option) -> dict[str, object]:
 
 
 def schema() -> str:
-    """The JSON schema of the section ``gpu-mpi``, for editors. A key may have underscores, whose value is not checked."""
+    """The JSON schema of the section ``gpu-mpi``, for editors. A key may have underscores as well."""
+    options = [option for option in OPTIONS.values() if option.config]
     section = {
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            **{option.key: setting(option) for option in OPTIONS.values() if option.config},
+            **{option.name: {"$ref": f"#/properties/gpu-mpi/properties/{option.key}"} for option in options},
+            **{option.key: setting(option) for option in options},
             "jobscript": {"type": ["object", "null"]},
         },
-        "patternProperties": {"_": {}},
     }
     whole = {
         "$schema": "http://json-schema.org/draft-07/schema#",

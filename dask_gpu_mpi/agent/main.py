@@ -156,6 +156,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     """Make all settings that belong before the fork; returns the scratch directory, not made yet, and the options as read."""
     import dask
 
+    from dask_gpu_mpi.workers.plugins import SAFE_PATH
     from dask_gpu_mpi.workers.worker_options import read_worker_options
 
     with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
@@ -164,7 +165,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     method = "spawn" if is_profiled(os.environ) else "forkserver"
     if method == "spawn":
         # A new Python searches the working directory first, where another user may have put a module. `NewProcess` removes it.
-        os.environ["PYTHONSAFEPATH"] = "1"
+        os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)

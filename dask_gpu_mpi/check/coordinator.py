@@ -206,7 +206,11 @@ class CheckCoordinator(FailureCoordinator):
         devices, between_nodes = _tries_of_ucx(self._evidence)
         observations = self._evidence.observations
         self._pairs = UcxPairs({rank: observations[rank].host for rank in devices if between_nodes})
-        ucx = {rank: UcxOrder(device, self._pairs.peers_of(rank)) for rank, device in devices.items()}
+        nics = {worker.device: worker.nics for worker in (plan.workers if plan is not None else ())}
+        ucx = {
+            rank: UcxOrder(device, self._pairs.peers_of(rank), nics.get(device, ""))
+            for rank, device in devices.items()
+        }
         for rank in range(self.size):
             test = RankTest(tuple(gpus.get(rank, ())), seconds, ucx.get(rank))
             self._send(rank, CheckKind.TEST, test)

@@ -38,6 +38,8 @@ class UcxOrder:
     device: str
     #: Number of other nodes to test it with.
     peers: int = 0
+    #: The network devices that a worker on this GPU uses; empty: all.
+    devices: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class _Trial:
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
         Ucx.loopback, Ucx.leads, Ucx.warned = not self._order.peers, bool(self._order.peers), True
+        Ucx.devices = self._order.devices
         if self._order.device:
             import dask
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc/self")
-#: Number of the system call set_mempolicy by architecture, for which libc has no function; and linux/mempolicy.h.
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "ppc64le": 261}
-_MPOL_PREFERRED = 1
+#: Numbers of the system calls get_mempolicy and set_mempolicy by architecture, for which libc has no functions; and
+#: linux/mempolicy.h.
+_MEMPOLICY = {"x86_64": (239, 238), "aarch64": (236, 237), "ppc64le": (260, 261)}
+_MPOL_DEFAULT, _MPOL_PREFERRED = 0, 1
 
 
 @dataclass(frozen=True)
@@ -170,12 +171,16 @@ def _numbers(text: str) -> list[int]:
 def prefer_memory_of(node: int) -> bool:
     """Let this thread, and all that it starts from now on, use the memory of this NUMA node while it has some.
 
-    False: the kernel or a container refuses it, or there is no such node.
+    False: the user has set a policy, the kernel or a container refuses it, or there is no such node.
     """
-    number = _SET_MEMPOLICY.get(os.uname().machine)
-    if number is None:
+    get, put = _MEMPOLICY.get(os.uname().machine, (None, None))
+    if get is None:
+        return False
+    libc, none, now = ctypes.CDLL(None), ctypes.c_ulong(0), ctypes.c_int(-1)
+    libc.syscall(get, ctypes.byref(now), None, none, None, none)
+    if now.value != _MPOL_DEFAULT:
         return False
     mask = (ctypes.c_ulong * 16)()
     mask[node // 64] = 1 << node % 64
     # the kernel reads one bit less
-    return bool(ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(1025)) == 0)
+    return bool(libc.syscall(put, _MPOL_PREFERRED, mask, ctypes.c_ulong(1025)) == 0)

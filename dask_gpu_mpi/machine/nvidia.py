@@ -40,8 +40,8 @@ _UNCORRECTED, _SINCE_RESET = 1, 0
 
 #: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
 SLOWED = ("power", "heat", "hardware")
-# nvml.h: nvmlClocksThrottleReason*, software and hardware. Hardware has a bit of its own, which is set with these as well.
-_SLOWED = (0x4 | 0x80, 0x20 | 0x40, 0x8)
+# nvml.h: nvmlClocksEventReason*. Hardware has 0x8, which comes with its heat (0x40) and with its power brake (0x80) as well.
+_SLOWED = (0x4, 0x20 | 0x40, 0x8 | 0x80)
 # nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
 _GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
 _NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
@@ -116,7 +116,7 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     def ask(name: str, *args: Any) -> Any:
         try:
             return getattr(nvml, name)(handle, *args)
-        except nvml.NVMLError:
+        except (nvml.NVMLError, AttributeError, TypeError):  # the last two: another version of the library
             return None
 
     def scaled(factor: float, *values: Any) -> float | None:
@@ -130,12 +130,14 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     known = [None, None] if memory is None else [memory.used, memory.total]
     if uuid.startswith("MIG-"):
         return [None, *known, *[None] * 6]
-    use, reasons = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    use, reasons = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # older drivers have this name alone, which goes with CUDA 14
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     slowed = None
     if reasons is not None:
+        if reasons & 0x40:
+            reasons &= ~0x8
         slowed = sum(1 << place for place, mask in enumerate(_SLOWED) if reasons & mask)
-        if slowed & 0b011:
-            slowed &= 0b011
     pcie = [ask("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
     fields = [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]
     links = [

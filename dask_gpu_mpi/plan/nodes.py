@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-#: Many nodes have the same sets of cores.
-_cores = functools.lru_cache(fold_numbers)
+# Many nodes have the same sets of cores.
+_cores, _near = functools.lru_cache(fold_numbers), functools.lru_cache(near)
 #: Boxes of a plan of many nodes; the other nodes are named together.
 MOST_BOXES = 16
 #: Nodes with something to warn of that have a box of their own in such a plan.
@@ -251,7 +251,7 @@ class _View:
                 _device(worker, hosts[0].gpus, alone=len(hosts) == 1),
                 str(worker.nthreads),
                 format_bytes(worker.memory_limit) if worker.memory_limit else "unlimited",
-                near(worker.cpus, worker.numa, worker.nics) or "-",
+                _near(worker.cpus, worker.numa, worker.nics) or "-",
             )
             for worker, other in zip(first, last, strict=True)
         ]
@@ -293,7 +293,7 @@ def _worker_box(worker: WorkerPlan, first: int | None) -> WorkerBox:
         kind=worker.kind,
         threads=counted(worker.nthreads, "thread"),
         memory=_short(worker.memory_limit) if worker.memory_limit else "unlimited",
-        cores=f"cores {near(worker.cpus, worker.numa, worker.nics)}" if worker.cpus else "",
+        cores=f"cores {_near(worker.cpus, worker.numa, worker.nics)}" if worker.cpus else "",
     )
 
 

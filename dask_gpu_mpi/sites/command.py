@@ -108,8 +108,10 @@ class Launch:
     unstage: tuple[str, ...] = ()
     #: Folder of the log files; empty: none.
     logs: str = ""
-    #: Folder to make first, since a container mounts it.
+    #: Folder to make first, since a container mounts it, or a profiler writes into it.
     make: str = ""
+    #: Whether others must not enter it if it is new: a profiler's files are for all.
+    private: bool = False
     #: File that exists at the end of a job that has completed, if the launcher's exit code does not prove it.
     mark: str = ""
     #: Whether SIGTERM and SIGINT are forwarded to the launcher, and the signals before the walltime.
@@ -208,6 +210,7 @@ def decide(
         unstage=unstage,
         logs=logs,
         make=logs if request.container or request.profile else "",
+        private=bool(request.profile),
         mark=os.path.join(logs, "ended")
         if logs
         and request.command == "run"
@@ -312,7 +315,8 @@ def as_text(launch: Launch, *notes: str) -> str:
         for name, value in launch.environment.items()
     ]
     if launch.make:
-        lines.append(shlex.join(["mkdir", "-p", launch.make]))
+        mode = ["-m", "700"] if launch.private else []
+        lines.append(shlex.join(["mkdir", "-p", *mode, launch.make]))
     lines += [f"{shlex.join(command)} &&" for command in (launch.stage, launch.check) if command]
     lines.append(shlex.join(launch.run))
     if launch.unstage:

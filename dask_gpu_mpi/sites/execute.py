@@ -150,7 +150,10 @@ def run_launch(
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
     try:
         if launch.make:
+            closes = launch.private and not os.path.lexists(launch.make)
             make_folder(launch.make)
+            if closes:
+                os.chmod(launch.make, 0o700)
         if launch.mark:
             remove(launch.mark)  # left by the run before a requeue
     except OSError as error:

@@ -442,7 +442,8 @@ class Recorder(SchedulerPlugin):
             rows[name] = values = measured(state.metrics)
             peaks = self._peaks.setdefault(name, {})
             for quantity, value in values.items():
-                if value > peaks.get(quantity, -1.0):
+                # not of a sum of reasons
+                if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
                     peaks[quantity] = value
             readings = [gpu.energy for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
             known = [None if value is None else (value, value) for value in readings]

@@ -191,8 +191,18 @@ def _busy_lines(usage: Data) -> list[str]:
         worst = next(worker for worker in workers if worker["name"] == usage["worst"])
         lines.append(f"least: worker {worst['name']} on {worst['host']}: {_in_words(worst)}")
     if (joules := usage["energy"]) is not None:
-        lines.append(f"energy of the GPUs: {joules / 3600:.4g} Wh ({joules:.4g} J)")
+        lines.append(f"energy of the GPUs: {_energy(joules)}")
     return lines
+
+
+def _energy(joules: float) -> str:
+    """Energy in words.
+
+    >>> _energy(525.5), _energy(9_000_000)
+    ('0.146 Wh (525.5 J)', '2.500 kWh (9,000,000.0 J)')
+    """
+    number, unit = (joules / 3600, "Wh") if joules < 3_600_000 else (joules / 3_600_000, "kWh")
+    return f"{number:,.3f} {unit} ({joules:,.1f} J)"
 
 
 def _in_words(shares: Data) -> str:

@@ -208,7 +208,8 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         plugins += _ucx_plugin(plan, start)
         plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
         if is_profiled(os.environ):
-            plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
+            quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
+            plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]

@@ -19,7 +19,7 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
 
-from dask_gpu_mpi.base.signals import ignore_signals
+from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.base.timeouts import UCX_PROBE
@@ -31,13 +31,18 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
 
+#: Seconds between measurements of the bytes over PCIe: one takes 40 ms, in which the driver may serve no one else.
+PCIE_EVERY = 10.0
+
+
 class Figures(WorkerPlugin):
     """Adds the metric `METRIC` to the heartbeats of a worker with these GPUs (UUIDs).
 
     - ``time``: seconds since the epoch;
     - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
     - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
-    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second.
+    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second, and PCIe's of every
+      `PCIE_EVERY` seconds.
     """
 
     name = "dask_gpu_mpi-figures"
@@ -49,6 +54,8 @@ class Figures(WorkerPlugin):
         self._last: Any = None
         #: By GPU: when the bytes over NVLink were last read, and how many they were.
         self._links: dict[str, tuple[float, float | None]] = {}
+        #: By GPU: when to measure PCIe next, and the last bytes per second.
+        self._pcie: dict[str, tuple[float, float | None]] = {}
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -73,12 +80,17 @@ class Figures(WorkerPlugin):
 
     def _of_gpu(self, device: str) -> list[float | None]:
         last, before = self._links.get(device, (0.0, None))
+        due, pcie = self._pcie.get(device, (0.0, None))
         # the first time, its scheduler waits for the worker
-        *figures, link = device_figures(device, throughput=device in self._links)
+        measures = device in self._links and time.monotonic() >= due
+        *figures, measured, link = device_figures(device, throughput=measures)
         now = time.monotonic()
+        if measures:
+            pcie = measured
+            self._pcie[device] = now + PCIE_EVERY, pcie
         self._links[device] = now, link
         counts = link is not None and before is not None and link >= before and now > last
-        return [*figures, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
+        return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
         """Add the transfers since the last call; the log is short, with the newest at its end."""
@@ -156,32 +168,42 @@ class NearMemory(WorkerPlugin):
         prefer_memory_of(self.node)
 
 
+#: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
+SAFE_PATH = "dask_gpu_mpi"
+
+
 class NewProcess(WorkerPlugin):
     """Prepares the process of a worker that is not forked from the agent, when the process receives this.
 
-    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
+    `level`, `scratch` and `quiet_stream`: see `logs.set_up`. `ucx`: Dask itself connects by UCX.
     """
 
     name = "dask_gpu_mpi-new-process"
 
-    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
-        self.settings = (level, scratch, quiet_stream)
+    def __init__(self, level: str, scratch: str, quiet_stream: bool, ucx: bool) -> None:
+        self.settings = (level, scratch, quiet_stream, ucx)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_process, self.settings
 
 
-def _new_process(level: str, scratch: str, quiet_stream: bool) -> NewProcess:
+def _new_process(level: str, scratch: str, quiet_stream: bool, ucx: bool) -> NewProcess:
     # as for `_ucx_between_workers`
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.listeners import guard_listeners
+        from dask_gpu_mpi.network.ucx import extend_handshakes
 
-        os.environ.pop("PYTHONSAFEPATH", None)
+        # The agent's thread that has started this process lives until distributed has noticed the process's end.
+        die_with_parent(os.getppid())
+        if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:
+            del os.environ["PYTHONSAFEPATH"]
         print_by_line()
         ignore_signals()
         guard_listeners()
+        if ucx:
+            extend_handshakes()
         set_up(level, scratch, quiet_stream=quiet_stream)
-    return NewProcess(level, scratch, quiet_stream)
+    return NewProcess(level, scratch, quiet_stream, ucx)
 
 
 class TaskRanges(WorkerPlugin):

@@ -85,6 +85,28 @@ def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
 
 
 @pytest.mark.one_mpi
+def test_agent_of_a_worker_under_a_profiler(mpirun: Mpi) -> None:
+    """The worker ends with it although a task keeps the interpreter to itself."""
+    body = """
+def hold(begun):
+    import ctypes
+    open(begun, "w").close()
+    ctypes.PyDLL(None).sleep(600)
+
+worker = process_of('1')
+held = client.submit(hold, os.path.abspath("begun"), workers=[1])
+wait_until(lambda: os.path.exists("begun"))
+os.kill(parent_of(worker), signal.SIGKILL)
+held.cancel()
+wait_until(lambda: not os.path.exists(f"/proc/{worker}/exe"))  # which a zombie does not have
+mark()
+sys.exit(3)
+"""
+    job = start(mpirun, "command", body, env={"NVTX_INJECTION64_PATH": "/nothing"})
+    end(mpirun, job, 3, 5.0, tracebacks=None)
+
+
+@pytest.mark.one_mpi
 def test_fork_server_of_a_worker(mpirun: Mpi) -> None:
     """Those that come after it log and are silent as those before."""
     body = """

@@ -40,6 +40,7 @@ def test_use_and_memory_over_time(name: str, mpirun: Mpi, gpus: Any) -> None:
         # W and °C, and J of some seconds
         assert 20 < worker["peaks"]["gpu_power"] < 3000
         assert 10 < worker["peaks"]["gpu_temperature"] < 120
+        assert "gpu_pcie" in worker["peaks"]
         assert 20 < worker["energy"][0] < 3000 * 180
         columns = record["series"]["workers"][worker["name"]]
         assert len([value for value in columns["gpu"] if value]) >= 3

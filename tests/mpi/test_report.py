@@ -145,7 +145,7 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
     assert tabs["GPUs"].painted >= 2
     assert "80.00 GiB" in tabs["GPUs"].text
-    assert re.search(r"energy of the GPUs: [\d.]+ Wh \([\d.]+ J\)", tabs["Overview"].text, re.IGNORECASE)
+    assert re.search(r"energy of the GPUs: [\d.]+ Wh \([\d.,]+ J\)", tabs["Overview"].text, re.IGNORECASE)
 
 
 ENDINGS = {

@@ -214,5 +214,3 @@ def test_figures_of_a_gpu_as_far_as_it_has_them(libdir: Path) -> None:
     # else each instance would have the power of its GPU, which sums would count several times
     assert instance == [None, 0, 10 * GIB, *[None] * 6]
     assert power[5] == 0b001
-    hardware = emulated_environ(libdir, [SimGpu("GPU-1", throttle=0x8)])
-    assert json.loads(run_python(FIGURES, "GPU-1", env=hardware).stdout)[0][0][5] == 0b100

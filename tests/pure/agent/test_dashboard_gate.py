@@ -198,6 +198,19 @@ REQUESTS: list[tuple[dict[str, str], int]] = [
     ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),
     ({"Host": "localhost:9000", "Origin": "http://localhost:9001"}, 403),
     ({"Host": "localhost:9000", "Origin": "null"}, 403),
+    # jupyter-server-proxy passes on what the browser sends to JupyterLab
+    (
+        {"Host": "hub.example", "Origin": "https://hub.example", "X-ProxyContextPath": "/user/me/proxy/8787"},
+        200,
+    ),
+    (
+        {
+            "Host": "hub.example",
+            "Origin": "https://other.example",
+            "X-ProxyContextPath": "/user/me/proxy/8787",
+        },
+        403,
+    ),
 ]
 
 
@@ -235,6 +248,12 @@ def test_a_page_and_its_websocket() -> None:
         assert header is not None
         assert '"ACK"' in str(header)
         connection.close()
+        lab = {"Cookie": cookie, "Host": "hub.example"}  # behind jupyter-server-proxy
+        with pytest.raises(HTTPClientError, match="403"):
+            await site.websocket("/status/ws", Origin="https://other.example", **lab, **spoken)
+        proxied = await site.websocket("/status/ws", Origin="https://hub.example", **lab, **spoken)
+        assert '"ACK"' in str(await proxied.read_message())
+        proxied.close()
         # the first page's, whose address still has the token
         query = await site.websocket(f"/status/ws?token={TOKEN}", **spoken)
         assert '"ACK"' in str(await query.read_message())

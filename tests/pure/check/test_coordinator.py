@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup.bringup import planner
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
 from dask_gpu_mpi.startup.messages import Event, Kind, Listening, Reached, Registration
-from support.mocks.preflights import observed
+from support.mocks.preflights import gpu, observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
 #: When MPI was started.
@@ -196,6 +197,21 @@ def test_one_rank_of_each_node_tries_ucx() -> None:
         job.tell(rank, CheckKind.TESTED, RankResult((), UcxResult("no device")))
     job.tick(3.0)
     assert [test.ucx for test in job.evidence.tests.values()] == [UcxResult("no device")] * 2
+
+
+def test_ucx_is_tried_over_the_ports_of_the_worker() -> None:
+    job = Job(Options(worker_ucx=WorkerUcx.ALL))
+    found = [job.observed(rank, gpus=2) for rank in (0, 1)]
+    gpus = [gpu("h1", index, nics=f"mlx5_{index}:1") for index in (0, 1)]
+    assert found[0].inventory is not None
+    found[0] = replace(found[0], inventory=replace(found[0].inventory, gpus=tuple(gpus)))
+    job.register(*found)
+    job.listen()
+    orders = [test.ucx for _, test in job.kind(CheckKind.TEST)]
+    assert [(order.device, order.devices) for order in orders] == [
+        ("GPU-h1-0", "mlx5_0:1"),
+        ("GPU-h2-0", ""),
+    ]
 
 
 def test_rank_that_does_not_respond() -> None:

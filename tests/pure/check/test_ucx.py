@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from importlib.util import find_spec
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.check.ucx import UcxOrder, UcxPeer, UcxResult, UcxTrial
+from dask_gpu_mpi.check.ucx import UcxOrder, UcxPeer, UcxResult, UcxTrial, _Trial
+from dask_gpu_mpi.network.ucx_endpoint import Ucx
 from support.mocks.preflights import environ_with
 
 
@@ -41,6 +43,15 @@ def test_one_that_ends_has_no_address(tmp_path: Path) -> None:
     trial.result()
     assert trial.address == b""
     trial.introduce(UcxPeer("h2", b"there"))  # to nobody
+
+
+def test_it_is_tried_as_the_worker_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("loopback", "leads", "warned", "devices"):
+        monkeypatch.setattr(Ucx, name, getattr(Ucx, name))  # given back at the end
+    monkeypatch.setattr(Ucx, "begin", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(_Trial(UcxOrder("", peers=1, devices="mlx5_0:1"), 60.0).run())
+    assert (Ucx.loopback, Ucx.leads, Ucx.devices) == (False, True, "mlx5_0:1")
 
 
 needs_ucx = pytest.mark.skipif(

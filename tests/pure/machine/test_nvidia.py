@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import (
+    device_figures,
     driver_is_installed,
     gpu_health,
     hide_gpus,
@@ -49,6 +50,33 @@ def test_all_that_a_gpu_tells() -> None:
     assert list_gpus(Nvml({"uuid": b"GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
     # near two nodes, it is near neither
     assert [gpu.numa for gpu in list_gpus(Nvml(device(0, nodes=[0b11]), device(1, nodes=[1])))] == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [
+        (0x1, 0b000),
+        (0x4, 0b001),
+        (0x20, 0b010),
+        (0x8, 0b100),
+        (0x4 | 0x8, 0b101),
+        # the bit of hardware comes with that of its heat, or of the power brake
+        (0x8 | 0x40, 0b010),
+        (0x8 | 0x80, 0b100),
+        (0x8 | 0x40 | 0x80, 0b110),
+    ],
+)
+@pytest.mark.parametrize("name", ["EventReasons", "ThrottleReasons"])
+def test_why_clocks_are_lowered(name: str, reasons: int, why: int) -> None:
+    nvml = Nvml(device(0))
+    setattr(nvml, f"nvmlDeviceGetCurrentClocks{name}", lambda handle: reasons)
+    assert device_figures("GPU-0", nvml)[5] == why
+
+
+def test_figures_that_an_older_library_does_not_have() -> None:
+    nvml: Any = Nvml(device(0))
+    nvml.nvmlDeviceGetPowerUsage = lambda: 1  # it has no GPU
+    assert device_figures("GPU-0", nvml) == [None, 2 * GIB, 40 * GIB, *[None] * 6]
 
 
 @pytest.mark.parametrize("code", [NO_DRIVER, NO_LIBRARY, UNKNOWN])

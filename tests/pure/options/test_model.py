@@ -209,6 +209,8 @@ SCHEMA = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi-schema.json")
         ("startup-timeout: [1]", False),
         ("worker-options: 3", False),
         ("shedule-port: 9000", False),
+        ("shedule_port: 9000", False),
+        ("scheduler_port: [9000]", False),
         ("name: a/b", False),
         ("layout: null", False),
     ],

@@ -203,7 +203,11 @@ def test_a_profiler_is_around_each_rank_of_the_job() -> None:
     at = nsys.run.index("/v/python")
     assert nsys.run[at - 7 : at - 5] == ("nsys", "profile")
     assert nsys.run[at - 1] == "--output=logs/42/rank-%q{SLURM_PROCID}-%h"
-    assert nsys.make == "logs/42"  # it does not make the folder
+    assert (nsys.make, nsys.private) == (
+        "logs/42",
+        True,
+    )  # it does not make the folder, and others may read its files
+    assert "mkdir -p -m 700 logs/42" in as_text(nsys)
     assert "nsys" not in nsys.check
     assert "nsys" not in made(SLURM, "srun", "pmix", profile=("nsys",), command="plan").run
     own = made(SLURM, "srun", "pmix", profile=("perf", "record", "-o", "a b")).run

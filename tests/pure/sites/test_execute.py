@@ -274,6 +274,17 @@ def test_command_that_can_not_be_started() -> None:
         run_launch(Launch({}, (), ("/gone/mpirun",)), dict(os.environ))
 
 
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o700), (False, 0o755)])
+def test_the_folder_that_a_profiler_writes_into(private: bool, mode: int, tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "42"
+    launch = Launch({}, (), ("true",), make=str(folder), private=private)
+    assert run_launch(launch, os.environ) == 0
+    assert (folder.stat().st_mode & 0o777, folder.parent.stat().st_mode & 0o777) == (mode, 0o755)
+    folder.chmod(0o750)  # the user's
+    assert run_launch(launch, os.environ) == 0
+    assert folder.stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize("what", ["make", "mark"])
 def test_folder_of_the_logs_that_is_none(tmp_path: Path, what: str) -> None:
     (tmp_path / "logs").touch()

@@ -100,23 +100,25 @@ def test_dask_cudas_file_has_what_is_read(tmp_path: Any) -> None:
 
 
 def test_figures_of_its_gpus_and_bytes_over_nvlink_as_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    links, asked = iter([1000, 5000, 3000, None]), []
+    links, asked = iter([1000, 5000, 3000, None, None, None]), []
+    now = 10.0
 
     def figures(device: str, *, throughput: bool) -> list[float | None]:
         asked.append((device, throughput))
-        return [50, 1, 2, 300.0, 60, 0, 7.0, None, next(links)]
+        return [50, 1, 2, 300.0, 60, 0, 7.0, now if throughput else None, next(links)]
 
     monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
     monkeypatch.setattr(plugins, "device_figures", figures)
-    clock = iter([10.0, 12.0, 14.0, 16.0])
-    plugin = Figures(["GPU-1"])
-    monkeypatch.setattr(plugins.time, "monotonic", lambda: next(clock))
-    told = [plugin._of_gpu("GPU-1") for _ in range(4)]
-    assert [each[:-1] for each in told] == [[50, 1, 2, 300.0, 60, 0, 7.0, None]] * 4
+    monkeypatch.setattr(plugins.time, "monotonic", lambda: now)
+    plugin, told = Figures(["GPU-1"]), []
+    for now in (10.0, 12.0, 14.0, 16.0, 21.9, 22.0):  # noqa: B007
+        told.append(plugin._of_gpu("GPU-1"))
+    assert [each[:-2] for each in told] == [[50, 1, 2, 300.0, 60, 0, 7.0]] * 6
     # no rate at first, and none over a reset of the counter
-    assert [each[-1] for each in told] == [None, 2000.0, None, None]
-    # what takes long is left out at the worker's start
-    assert asked == [("GPU-1", False)] + [("GPU-1", True)] * 3
+    assert [each[-1] for each in told] == [None, 2000.0, None, None, None, None]
+    # what takes long is left out at the worker's start, and then repeated for 10 s
+    assert asked == [("GPU-1", each) for each in (False, True, False, False, False, True)]
+    assert [each[-2] for each in told] == [None, 12.0, 12.0, 12.0, 12.0, 22.0]
 
 
 def test_gpus_come_with_the_heartbeat_and_a_worker_without_one_has_none(

@@ -796,11 +796,17 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(Device *device, ull *millijoule
     return device->has_power ? SUCCESS : NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, ull *reasons)
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(Device *device, ull *reasons)
 {
     CHECK(device);
     *reasons = device->throttle;
     return device->has_throttle ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* Its older name, which goes with CUDA 14. */
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, ull *reasons)
+{
+    return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
 }
 
 nvmlReturn_t nvmlDeviceGetPcieThroughput(Device *device, int counter, unsigned *kilobytes)

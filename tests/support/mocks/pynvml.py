@@ -94,7 +94,7 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
         total, *used = self._get(device, "memory")
-        return SimpleNamespace(total=total, free=total - sum(used))
+        return SimpleNamespace(total=total, free=total - sum(used), used=sum(used))
 
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
         return SimpleNamespace(busId=self._get(device, "pci"))
