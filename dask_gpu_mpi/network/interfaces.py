@@ -98,9 +98,7 @@ def choose_addresses(
     asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
     if asked:
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
-        if len(set(hosts)) > 1 and any(
-            ipaddress.ip_address(address).is_loopback for address in addresses.values()
-        ):
+        if len(set(hosts)) > 1 and any(map(_is_loopback, addresses.values())):
             raise InputError(
                 f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
                 fix="choose one that reaches them with interface (--interface), or leave it out",
@@ -148,13 +146,13 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
     return found
 
 
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
 def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
     """The interfaces that may lead to other hosts, those with IPv4 addresses first."""
-    usable = [
-        i
-        for i in interfaces
-        if not ipaddress.ip_address(i.address).is_loopback and not _VIRTUAL.match(i.name)
-    ]
+    usable = [i for i in interfaces if not _is_loopback(i.address) and not _VIRTUAL.match(i.name)]
     return sorted(usable, key=lambda i: ":" in i.address)
 
 
