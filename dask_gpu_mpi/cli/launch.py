@@ -158,7 +158,7 @@ def launch(
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
             launcher_options=_words(launcher_options),
-            profile=_profiler(profile or ""),
+            profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
             # if the options are wrong, the ranks report it
             tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
         )
@@ -215,25 +215,18 @@ def _allocation(
     )
 
 
-def _profiler(command: str) -> tuple[str, ...]:
+def _split(option: str, text: str, expected: str) -> list[str]:
     try:
-        return tuple(shlex.split(command))
+        return shlex.split(text)
     except ValueError as error:
-        raise InputError(
-            f"launch: --profile {command!r}: {error}", expected="nsys, or words of a shell"
-        ) from None
+        raise InputError(f"launch: {option}: {error}", expected=expected) from None
 
 
 def _words(options: Sequence[str]) -> tuple[str, ...]:
     """The words of ``--launcher-option``, each of which is an option, perhaps with values after it."""
     words: list[str] = []
     for option in options:
-        try:
-            found = shlex.split(option)
-        except ValueError as error:
-            raise InputError(
-                f"launch: --launcher-option={option}: {error}", expected="words of a shell"
-            ) from None
+        found = _split(f"--launcher-option={option}", option, "words of a shell")
         if not found or not found[0].startswith("-"):
             raise InputError(
                 f"launch: --launcher-option={option}: is not an option of a launcher",

@@ -36,7 +36,8 @@ from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
 from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Cause, Ending, EndKind, State, beat_interval
-from dask_gpu_mpi.mpi.library import sends_to_the_dead
+from dask_gpu_mpi.mpi.library import is_open_mpi
+from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.network.reachability import connect_only
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
@@ -154,8 +155,7 @@ class CoordinatorWatch:
     def __init__(self, address: str, size: int) -> None:
         #: Seconds between two connections to the scheduler: to which all ranks connect, but not all at once.
         self._patience = max(RANK_0_LOST, size / BEATS_PER_SECOND) * random.uniform(1.0, 1.5)
-        host, _, port = address.rpartition("://")[2].rpartition(":")
-        self._scheduler = host.strip("[]"), int(port)
+        self._scheduler = host_and_port(address.rpartition("://")[2])
         #: When the last message of rank 0 came (``time.monotonic()``).
         self._heard = time.monotonic()
         #: Nobody refuses a connection to the scheduler: the node of rank 0 is down, or only the network of this one.
@@ -228,17 +228,19 @@ class Member:
             self.signal_relay.pump()
             if time.monotonic() > self._beat_due:
                 self._beat_due = time.monotonic() + beat_interval(self.channels.size)
-                if self.rank != COORDINATOR:
-                    self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
-                elif (
-                    self.ending.state.over or sends_to_the_dead()
-                ):  # else its scheduler shows that it is alive
-                    self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
+                self._beat()
             for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
                 else:
                     self._on_mail(event.kind, event.payload)
+
+    def _beat(self) -> None:
+        """Send that this rank is alive. Of rank 0 its scheduler shows that too, where a message to a dead rank would end it."""
+        if self.rank != COORDINATOR:
+            self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
+        elif self.ending.state.over or is_open_mpi():  # MPICH ends with signal 11
+            self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""

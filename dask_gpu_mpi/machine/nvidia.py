@@ -156,6 +156,15 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     ]
 
 
+def reasons_of(bits: float) -> list[str]:
+    """The reasons for lowered clocks that these bits of `device_figures` stand for.
+
+    >>> reasons_of(0), reasons_of(5)
+    ([], ['power', 'hardware'])
+    """
+    return [why for place, why in enumerate(SLOWED) if int(bits) >> place & 1]
+
+
 def is_profiled(environ: Mapping[str, str]) -> bool:
     """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
     return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))

@@ -209,8 +209,8 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
         _ucx_is_first = True
 
 
-def sends_to_the_dead() -> bool:
-    """Whether a message to a rank that has died is harmless: MPICH ends this process with signal 11."""
+def is_open_mpi() -> bool:
+    """Whether the library is Open MPI."""
     from mpi4py import MPI
 
     return bool(MPI.Get_library_version().startswith("Open MPI"))
@@ -247,7 +247,7 @@ def end_lost_ranks(lost: Collection[int], code: int) -> None:
     from mpi4py import MPI
 
     look_after_launcher()
-    if code or not MPI.Get_library_version().startswith("Open MPI"):
+    if code or not is_open_mpi():
         return
     try:
         dead = MPI.COMM_WORLD.Get_failed().size

@@ -86,6 +86,16 @@ def as_host(address: str | None) -> str | None:
     return f"[{address}]" if address and ":" in address else address
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """The address and the port of ``HOST:PORT``.
+
+    >>> host_and_port("10.0.0.1:8786"), host_and_port("[fd77::1]:8786")
+    (('10.0.0.1', 8786), ('fd77::1', 8786))
+    """
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def choose_addresses(
     hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
 ) -> tuple[str | None, dict[int, str]]:

@@ -27,14 +27,17 @@ __all__ = [
     "with_options",
 ]
 
-#: Runs our command line as ``-m dask_gpu_mpi`` does, but imports nothing from the working directory, where others may have put a
-#: module. -P or PYTHONSAFEPATH would do the same, but the script and its children would inherit them.
-START = "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.__main__ import main; main()"
 
-#: Runs the process of a node that makes its copy of the environment (``--stage``).
-STAGE = (
-    "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.mpi.staging import main; main()"
-)
+def _main_of(module: str) -> str:
+    """Code that runs a `main` of ours, but imports nothing from the working directory, where others may have put a module.
+
+    -P or PYTHONSAFEPATH would do the same, but the script and its children would inherit them.
+    """
+    return f"import sys; sys.flags.safe_path or sys.path.pop(0); from {module} import main; main()"
+
+
+#: Our command line, as by ``-m dask_gpu_mpi``; the process of a node that makes its copy of the environment (``--stage``).
+START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.mpi.staging")
 
 #: Removes a copy on a node. A launcher may end it on the other nodes if it fails on one.
 UNSTAGE = (

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.interfaces import as_host
+from dask_gpu_mpi.network.interfaces import as_host, host_and_port
 from dask_gpu_mpi.network.reachability import (
     CONNECT_TIMEOUT,
     Listener,
@@ -364,8 +364,7 @@ class Connecting:
             peers.start()
         reach: Reach | None = None
         if to.scheduler:
-            address, _, port = to.scheduler.rpartition(":")
-            reach = _reach(address.strip("[]"), int(port), to)
+            reach = _reach(*host_and_port(to.scheduler), to)
         if to.peers:
             peers.join()
         self._results.put(Reached(reach, lost[0] if lost else ()))
@@ -383,7 +382,7 @@ def _dashboard(options: Options) -> tuple[str, int] | None:
     >>> _dashboard(Options(dashboard_address="[::1]:8787"))
     ('::1', 8787)
     """
-    host, _, port = options.dashboard_address.rpartition(":")
+    port = options.dashboard_address.rpartition(":")[2]
     if not options.dashboard or not port.isdigit() or port == "0":
         return None
-    return host.strip("[]"), int(port)
+    return host_and_port(options.dashboard_address)

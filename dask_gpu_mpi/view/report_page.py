@@ -22,7 +22,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 from dask_gpu_mpi.view.report_data import SCHEMA, headline
-from dask_gpu_mpi.view.report_summary import CALLED, SHARES
+from dask_gpu_mpi.view.report_summary import CALLED, SHARES, slowed_of
 
 TEMPLATE = Path(__file__).with_name("report.html")
 #: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
@@ -203,8 +203,8 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _slowed(columns: Mapping[str, Any], place: int) -> str:
     """The reasons for which the clocks of one of a worker's GPUs were lowered, with their shares of the points in time."""
-    known = [int(bits) for bits in columns.get(of_gpu("gpu_slowed", place), ()) if bits is not None]
-    shares = {why: sum(bits >> n & 1 for bits in known) / len(known) for n, why in enumerate(SLOWED) if known}
+    known = slowed_of(columns, place)
+    shares = {why: sum(why in reasons for reasons in known) / len(known) for why in SLOWED if known}
     return ", ".join(f"{why} {100 * share:.0f} %" for why, share in shares.items() if share) or "-"
 
 

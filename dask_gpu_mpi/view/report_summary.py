@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.base.text import counted, format_bytes, natural
-from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND
+from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, reasons_of
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
 Data = Mapping[str, Any]
@@ -371,13 +371,19 @@ def unused_gpus(data: Data) -> list[str]:
     ]
 
 
+def slowed_of(columns: Data, place: int) -> list[list[str]]:
+    """The reasons for which the clocks of one of a worker's GPUs were lowered, for each point in time at which they are known."""
+    return [reasons_of(bits) for bits in columns.get(of_gpu("gpu_slowed", place), ()) if bits is not None]
+
+
 def slowed_gpus(data: Data) -> list[str]:
     """Clocks of GPUs that were lowered although they had work; by their power limit they often are."""
     found: dict[str, float] = {}
     for name, columns in data["record"]["series"]["workers"].items():
         for place in range(MOST_GPUS):
-            known = [int(bits) for bits in columns.get(of_gpu("gpu_slowed", place), ()) if bits is not None]
-            if known and (part := sum(bits > 1 for bits in known) / len(known)) >= MOST_SLOWED:
+            known = slowed_of(columns, place)
+            bad = sum(any(why != "power" for why in reasons) for reasons in known)
+            if known and (part := bad / len(known)) >= MOST_SLOWED:
                 found[name] = max(part, found.get(name, 0.0))
     if not found:
         return []

@@ -13,7 +13,7 @@ from typing import Any
 from dask_gpu_mpi.base.text import natural, printable
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.machine.nvidia import SLOWED
+from dask_gpu_mpi.machine.nvidia import reasons_of
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spilled_of
@@ -183,15 +183,12 @@ def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures of each GPU of a worker, as fields of `Row`."""
     names = ("use", "memory", "memory_total", "power", "temperature", "energy", "pcie", "nvlink")
     return [
-        {"gpu_slowed": _slowed(gpu.slowed), **{f"gpu_{name}": getattr(gpu, name) for name in names}}
+        {
+            "gpu_slowed": None if gpu.slowed is None else "+".join(reasons_of(gpu.slowed)),
+            **{f"gpu_{name}": getattr(gpu, name) for name in names},
+        }
         for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu"))
     ]
-
-
-def _slowed(bits: float | None) -> str | None:
-    return (
-        None if bits is None else "+".join(why for place, why in enumerate(SLOWED) if int(bits) >> place & 1)
-    )
 
 
 def _sum(tasks: Any, states: Sequence[str]) -> int | None:

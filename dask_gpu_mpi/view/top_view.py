@@ -35,6 +35,8 @@ class _Column:
     rank: int
     #: Whether it may be wider, up to its longest text.
     grows: bool = False
+    #: Without this field of any row the column is left out.
+    needs: str = ""
 
 
 def _plain(text: Callable[[Row], str]) -> Callable[[Row], tuple[str, str]]:
@@ -61,6 +63,10 @@ def _worker(row: Row) -> tuple[str, str]:
     return f"{row.worker} {row.status}", "red" if "lost" in row.status else "yellow"
 
 
+def _slowed(row: Row) -> tuple[str, str]:
+    return row.gpu_slowed or "-", "yellow" if row.gpu_slowed else ""
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
@@ -68,7 +74,7 @@ def _number(value: float | None) -> str:
 COLUMNS = (
     _Column("NODE", 8, _plain(lambda row: row.node), 0, grows=True),
     _Column("WORKER", 8, _worker, 0, grows=True),
-    _Column("GPU", 3, _plain(lambda row: _number(row.gpu_index)), 6),
+    _Column("GPU", 3, _plain(lambda row: _number(row.gpu_index)), 6, needs="gpu_index"),
     _Column("USE%", 4, _plain(lambda row: _number(row.gpu_use)), 0),
     _Column("GPU MEM", 8, _part("gpu_memory", "gpu_memory_total"), 1),
     _Column("RMM", 8, _part("rmm_used", "rmm_total"), 7),
@@ -78,19 +84,12 @@ COLUMNS = (
     _Column("IN/s", 5, _plain(lambda row: short(row.received_rate)), 8),
     _Column("OUT/s", 5, _plain(lambda row: short(row.sent_rate)), 9),
     _Column("SPILL", 5, _plain(lambda row: short(row.spilled)), 5),
-    _Column("WATT", 4, _plain(lambda row: _number(row.gpu_power)), 10),
-    _Column("TEMP", 4, _plain(lambda row: _number(row.gpu_temperature)), 11),
-    _Column(
-        "SLOWED", 6, lambda row: (row.gpu_slowed or "-", "yellow" if row.gpu_slowed else ""), 12, grows=True
-    ),
-    _Column("PCI/s", 5, _plain(lambda row: short(row.gpu_pcie)), 13),
-    _Column("NVL/s", 5, _plain(lambda row: short(row.gpu_nvlink)), 14),
+    _Column("WATT", 4, _plain(lambda row: _number(row.gpu_power)), 10, needs="gpu_power"),
+    _Column("TEMP", 4, _plain(lambda row: _number(row.gpu_temperature)), 11, needs="gpu_temperature"),
+    _Column("SLOWED", 6, _slowed, 12, grows=True, needs="gpu_slowed"),
+    _Column("PCI/s", 5, _plain(lambda row: short(row.gpu_pcie)), 13, needs="gpu_pcie"),
+    _Column("NVL/s", 5, _plain(lambda row: short(row.gpu_nvlink)), 14, needs="gpu_nvlink"),
 )
-#: Columns that are left out if no row has this figure.
-_IF_KNOWN = {
-    "GPU": "gpu_index", "WATT": "gpu_power", "TEMP": "gpu_temperature", "SLOWED": "gpu_slowed", "PCI/s": "gpu_pcie",
-    "NVL/s": "gpu_nvlink",
-}  # fmt: skip
 
 
 def short(number: float | None) -> str:
@@ -145,10 +144,11 @@ def fit(text: str, width: int, *, keep_end: bool = True) -> str:
 
 def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
     """The rows in so many columns of the screen; None: as wide as they are."""
-    known = {
-        title for title, name in _IF_KNOWN.items() if any(getattr(row, name) is not None for row in rows)
-    }
-    columns = [column for column in COLUMNS if column.title not in _IF_KNOWN or column.title in known]
+    columns = [
+        column
+        for column in COLUMNS
+        if not column.needs or any(getattr(row, column.needs) is not None for row in rows)
+    ]
     while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     cells = [[column.cell(row) for column in columns] for row in rows]
