@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ci/faults.sh [PYTEST-ARGUMENT...]: the fault tier, tests/faults, under both MPIs; a quarter of an hour at most on two cores.
+# ci/faults.sh [PYTEST-ARGUMENT...]: the fault tier, tests/faults, under either MPI or both, as ci/matrix.sh; ten minutes on two cores.
 # Arguments go to every pytest. Both run; the exit code is 1 when any of them failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
-# ci/test.sh (those are marked `quick`), under both MPIs; twenty minutes on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh
-# as well, and all under either MPI. Arguments go to every pytest. All stages run; the exit code is 1 when any of them failed.
+# ci/test.sh (those are marked `quick`); twenty minutes on two cores. Rows that the MPI makes no difference to run under one of the two
+# MPIs; `BY_TURNS= ci/matrix.sh` runs all under both. Arguments go to every pytest. All stages run; exit code 1 when any of them failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh

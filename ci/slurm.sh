@@ -15,9 +15,9 @@ install_packages "${packages[@]}"
 
 export DASK_GPU_MPI_TEST_SLURM=required
 environments
-stage "slurm: Open MPI" job_tests openmpi tests/slurm
-# the rest does not depend on the MPI library; nor do two of the ways to ask for GPUs, where cgroups hide the others
-stage "slurm: MPICH" job_tests mpich -k "not one_member and not (cgroups and (gres or gpus-per-task))" tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py
+# one after the other: Slurm's daemons take the same ports
+stage "slurm: Open MPI" job_tests openmpi ${BY_TURNS---by-turns} tests/slurm
+stage "slurm: MPICH" job_tests mpich ${BY_TURNS---by-turns} tests/slurm
 # on a machine that has cgroups these rows run, or fail
 # shellcheck source=ci/testbed/lib.sh
 if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then report+=("cgroup rows: skipped ($reason)"); fi

@@ -96,15 +96,15 @@ job_tests() {
   return "$rc"
 }
 
-# both NAME MARKED PYTEST-ARGUMENT...: the tests that are MARKED, under either MPI, beside each other: jobs wait for much of their time.
-# Where the MPI makes no difference (one_mpi), under MPICH alone, whose jobs start sooner.
+# both NAME MARKED PYTEST-ARGUMENT...: the tests that are MARKED, under the two MPIs beside each other: jobs wait for much of their time.
+# Those that the MPI may make a difference to (both_mpis) run under either, the others by turns; with BY_TURNS= all under either.
 both() {
   local name=$1 marked=$2 log other
   shift 2
   log=$(mktemp)
-  job_tests openmpi -m "not one_mpi and $marked" "$@" > "$log" 2>&1 &
+  job_tests openmpi ${BY_TURNS---by-turns} -m "$marked" "$@" > "$log" 2>&1 &
   other=$!
-  stage "$name: MPICH" job_tests mpich -m "$marked" "$@"
+  stage "$name: MPICH" job_tests mpich ${BY_TURNS---by-turns} -m "$marked" "$@"
   stage "$name: Open MPI, the rest" made_beside "$other" "$log"
   rm "$log"
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
 # newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, drop-in,
-# GPU workers of that release on emulated GPUs, the dozen faults of ci/test.sh (not with RAPIDS 26.10), and the table of private API.
+# GPU workers of that release on emulated GPUs, and the table of private API; with the oldest and the newest Dask the faults of ci/test.sh.
 # Eight minutes at most on two cores.
 # All environments run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
@@ -54,8 +54,7 @@ extras_change_nothing() {
 run_tests() {
   local paths=("${cpu_tests[@]}")
   if [[ $2 == *gpu* ]]; then paths+=("${gpu_tests[@]}"); fi
-  # with the Dask of RAPIDS 26.10 ci/test.sh has them, and with the newest Python the newest Dask has
-  if [[ $1 != rapids-26.10 ]]; then paths+=(tests/faults); fi
+  if [[ $1 == rapids-25.10 || $1 == dask-* ]]; then paths+=(tests/faults); fi
   ".venv/$1/bin/python" -c 'import sys, distributed; print("Python", sys.version.split()[0], "distributed", distributed.__version__)'
   # that row alone waits for a minute, and depends on no version
   tests "$1" -m "quick or not mpi" --deselect tests/faults/test_starts.py::test_worker_that_dies_at_each_start "${paths[@]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from support.bed.hosts import TestBed
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import compile_nvml
+
+MPIS = ("mpich", "openmpi")
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -45,6 +48,13 @@ def hosts() -> Iterator[TestBed]:
         yield bed
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What ci/ asks for, which runs the tests under both MPIs."""
+    parser.addoption(
+        "--by-turns", action="store_true", help="of the rows without the mark both_mpis this MPI's half alone"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of the tiers, so that `-m "not mpi"` and the like work."""
     for item in items:
@@ -55,19 +65,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.hosts)
         if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
             item.add_marker(pytest.mark.slurm)
-    settle_quick(items)
-
-
-def settle_quick(items: Sequence[pytest.Item]) -> None:
-    """Leave the mark `quick` to the rows that it is about.
-
-    ``quick("mpich", form="command")``: under MPICH, and of the test's rows those with this parameter.
-    """
     mpi = Mpi.detect()
+    name = mpi.name if mpi is not None else ""
+    if name and config.getoption("--by-turns"):
+        left = [item for item in items if name not in mpis_of(item)]
+        items[:] = [item for item in items if name in mpis_of(item)]
+        config.hook.pytest_deselected(items=left)
     for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         for node in item.listchain():
             for mark in [mark for mark in node.own_markers if mark.name == "quick"]:
-                here = mpi is not None and mpi.name in (mark.args or (mpi.name,))
-                if not here or any(parameters[name] != value for name, value in mark.kwargs.items()):
+                if name not in (mark.args or (name,)) or not is_about(mark, item):
                     node.own_markers.remove(mark)
+
+
+def is_about(mark: pytest.Mark, item: pytest.Item) -> bool:
+    """Tell whether ``quick("mpich", form="command")`` is about this row of its test: one with this parameter."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return all(parameters[name] == value for name, value in mark.kwargs.items())
+
+
+def mpis_of(item: pytest.Item) -> Sequence[str]:
+    """The MPIs that run a row by turns: the same in every run, of each test some rows one and some the other."""
+    if item.get_closest_marker("both_mpis") is not None:
+        return MPIS
+    for mark in item.iter_markers("quick"):
+        if mark.args and is_about(mark, item):
+            return mark.args
+    return (MPIS[zlib.crc32(item.nodeid.encode()) % 2],)

@@ -14,6 +14,8 @@ from support.jobs.clusters import ranks_of
 from support.jobs.faults import FORMS, end, mark_time, start
 from support.jobs.mpi import Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 
 @dataclass(frozen=True)
 class Row:

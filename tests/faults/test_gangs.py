@@ -113,7 +113,6 @@ sys.exit(3)
     end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
 
 
-@pytest.mark.one_mpi
 def test_members_return_while_the_scheduler_is_busy(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is late, as Dask is: nothing is lost. Limits are a fraction here of those of a job, and so is the time it is busy."""
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
@@ -157,7 +156,6 @@ sys.exit(3)
     end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=90)
 
 
-@pytest.mark.one_mpi
 def test_caller_that_is_killed_or_interrupted(mpirun: Mpi) -> None:
     body = (
         GANGS
@@ -245,7 +243,6 @@ session.spmd(forever)
     end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
 
 
-@pytest.mark.one_mpi
 def test_gangs_that_overlap_do_not_wait_for_each_other(mpirun: Mpi) -> None:
     """Twenty times two at the same time, of two threads and two clients, some of which fail."""
     body = (

@@ -15,6 +15,8 @@ from support.jobs.clusters import until
 from support.jobs.faults import end, mark_time, start
 from support.jobs.mpi import Job, Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 
 @pytest.fixture
 def bed() -> Iterator[TestBed]:

@@ -16,6 +16,7 @@ from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_nvml, emulated_environ, make_gpus
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(
     ("victim", "form"),
     [
@@ -84,7 +85,6 @@ def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
     end(mpirun, job, 3, 3.0, says=("restarting it in 0.5 s",))
 
 
-@pytest.mark.one_mpi
 def test_agent_of_a_worker_under_a_profiler(mpirun: Mpi) -> None:
     """The worker ends with it although a task keeps the interpreter to itself."""
     body = """
@@ -106,7 +106,6 @@ sys.exit(3)
     end(mpirun, job, 3, 5.0, tracebacks=None)
 
 
-@pytest.mark.one_mpi
 def test_fork_server_of_a_worker(mpirun: Mpi) -> None:
     """Those that come after it log and are silent as those before."""
     body = """
@@ -158,7 +157,6 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-@pytest.mark.one_mpi
 def test_workers_with_a_lifetime(mpirun: Mpi) -> None:
     """They are restarted as often as that is over, and nobody calls it a death."""
     body = """
@@ -190,6 +188,7 @@ def kill_again(others):
 """
 
 
+@pytest.mark.both_mpis
 @pytest.mark.slow
 def test_agent_too_often(mpirun: Mpi) -> None:
     body = AGAIN + "kill_again(['0', '1'])\n" + "check_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
@@ -219,6 +218,7 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
     )
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich", victim="scheduler", form="initialize")
 @pytest.mark.parametrize(
     ("victim", "form"),
@@ -296,6 +296,7 @@ def test_scheduler_of_a_script_without_standard_error(mpirun: Mpi, close: str) -
     end(mpirun, start(mpirun, "initialize", body), 1, 10, tracebacks=None)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
 def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
     """The agent takes it for the end, and the pipes to it are gone; files of the script's have got their numbers."""
@@ -314,6 +315,7 @@ def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
         assert {path.read_text() for path in job.directory.glob("data-*")} <= {"of the script", ""}
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("victim", ["scheduler", "head agent"])
 def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     job = start(mpirun, "bare")

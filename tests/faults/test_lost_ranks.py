@@ -19,6 +19,8 @@ from support.jobs.clusters import ranks_of
 from support.jobs.faults import FORMS, end, mark_time, start, write
 from support.jobs.mpi import Job, Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 LOST = "its processes or its node died, or its network is down"
 TOLERATES = {"tolerate_lost_ranks": 1}
 

@@ -81,6 +81,7 @@ atexit.register(no_more_threads)
 """
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("form", FORMS)
 def test_no_threads_at_exit(mpirun: Mpi, form: str) -> None:
     """Python 3.12.0 to 3.12.2 start no thread any more once the interpreter ends."""

@@ -12,6 +12,8 @@ from support.jobs.clusters import ranks_of, until
 from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
 from support.jobs.mpi import Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 BODY = """
 atexit.register(mark, "atexit")
 task = client.submit(time.sleep, 60)  # a signal inside of that would leave half a Future, whose end prints a traceback

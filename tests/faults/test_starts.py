@@ -15,6 +15,8 @@ from support.jobs.faults import FORMS, end, start, write
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
+pytestmark = pytest.mark.both_mpis
+
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
 #: And those of a start-up deadline.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,46 @@ seen()
     assert told["after"]["uuid"] == told["before"]["uuid"]
     assert told["pools"] == ["PoolMemoryResource"] * len(gpus.uuids)
     check(told, gpus, list(gpus.uuids), script=True)  # the script has made an array of its own
+    gpus.check_idle()
+
+
+def test_rank_lost_in_the_middle(mpirun: Mpi, gpus: Any) -> None:
+    """The other rank goes on with its GPU, and the result is right; the lost one's GPU is free at the end."""
+    need(gpus, 2)
+    if mpirun.name != "openmpi":
+        pytest.skip("Hydra ends the job when a rank is lost")
+    body = """
+import cupy, psutil, signal
+
+def slowly(block):
+    time.sleep(0.1)
+    return block
+
+random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
+x = random.random((30_000, 30_000), chunks=5_000)
+for step in range(4):
+    x = ((x + x.T) / 2).map_blocks(slowly, dtype=x.dtype, meta=cupy.empty((0, 0)))
+future = client.compute(x.sum())
+held = lambda dask_scheduler: [len(ws.has_what) for ws in dask_scheduler.workers.values()]
+limit = time.monotonic() + 60
+while (results := min(client.run_on_scheduler(held))) < 3 and time.monotonic() < limit:
+    time.sleep(0.05)
+tell(results=results, early=future.done())
+(lost,) = [each for each in psutil.Process(os.getppid()).children() if each.pid != os.getpid()]
+for each in [lost, *lost.children(recursive=True)]:
+    os.kill(each.pid, signal.SIGKILL)
+tell(total=float(future.result(timeout=100)), workers=len(client.scheduler_info(n_workers=-1)["workers"]))
+"""
+    options = options_for("auto", worker_options=POOL, tolerate_lost_ranks=1)
+    surviving = replace(mpirun, flags=("--with-ft", "ulfm"))
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.uuids[:2])}
+    done = surviving.run(HEAD + initialized(**options) + body, 2, env=env, timeout=150).check()
+    told = facts(done)
+    assert told["results"] >= 3
+    assert told["early"] is False
+    assert told["total"] == pytest.approx(0.5 * 30_000**2, rel=1e-3)
+    assert told["workers"] == 1
+    assert "it had 1 worker and 1 GPU. Continuing with 1 worker" in done.stderr
     gpus.check_idle()
 
 

@@ -24,7 +24,6 @@ from support.mocks.gpus import GIB, SimHost, make_gpus
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
 
 pytestmark = [
-    pytest.mark.one_mpi,
     pytest.mark.skipif(
         SSHD is None or shutil.which("ssh") is None, reason="no sshd (openssh-server) or no ssh"
     ),

@@ -16,7 +16,6 @@ from support.mocks.gpus import GIB, ONLY_VARIABLE, SimHost, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-    pytest.mark.one_mpi,
 ]
 
 GPUS = {"h1": make_gpus(4, host="h1", memory=80 * GIB), "h2": make_gpus(3, host="h2", memory=40 * GIB)}

@@ -14,8 +14,6 @@ from support.jobs.clusters import COMMAND, TELL, facts, workers_of
 from support.jobs.mpi import Mpi
 
 # which network is taken, and whether it leads anywhere, does not depend on the MPI library
-pytestmark = pytest.mark.one_mpi
-
 SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 
 
@@ -102,6 +100,7 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path)
     assert len(workers_of(facts(done))) == 3
 
 
+@pytest.mark.both_mpis
 def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
     """Launcher, MPI, reachability, scheduler, workers: the nodes have no IPv4 address but that of loopback."""
     if mpirun.name == "mpich":

@@ -96,6 +96,7 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     assert scratch_of(job) == []
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_hosts_that_differ(mpirun: Mpi, bed: TestBed, libdir: Path, tmp_path: Path) -> None:
     # the client's host has no driver at all, one host has slices, one a GPU of another kind

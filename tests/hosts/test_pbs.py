@@ -143,6 +143,7 @@ def test_gpus_of_every_host(pbs: Pbs, libdir: Path, visible: str, second: int) -
         assert row["visible"] in {gpu.uuid for gpu in gpus[row["host"]]}
 
 
+@pytest.mark.both_mpis
 def test_checkpoint_and_the_job_that_goes_on(pbs: Pbs) -> None:
     limits = {"Resource_List": {"walltime": "01:00:00"}, "resources_used": {"walltime": "00:59:30"}}
     pbs.commands.answers |= {
@@ -180,6 +181,7 @@ def test_exit_code_of_the_script(pbs: Pbs) -> None:
     assert [row for row in pbs.commands.rows() if row["name"] == "qsub"] == []
 
 
+@pytest.mark.both_mpis
 def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -> None:
     # PBS makes it where it starts processes: where mpirun comes by ssh, it may not be there
     tmpdir = "/dev/shm/pbs.7"

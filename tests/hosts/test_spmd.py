@@ -13,8 +13,6 @@ from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
 
-pytestmark = pytest.mark.one_mpi
-
 SCRIPT = script("hosts/scripts/gangs.py")
 
 

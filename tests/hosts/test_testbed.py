@@ -33,6 +33,7 @@ def rows(text: str) -> list[tuple[int, str, str, str | None]]:
     return list(ast.literal_eval(text))
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_world_spans_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     done = mpirun.run(WHERE, 4, bed=hosts, hosts=["h1", "h2"], env={"COLOUR": "red"}).check()
@@ -56,6 +57,7 @@ def test_uneven_hosts_and_environment_for_each_rank(mpirun: Mpi, hosts: TestBed)
     ]
 
 
+@pytest.mark.both_mpis
 def test_processes_on_other_hosts_are_found(mpirun: Mpi, hosts: TestBed) -> None:
     program = "import time; print('asleep', flush=True); time.sleep(600)"
     job = mpirun.start(program, 3, bed=hosts)

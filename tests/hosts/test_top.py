@@ -8,13 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
-
-pytestmark = pytest.mark.one_mpi
 
 SCRIPT = """
 import os, sys, time

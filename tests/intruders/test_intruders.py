@@ -92,7 +92,6 @@ def test_http_is_out_of_reach_of_other_hosts(from_another_host: Attacked) -> Non
     assert set(found.values()) == {"out: nobody listens"}
 
 
-@pytest.mark.one_mpi
 def test_without_encryption_they_do_get_in(without_encryption: Attacked) -> None:
     """Which shows that the attacks are some."""
     for attack in ("plain TCP", "a process of Dask"):

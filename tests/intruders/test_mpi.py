@@ -11,7 +11,7 @@ from support.intruders.jobs import Attacked, was_in
 from support.intruders.listeners import Listener
 from support.jobs.mpi import Mpi
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.both_mpis]
 
 #: The first cells of the table's rows are names of listeners.
 COLUMNS = ("one node", "several nodes, Open MPI", "several nodes, MPICH")

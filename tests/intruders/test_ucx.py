@@ -17,7 +17,6 @@ from support.jobs.mpi import Mpi
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.slow,
-    pytest.mark.one_mpi,
     pytest.mark.skipif(
         find_spec("distributed_ucxx") is None,
         reason="distributed-ucxx is not installed: ci/ucx.sh installs it",

@@ -167,12 +167,8 @@ ROWS = (
     ),
 )
 
-#: As a command under either MPI; the second form tells nothing of the MPI.
-MARKS = {"command": (), "initialize": (pytest.mark.one_mpi,)}
 CASES = [
-    pytest.param(row, form, id=f"{row.name}-{form}", marks=(*MARKS[form], *row.quick))
-    for row in ROWS
-    for form in row.forms
+    pytest.param(row, form, id=f"{row.name}-{form}", marks=row.quick) for row in ROWS for form in row.forms
 ]
 
 
@@ -327,6 +323,7 @@ OPEN_MPIS = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COM
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(
     ("form", "env", "says"),
     [
@@ -366,6 +363,7 @@ def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str, words: str = "-m das
     return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT, env=QUICK)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
@@ -376,6 +374,7 @@ def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.both_mpis
 def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> None:
     # rank 1, alone on its host: rank 0 has all it needs, and waits for this one
     env = QUICK | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
@@ -385,6 +384,7 @@ def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> Non
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
@@ -398,6 +398,7 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich", ranks=2, form="command")
 @pytest.mark.parametrize(("form", "ranks"), [("command", 2), ("initialize", None), ("plan", 2)])
 def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
@@ -441,6 +442,7 @@ def test_mpi4py_that_is_not_there(mpirun: Mpi, tmp_path: Path) -> None:
     error_line(done, "No module named 'mpi4py'", "pip install")
 
 
+@pytest.mark.both_mpis
 def test_a_python_without_what_the_package_needs(mpirun: Mpi, tmp_path: Path) -> None:
     """As on a node with another Python: the launcher would not name it."""
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\")")
@@ -493,6 +495,7 @@ def test_a_second_try_after_a_refusal_is_allowed(mpirun: Mpi) -> None:
     nothing_left(mpirun)
 
 
+@pytest.mark.both_mpis
 def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
     script = """
         import os

@@ -38,6 +38,7 @@ def red(done: CompletedJob) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_all_is_well(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 4).check()
@@ -67,7 +68,7 @@ def test_json(mpirun: Mpi) -> None:
     assert findings(done) == []
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick("openmpi")
 @compiler
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
@@ -170,6 +171,7 @@ def test_interface_that_is_not_there(mpirun: Mpi) -> None:
     assert "'ib9'" in found["found"]
 
 
+@pytest.mark.both_mpis
 def test_worlds_of_one(mpirun: Mpi) -> None:
     # what a foreign launcher makes of two ranks; rank 0 speaks for both
     rank = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
@@ -211,6 +213,7 @@ def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, ranks: int, sile
     assert "no response" not in done.stderr
 
 
+@pytest.mark.both_mpis
 @pytest.mark.slow
 def test_rank_0_that_is_stopped(mpirun: Mpi) -> None:
     done = mpirun.run(_hanging(0, "os.kill(os.getpid(), 19)"), 2, timeout=40)

@@ -75,7 +75,7 @@ if __name__ == "__main__":
 
 @pytest.mark.quick("openmpi", protocol="tls")
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["tls", pytest.param("tcp", marks=pytest.mark.one_mpi)])
+@pytest.mark.parametrize("protocol", ["tls", "tcp"])
 def test_every_kind_of_process(mpirun: Mpi, protocol: str, tmp_path: Path) -> None:
     script, own = tmp_path / "script.py", tmp_path / "own.yaml"
     script.write_text(CHILDREN)
@@ -105,7 +105,6 @@ ENDINGS = {
 }
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_nothing_is_left(mpirun: Mpi, ending: str) -> None:
     body = TELL + "import signal\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
@@ -147,6 +146,7 @@ tell(code=subprocess.run(sys.argv[1:], env=scrub(os.environ), timeout=90).return
 )
 
 
+@pytest.mark.both_mpis
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["initialize", "launch"])
 def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how: str, tmp_path: Path) -> None:
@@ -180,6 +180,7 @@ def test_a_script_that_replaces_itself_ends_with_the_programs_code(mpirun: Mpi) 
     assert foreign_lines(done.stderr.partition("-----")[0]) == []  # Open MPI has much to say about exit codes
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_program_ends_with_the_rank(mpirun: Mpi, number: int) -> None:
     code = REPLACED.replace("END", "time.sleep(300)")
@@ -208,7 +209,7 @@ client.close()
 
 
 @pytest.mark.quick("mpich", how="jupyter")
-@pytest.mark.parametrize("how", [pytest.param("nbclient", marks=pytest.mark.one_mpi), "jupyter"])
+@pytest.mark.parametrize("how", ["nbclient", "jupyter"])
 def test_a_notebook(mpirun: Mpi, how: str, tmp_path: Path) -> None:
     book = str(notebook(tmp_path))
     text = f"import nbformat, nbclient; nbclient.NotebookClient(nbformat.read({book!r}, 4), kernel_name='python3').execute()"

@@ -123,7 +123,6 @@ def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if re.search(r"\b403\b|tornado", line)] == []
 
 
-@pytest.mark.one_mpi
 def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
     """As dask-mpi's: to lock it would help nobody. A warning says that both are open."""
     code = "from distributed import Client; print('link', Client().dashboard_link, flush=True); import time; time.sleep(60)"
@@ -139,7 +138,6 @@ def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
     job.wait(30)
 
 
-@pytest.mark.one_mpi
 def test_its_port_may_be_taken_even_if_warnings_are_errors(mpirun: Mpi) -> None:
     code = (
         "from dask_gpu_mpi import initialize; initialize(); from distributed import Client; "

@@ -13,7 +13,7 @@ from support.jobs.clusters import COMMAND, facts
 from support.jobs.mpi import CompletedJob, Mpi
 from support.jobs.scripts import script
 
-pytestmark = [pytest.mark.mpi, pytest.mark.one_mpi]
+pytestmark = pytest.mark.mpi
 
 #: Each function is one test's; what it raises is that test's failure.
 SCRIPT = script("mpi/scripts/dask_places.py")

@@ -15,7 +15,6 @@ from support.jobs.scripts import script
 from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = [
-    pytest.mark.one_mpi,
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
 ]
 

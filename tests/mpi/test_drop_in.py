@@ -13,7 +13,7 @@ from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, s
 from support.jobs.mpi import Mpi
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick("openmpi")
 @pytest.mark.parametrize("name", ["initialize", "execute"])
 def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
     with warnings.catch_warnings():
@@ -93,6 +93,7 @@ else:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.both_mpis
 def test_sub_communicator_beside_mpi_work_of_others(mpirun: Mpi) -> None:
     program = (
         TELL
@@ -130,7 +131,7 @@ if world.rank == 2:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick("openmpi")
 def test_execute_returns_the_result(mpirun: Mpi) -> None:
     program = (
         TELL
@@ -160,6 +161,7 @@ if MPI.COMM_WORLD.rank == 0:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.both_mpis
 def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
     program = (
         TELL
@@ -305,7 +307,6 @@ MPI.COMM_WORLD.allreduce(1)
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.one_mpi
 def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
     """No rank is kept for a client that is elsewhere, nor for a scheduler that is there already."""
     file = tmp_path / "scheduler.json"
@@ -416,7 +417,6 @@ RUNNING = "initialize: the cluster was started by `python -m dask_gpu_mpi`; no e
     ],
     ids=["alike", "different", "another call"],
 )
-@pytest.mark.one_mpi
 def test_initialize_below_the_command(
     mpirun: Mpi, tmp_path: Path, options: str, call: str, warns: str | None
 ) -> None:
@@ -430,7 +430,6 @@ def test_initialize_below_the_command(
     assert warns is None or warns in warnings[0]
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -19,6 +19,7 @@ client = Client()
 """
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(
     ("body", "layout", "ranks", "rc", "says"),
     [
@@ -59,7 +60,7 @@ def test_the_job_ends(
     assert "did not answer" not in done.output
 
 
-@pytest.mark.one_mpi
+@pytest.mark.both_mpis
 def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
     """MPICH's launcher loses one such report in ten without the wait that tests/pure/base/test_frames.py looks at."""
     program = """
@@ -96,13 +97,14 @@ time.sleep(600)
 )
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick(victim="other rank", worker_class="auto")
 @pytest.mark.parametrize(
     ("victim", "worker_class"),
     [
         *[(victim, "auto") for victim in ("launcher", "client rank", "other rank")],
         # whose agents die at once with their ranks
-        pytest.param("other rank", "distributed.Worker", marks=pytest.mark.one_mpi),
+        ("other rank", "distributed.Worker"),
     ],
 )
 def test_sigkill(mpirun: Mpi, victim: str, worker_class: str) -> None:
@@ -185,6 +187,7 @@ while not os.path.exists(go_on):
 SECONDS, SHARE = 4.0, 0.02
 
 
+@pytest.mark.both_mpis
 def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
     job = mpirun.start(WAITS, 4)
     job.wait_for("FACTS")

@@ -17,8 +17,6 @@ from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, make_gpus
 
-pytestmark = pytest.mark.one_mpi
-
 FOLDER = ROOT / "examples"
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
@@ -34,7 +32,7 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     assert right(done.stdout) == right(sections()[f"{name}.py"])
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick("openmpi", options="all")
 @needs_compiler
 @pytest.mark.parametrize("options", ["all", "none", "CPU workers"])
 def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:

@@ -17,7 +17,6 @@ from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-    pytest.mark.one_mpi,
 ]
 
 #: Two sockets, where this machine has cores for them.

@@ -13,6 +13,8 @@ import pytest
 from support import ROOT
 from support.jobs.mpi import JobTimeout, LeakedProcesses, Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 WHO = """
     import os
     from mpi4py import MPI

@@ -97,6 +97,7 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(owner) == scratch_of(joined) == []
 
 
+@pytest.mark.both_mpis
 def test_interrupt_ends_the_cluster(mpirun: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     owner = mpirun.start([*COMMAND, "--scheduler-file", str(file)], 2)

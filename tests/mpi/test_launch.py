@@ -38,6 +38,7 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "analysis.py")
 
 
+@pytest.mark.both_mpis
 @pytest.mark.slow
 def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     mpirun: Mpi, tmp_path: Path
@@ -58,6 +59,7 @@ def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
 NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick(number=signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
@@ -158,6 +160,7 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     assert worker["level"] == logging.WARNING
 
 
+@pytest.mark.both_mpis
 def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -> None:
     source = small_environment(tmp_path / "env")
     local = tmp_path / "local"

@@ -28,6 +28,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
     return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 @pytest.mark.mpi
 def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
@@ -55,6 +56,7 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     assert job.wait(30).rc != 0
 
 
+@pytest.mark.both_mpis
 @pytest.mark.mpi
 def test_script_finds_nothing_of_what_mpi_was_told(mpirun: Mpi) -> None:
     done = mpirun.run(AFTERWARDS, 2, env=UNCHOSEN).check()
@@ -78,6 +80,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(("mpi", "name", "value", "is_open"), CHOICES, ids=lambda value: str(value))
 def test_choice_that_leaves_a_port_on_one_host(
     mpirun: Mpi, tmp_path: Path, mpi: str, name: str, value: str, is_open: bool
@@ -106,6 +109,7 @@ def test_choice_that_leaves_a_port_on_one_host(
     assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings), warnings
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("closed", [False, True])
 def test_mpi_that_the_script_has_started_itself_listens_on_a_port(mpirun: Mpi, closed: bool) -> None:
     """One warning, which says what to change; none where the settings are in the environment."""

@@ -10,7 +10,7 @@ from support.jobs.clusters import TELL, facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.both_mpis]
 
 PROGRAM = script("mpi/scripts/mails.py")
 

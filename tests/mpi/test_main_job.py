@@ -61,6 +61,7 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
     assert len({row["pid"] for row in rows.values()}) == len(rows)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="sys.exit(7)\n")
@@ -133,6 +134,7 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
     assert scratch_of(mpirun.jobs[-1], "d*") == []
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_path: Path) -> None:
     before = "from dask_gpu_mpi import initialize\ninitialize(worker_class='distributed.Worker')\n"
@@ -147,6 +149,7 @@ def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_pa
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")

@@ -11,6 +11,8 @@ from dask_gpu_mpi.mpi.openmpi import NETWORKS
 from support.jobs.clusters import foreign_lines
 from support.jobs.mpi import Mpi
 
+pytestmark = pytest.mark.both_mpis
+
 HEAD = "import mpi4py\nfrom dask_gpu_mpi import initialize\n"
 
 

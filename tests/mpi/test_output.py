@@ -19,7 +19,6 @@ from support.jobs.scripts import script
 PRINTS = script("mpi/scripts/prints.py")
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("worker_class", ["distributed.Worker", "distributed.Nanny"])
 def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, worker_class: str) -> None:
     """To a file, which Python buffers. Without a launcher: Open MPI's gives a terminal to its ranks."""
@@ -38,6 +37,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, work
     assert foreign_lines(done.stderr) == []
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_path: Path) -> None:
     """MPI knows nothing of Python's buffers."""
@@ -53,6 +53,7 @@ def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_
     assert done.stdout == "the result\n"
 
 
+@pytest.mark.both_mpis
 def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
     program = """
         import contextlib, os, signal, time
@@ -90,7 +91,6 @@ with Client() as client:
 """
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize(
     ("redirection", "worker_class"),
     [
@@ -110,7 +110,6 @@ def test_nobody_to_print_for(mpirun: Mpi, tmp_path: Path, redirection: str, work
     assert foreign_lines(done.stdout.replace("a task\n", "").replace("its child\n", "")) == []
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "2>/dev/full"])
 def test_bad_input_and_nobody_to_tell(mpirun: Mpi, tmp_path: Path, redirection: str) -> None:
     """Exit code 2 all the same; and what belongs on standard error does not go elsewhere."""

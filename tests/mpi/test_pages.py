@@ -11,8 +11,6 @@ from support import ROOT
 from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 
-pytestmark = pytest.mark.one_mpi
-
 
 def first_script(page: str) -> str:
     """The first block of Python on the page."""

@@ -20,8 +20,6 @@ from support.jobs.screens import TABS, browser
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, make_gpus
 
-pytestmark = pytest.mark.one_mpi
-
 #: Tasks that compute, fetch data from each other, and fail; long enough for a heartbeat of each worker.
 WORK = script("mpi/scripts/works.py")
 

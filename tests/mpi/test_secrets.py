@@ -129,6 +129,7 @@ def sniffer() -> Iterator[bytearray]:
             thread.join()
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may open a packet socket")
 def test_private_key_is_not_on_the_network(mpirun: Mpi) -> None:
@@ -158,6 +159,7 @@ LIMIT, STRANGERS = 192, 150
 HALF_OPEN = script("mpi/scripts/half_open.py")
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_half_open_connections(mpirun: Mpi) -> None:
     # as a shell's user has it: a soft limit below the hard one

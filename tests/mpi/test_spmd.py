@@ -43,7 +43,6 @@ current_session().spmd(inner)
 """
 
 
-@pytest.mark.one_mpi
 def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNCAUGHT)
     done = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=PATH, timeout=60).check(1)
@@ -53,7 +52,6 @@ def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi, tmp_pat
     assert done.stderr.count("SpmdError: spmd: rank 0 (worker 0 on ") == 1
 
 
-@pytest.mark.one_mpi
 def test_workers_without_a_nanny_are_refused(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNCAUGHT)
     environ = {**PATH, "DASK_GPU_MPI__WORKER_CLASS": "distributed.Worker"}
@@ -75,7 +73,6 @@ os.write(1, ("FACTS " + json.dumps(told) + "\\n").encode())
 """
 
 
-@pytest.mark.one_mpi
 def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     gpus = make_gpus(2, host="one", memory=80 * GIB)
     (tmp_path / "script.py").write_text(DEVICES)

@@ -12,8 +12,6 @@ from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
-pytestmark = pytest.mark.one_mpi
-
 #: What the rule has to say of a job that shows it, on two workers of two threads.
 RULES = {
     "alone": r"the script had no task for the workers for \d\d % of its time: (.*, )?[34]\.\d s between tasks.* Fix: ",

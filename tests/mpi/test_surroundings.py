@@ -33,14 +33,12 @@ def ours(done: CompletedJob) -> str:
     return re.sub(".*Unable to get the current working directory.*\n", "", done.stderr)
 
 
-@pytest.mark.one_mpi
 def test_no_working_directory_and_a_path_in_the_import_path(mpirun: Mpi) -> None:
     done = mpirun.run(f"{TELL}{GONE}from dask_gpu_mpi import initialize\ninitialize()\n{CLIENT}", 2).check()
     assert facts(done) == {"answer": 3, "folders": ["/", "/"]}
     assert foreign_lines(ours(done)) == []
 
 
-@pytest.mark.one_mpi
 def test_a_worker_is_restarted_when_the_working_directory_is_gone(mpirun: Mpi, tmp_path: Path) -> None:
     """The same happens to one that starts when the directory goes."""
     place = tmp_path / "gone"
@@ -57,7 +55,6 @@ def test_a_worker_is_restarted_when_the_working_directory_is_gone(mpirun: Mpi, t
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.one_mpi
 def test_the_command_in_a_deleted_directory(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
     script = tmp_path / "s.py"
@@ -74,7 +71,6 @@ def test_the_command_in_a_deleted_directory(mpirun: Mpi, tmp_path: Path) -> None
     assert len(ours(done).splitlines()) == 1
 
 
-@pytest.mark.one_mpi
 def test_a_python_that_does_not_know_where_it_is(mpirun: Mpi) -> None:
     script = "import sys\nsys.executable = ''\nfrom dask_gpu_mpi import initialize\ninitialize()\n"
     done = mpirun.run(script, 2).check(2)
@@ -114,7 +110,6 @@ def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
     assert "☃" in "".join(file.read_text(encoding="utf-8") for file in (place / "logs").glob("worker-*.log"))
 
 
-@pytest.mark.one_mpi
 def test_a_local_directory_that_dask_cannot_name(mpirun: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text(f"{TELL}{CLIENT}")
@@ -137,6 +132,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick
 def test_all_that_the_launcher_adds_is_scrubbed_and_nothing_else(mpirun: Mpi) -> None:
     """A new version of a launcher may have new names."""

@@ -7,8 +7,6 @@ import pytest
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
-pytestmark = pytest.mark.one_mpi
-
 POOLS = script("mpi/scripts/pools.py")
 
 

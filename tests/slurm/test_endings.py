@@ -71,6 +71,7 @@ def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
     assert ended.output.count("Traceback") == 1
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("how", ["rank", "node"])
 def test_lost_ranks(slurm: Slurm, detected_mpi: Mpi, how: str) -> None:
     """Below srun, with an MPI library that survives it; the exit code is the script's, and not srun's 137."""
@@ -107,6 +108,7 @@ sys.exit(7)
             slurm.ask("scontrol", "update", "nodename=h2", "state=idle")
 
 
+@pytest.mark.both_mpis
 def test_rank_that_has_not_responded_at_the_start(slurm: Slurm, detected_mpi: Mpi) -> None:
     """The job starts without it."""
     if detected_mpi.name != "mpich":
@@ -159,6 +161,7 @@ def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) ->
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.both_mpis
 def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: Mpi) -> None:
     job = slurm.submit(
         template("slurm.sbatch", ONE),
@@ -203,6 +206,7 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
         assert "Traceback" not in ended.output
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_is_killed(slurm: Slurm, name: str) -> None:
     # the client's rank, and one without it; slurm.sbatch has Slurm wait half a minute for what is left
@@ -225,6 +229,7 @@ def test_a_rank_is_killed(slurm: Slurm, name: str) -> None:
         assert "ended after" not in ended.output
 
 
+@pytest.mark.both_mpis
 def test_a_daemon_of_mpirun_is_killed(slurm: Slurm, detected_mpi: Mpi) -> None:
     # as when a host is lost; Open MPI's mpirun then ends with code 0
     jobs = [

@@ -72,7 +72,6 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.one_mpi
 def test_mpi_may_come_first(mpirun: Mpi) -> None:
     """The rank does not use UCX, and then does not load it either; what the user configured is kept."""
     env = {
@@ -96,7 +95,6 @@ tell(threshold=[*client.run(threshold).values()])
 OPEN = {"DASK_DISTRIBUTED_UCXX__ENVIRONMENT__TLS": "tcp,sm,self"}
 
 
-@pytest.mark.one_mpi
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     """Between hosts without RDMA the data is encrypted: UCX would need a port that lets everyone in."""
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
@@ -113,7 +111,6 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     assert "warning" not in done.stderr
 
 
-@pytest.mark.one_mpi
 def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **OPEN}
     done = mpirun.run(
@@ -125,7 +122,6 @@ def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
     assert "anyone who reaches the port can run code as you" in done.stderr
 
 
-@pytest.mark.one_mpi
 def test_ucx_that_does_not_lead_to_the_other_node_is_told_before_anything_is_sent(
     mpirun: Mpi, hosts: TestBed
 ) -> None:
@@ -140,7 +136,6 @@ def test_ucx_that_does_not_lead_to_the_other_node_is_told_before_anything_is_sen
     assert facts(done)["over_ucx"] == [0, 0]
 
 
-@pytest.mark.one_mpi
 def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
     program = """
 import contextlib, signal
@@ -188,7 +183,6 @@ seen(client)
     assert told["seconds"] < 60  # a keepalive of UCX would take minutes
 
 
-@pytest.mark.one_mpi
 def test_idle_workers_leave_their_core_alone(mpirun: Mpi) -> None:
     program = """
 work(client)
@@ -202,7 +196,6 @@ seen(client)
     assert told["cpu"] < 1.5  # of 6 s; with distributed-ucxx's own progress it is all of them
 
 
-@pytest.mark.one_mpi
 def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     """Emulated GPUs, on which no context can be made: the plan says UCX, the connections stay TLS and say so, all is right."""
     script = tmp_path / "script.py"
@@ -228,7 +221,6 @@ def transport(done: CompletedJob) -> list[dict[str, Any]]:
     return [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
 
 
-@pytest.mark.one_mpi
 def test_check_tries_ucx(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 2, timeout=90).check()
     (finding,) = transport(done)
@@ -236,7 +228,6 @@ def test_check_tries_ucx(mpirun: Mpi) -> None:
     assert "UCX works within 1 node" in finding["found"]
 
 
-@pytest.mark.one_mpi
 def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     (finding,) = transport(mpirun.run(CHECK, 4, env=env, bed=hosts, timeout=90).check())
@@ -249,7 +240,6 @@ def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     assert "UCX works within 3 nodes and from each to the next" in found["found"]
 
 
-@pytest.mark.one_mpi
 def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBed) -> None:
     env = {
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
@@ -268,7 +258,6 @@ def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBe
     [entry for entry in TABLE if entry.module.partition(".")[0] in ("ucxx", "distributed_ucxx", "libucxx")],
     ids=lambda entry: f"{entry.module}.{entry.name}",
 )
-@pytest.mark.one_mpi
 def test_private_names_are_there(entry: Any) -> None:
     with patch.dict(os.environ):  # ucxx sets UCX's variables, which the jobs of other tests would inherit
         owner = importlib.import_module(entry.module)

@@ -13,7 +13,6 @@ from support.jobs.scripts import script
 
 pytestmark = [
     pytest.mark.quick("mpich"),
-    pytest.mark.one_mpi,
     pytest.mark.skipif(
         find_spec("distributed_ucxx") is None,
         reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/pure/network/test_ucx_comm.py needs none",

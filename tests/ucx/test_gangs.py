@@ -12,7 +12,6 @@ from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
 pytestmark = [
-    pytest.mark.one_mpi,
     pytest.mark.skipif(
         find_spec("distributed_ucxx") is None,
         reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/mpi/test_spmd.py has gangs over TLS",

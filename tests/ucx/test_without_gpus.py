@@ -51,6 +51,7 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
@@ -73,7 +74,6 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.one_mpi
 def test_initialize(mpirun: Mpi) -> None:
     """What the user configured for transfers and UCX is kept: also a number, which UCX's package does not take."""
     env = {
@@ -92,6 +92,7 @@ def test_initialize(mpirun: Mpi) -> None:
     assert foreign_lines(done.stderr) == []
 
 
+@pytest.mark.both_mpis
 def test_mpi_before_ucx(mpirun: Mpi) -> None:
     """It is said, with a remedy, and the remedy works."""
     program = "from mpi4py import MPI\n" + HEAD + INITIALIZED + "seen(client)\n"
@@ -101,7 +102,6 @@ def test_mpi_before_ucx(mpirun: Mpi) -> None:
     check(facts(mpirun.run("import ucxx\n" + program, 2, timeout=90).check()), 2)
 
 
-@pytest.mark.one_mpi
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     done = mpirun.run(
@@ -112,7 +112,6 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == 2
 
 
-@pytest.mark.one_mpi
 def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
     program = """
 import signal, time
@@ -139,6 +138,7 @@ seen(client)
     assert facts(done)["restarted"] == [True, True]
 
 
+@pytest.mark.both_mpis
 def test_killed_rank_ends_the_job(mpirun: Mpi) -> None:
     job = mpirun.start(HEAD + INITIALIZED + "tell(up=True)\nimport time\ntime.sleep(600)\n", 2)
     job.wait_for("FACTS", 60)
