@@ -22,7 +22,6 @@ PARTS = {
     "slower": summary.slower_table,
     "staging": lambda: start_tables.copies("staging", "staging-50ms"),
     "plots": plots.text,
-    "version": summary.since,
 }
 
 

@@ -35,8 +35,8 @@ def phases() -> Data:
             "4 ranks × 1 worker": group("startup-mpich", "4x1", cpu, "LocalCluster"),
         },
         "GPU workers: Open MPI": {
-            "1 rank × 4 workers\non 4×H200": group(
-                "startup-4xH200", "1x4", ("limit, quick MPI",), "LocalCUDACluster"
+            "1 rank × 2 workers\non 2×H100": group(
+                "startup-2xH100", "1x2", ("limit, quick MPI",), "LocalCUDACluster"
             ),
         },
     }
@@ -55,56 +55,26 @@ def say_phases(data: Data) -> str:
 
 def ranks() -> Data:
     """Seconds until ready of jobs of many ranks, and of ranks that only import."""
-    found = {}
-    for cores in (32, 64):
-        rows = load(f"scale-real-{cores}-cores")["real"]
-        found[f"{cores} cores"] = {
-            "ranks": [row["ranks"] for row in rows],
-            "ready": [rounded(row["ready_s"]) for row in rows],
-            "trials": [[rounded(run["ready_s"]) for run in row["runs"]] for row in rows],
-            "imports": [rounded(row["limit_s"]) for row in rows],
-        }
-    return found
+    rows = load("scale-real-32-cores")["real"]
+    return {
+        "ranks": [row["ranks"] for row in rows],
+        "ready": [rounded(row["ready_s"]) for row in rows],
+        "trials": [[rounded(run["ready_s"]) for run in row["runs"]] for row in rows],
+        "imports": [rounded(row["limit_s"]) for row in rows],
+    }
 
 
 def say_ranks(data: Data) -> str:
     """The right ends of the lines in words."""
-    parts = [
-        f"With {found['ranks'][-1]} ranks on {machine} a cluster is ready after {found['ready'][-1]:.1f} s, "
-        f"ranks that only import after {found['imports'][-1]:.1f} s."
-        for machine, found in data.items()
-    ]
-    return " ".join(parts)
+    return (
+        f"With {data['ranks'][-1]} ranks on 32 cores a cluster is ready after {data['ready'][-1]:.1f} s, "
+        f"ranks that only import after {data['imports'][-1]:.1f} s."
+    )
 
 
 def throughput() -> Data:
     """GB/s between GPU workers: medians, and the intervals of the means of the trials."""
-    comms = load("comms-1xH100")["results"]["1000000000"]
-    one_gpu = {
-        known(way): [comms["gb_per_s"][way], comms["trials"][way]]
-        for way in ("TLS and UCX", "UCX, open", "TLS")
-    }
-    pair, protocols = load("transfer-4xH200")["runs"][0], load("transfer-4xH200")["runs"][2]
-    four_gpus = {
-        known(way): [run["median_GB_s"][way], rates(run, way)]
-        for run, way in (
-            (pair, "ours, UCX"),
-            (pair, "LocalCUDACluster, UCX"),
-            (protocols, "ours, TCP"),
-            (protocols, "ours, TLS"),
-        )
-    }
-
-    default, others = load("transfer-2xH100")["runs"]
-    two_gpus = {
-        known(way): [run["median_GB_s"][way], rates(run, way)]
-        for run, way in (
-            (default, "ours, UCX beside TLS"),
-            (default, "ours, UCX"),
-            (others, "LocalCUDACluster, UCX"),
-            (others, "ours, TLS"),
-        )
-    }
+    sums, columns = (load(name)["runs"][0] for name in ("transfer-2xH100", "transfer-all-to-all-2xH100"))
 
     def panel(found: Mapping[str, list[Any]]) -> Data:
         return {
@@ -113,9 +83,11 @@ def throughput() -> Data:
         }
 
     return {
-        "2×H100: (x + x.T).sum() of an array of 12.8 GB, 2 workers": panel(two_gpus),
-        "1×H100: an array of 1 GB between two processes on the GPU": panel(one_gpu),
-        "4×H200: (x + x.T).sum() of an array of 12.8 GB, 4 workers": panel(four_gpus),
+        title: panel({known(way): [run["median_GB_s"][way], rates(run, way)] for way in run["seconds"]})
+        for title, run in (
+            ("(x + x.T).sum() of an array of 12.8 GB", sums),
+            ("an array of 12.8 GB from rows to columns", columns),
+        )
     }
 
 
@@ -141,10 +113,10 @@ def memory() -> Data:
         }
 
     cpu = {workers: ("startup-openmpi", f"1x{workers}") for workers in (1, 2, 4)}
-    gpu = {workers: (f"startup-{workers}xH200", f"1x{workers}") for workers in (1, 2, 4)}
+    gpu = {workers: ("startup-2xH100", f"1x{workers}") for workers in (1, 2)}
     return {
         "CPU workers, 2 cores": lines(cpu, (OURS, "dask-mpi", "LocalCluster")),
-        "GPU workers, 1 to 4×H200": lines(gpu, (OURS, "dask-mpi", "LocalCUDACluster")),
+        "GPU workers, 2×H100": lines(gpu, (OURS, "dask-mpi", "LocalCUDACluster")),
     }
 
 
@@ -153,5 +125,5 @@ def say_memory(data: Data) -> str:
     parts = []
     for title, lines in data.items():
         ends = ", ".join(f"{way} {line[0][1]:.0f} to {line[-1][1]:.0f}" for way, line in lines.items())
-        parts.append(f"{title}, MiB with one and with four workers: {ends}.")
+        parts.append(f"{title}, MiB with one worker and with {next(iter(lines.values()))[-1][0]}: {ends}.")
     return " ".join(parts)

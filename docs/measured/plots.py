@@ -65,7 +65,7 @@ PHASES = (
     (("launcher, MPI_Init", 0.0), ("imports", 1.25), ("plan, scheduler, workers", 1.85)),
     (
         ("launcher, MPI_Init, imports, one CUDA context", 0.0),
-        ("three more contexts, scheduler, workers", 3.05),
+        ("another context, scheduler, workers", 2.6),
     ),
 )
 
@@ -112,22 +112,18 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
 
 
 def draw_ranks(pyplot: Any, data: Data) -> Any:
-    """Two lines for each machine, with their names at the right end."""
+    """Two lines, with their names at the right end."""
     figure, axis = pyplot.subplots(figsize=(8.2, 4.2))
-    labels = []
-    for (machine, found), colour, marker in zip(data.items(), SHADES[1:], ("s", "o"), strict=True):
-        axis.plot(found["ranks"], found["ready"], color=colour, linewidth=2)
-        for count, trials in zip(found["ranks"], found["trials"], strict=True):
-            axis.plot([count] * len(trials), trials, marker, color=colour, markersize=5)
-        axis.plot(found["ranks"], found["imports"], color=colour, linewidth=1.2, linestyle="--")
-        labels.append((found["ready"][-1], f"{machine}: cluster ready", colour))
-        labels.append((found["imports"][-1], f"{machine}: ranks that only import (dashed)", colour))
-    counts = next(iter(data.values()))["ranks"]
-    for place, (_, text, colour) in zip(spread([end for end, *_ in labels], 0.35), labels, strict=True):
-        axis.text(counts[-1] * 1.03, place, text, color=colour, va="center")
+    counts = data["ranks"]
+    axis.plot(counts, data["ready"], color=BLUE, linewidth=2)
+    for count, trials in zip(counts, data["trials"], strict=True):
+        axis.plot([count] * len(trials), trials, "o", color=BLUE, markersize=5)
+    axis.plot(counts, data["imports"], color=GREY, linewidth=1.2, linestyle="--")
+    axis.text(counts[-1] * 1.03, data["ready"][-1], "cluster ready", color=BLUE, va="center")
+    axis.text(counts[-1] * 1.03, data["imports"][-1], "ranks that only import", color=GREY, va="center")
     axis.set_xticks(counts, [str(count) for count in counts])
     axis.set_xlim(8, max(counts) * 1.6)
-    axis.set_ylim(0, 7.5)
+    axis.set_ylim(0, 1.15 * max(data["ready"]))
     axis.set_xlabel("MPI ranks on one node, one CPU worker each")
     axis.set_ylabel("seconds after the launch")
     axis.grid(axis="y", color="#e0e0e0")
@@ -135,9 +131,9 @@ def draw_ranks(pyplot: Any, data: Data) -> Any:
 
 
 def draw_throughput(pyplot: Any, data: Data) -> Any:
-    """Bars from zero, with the interval as a line, one panel for each machine."""
+    """Bars from zero, with the interval as a line, one panel for each operation."""
     figure, axes = pyplot.subplots(
-        3, 1, figsize=(8.2, 6.2), sharex=True, height_ratios=[len(panel) for panel in data.values()]
+        2, 1, figsize=(8.2, 3.6), sharex=True, height_ratios=[len(panel) for panel in data.values()]
     )
     for axis, (title, found) in zip(axes, data.items(), strict=True):
         for row, (way, figures) in enumerate(found.items()):
@@ -152,7 +148,7 @@ def draw_throughput(pyplot: Any, data: Data) -> Any:
         axis.tick_params(left=False)
         axis.invert_yaxis()
         axis.set_title(title, loc="left")
-        axis.set_xlim(0, 270)
+        axis.set_xlim(0, 420)
     for axis in axes[:-1]:
         axis.tick_params(bottom=False)
         axis.spines["bottom"].set_visible(False)
@@ -169,10 +165,12 @@ def draw_memory(pyplot: Any, data: Data) -> Any:
             axis.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=2)
         ends = spread([points[-1][1] for points in lines.values()], 55)
         for way, place, colour in zip(lines, ends, (BLUE, ORANGE, GREEN), strict=True):
-            axis.text(4.15, place, f"{way}: {lines[way][-1][1]:.0f}", color=colour, va="center")
-        axis.set_xticks([1, 2, 4])
+            axis.text(
+                points[-1][0] + 0.15, place, f"{way}: {lines[way][-1][1]:.0f}", color=colour, va="center"
+            )
+        axis.set_xticks([workers for workers, _ in points])
         axis.set_xlim(0.7, 6.9)
-        axis.set_ylim(0, 1150)
+        axis.set_ylim(0, 1350)
         axis.grid(axis="y", color="#e0e0e0")
         axis.set_title(title, loc="left")
         axis.set_xlabel("workers of one rank")
@@ -200,7 +198,7 @@ PLOTS = (
     ),
     Plot(
         "transfers",
-        "Transfers between GPU workers",
+        "Transfers between two GPU workers, 2×H100",
         plot_data.throughput,
         draw_throughput,
         plot_data.say_throughput,
@@ -212,8 +210,8 @@ PLOTS = (
         plot_data.memory,
         draw_memory,
         plot_data.say_memory,
-        "The workers of a rank share the pages of Dask, so another CPU worker takes 14 MiB. A GPU worker takes 130 MiB,\n"
-        "of which 90 are CUDA's own.",
+        "The workers of a rank share the pages of Dask, so another CPU worker takes 14 MiB. A GPU worker takes 122 MiB,\n"
+        "most of which are CUDA's own.",
     ),
 )
 

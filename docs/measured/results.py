@@ -39,10 +39,6 @@ NAMES = {
     "TLS": "TLS",
     "TLS and UCX": "UCX beside TLS (default)",
     "UCX, open": "UCX alone",
-    "tls": "dask-gpu-mpi, TLS",
-    "ucx, open": "dask-gpu-mpi, UCX alone",
-    "dask worker": "`dask worker`, scheduler file",
-    "dask cuda worker": "`dask cuda worker`, scheduler file",
     "SLURMRunner": "SLURMRunner, no nannies",
     "SLURMRunner, nannies": "SLURMRunner with nannies",
     "limit": "baseline",
@@ -50,7 +46,7 @@ NAMES = {
     "empty MPI": "empty MPI program",
 }
 #: Names of single runs that differ from those of the results, where workers have GPUs.
-OF_RUNS = {"LocalCUDACluster": "LocalCluster", "dask cuda worker": "dask worker"}
+OF_RUNS = {"LocalCUDACluster": "LocalCluster"}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from one file in this folder, which holds every single run; the command above a 
 - **Baseline**: an MPI program that imports what an agent imports; with GPUs it makes one CUDA context. **Quick MPI**:
   the same without the second that Open MPI sleeps in `MPI_Init` where it finds no fast network (its component
   `btl/ofi`, which dask-gpu-mpi leaves out there).
-- Machines are named by their GPUs and cores. "2 cores" is an AMD EPYC without GPU. The H200s have 140 GiB and NVLink,
+- Machines are named by their GPUs and cores. "2 cores" is an AMD EPYC without GPU. The H100s have 80 GiB and NVLink,
   and driver 580.159.
 - dask-gpu-mpi uses TLS, the other programs no encryption, unless a table names the transport.
 """

@@ -73,22 +73,6 @@ def compared(name: str, about: str, names: Mapping[str, str]) -> str:
     return caption(name, about) + table(head, rows)
 
 
-def peak(name: str, about: str) -> str:
-    """The largest memory of a job, one column for each configuration."""
-    results = load(name)["results"]
-    ways = list(dict.fromkeys(way for row in results.values() for way in row))
-    rows = [
-        [
-            shape(each),
-            max(row["watched"] for row in found.values()),
-            *(number(found[way]["peak_total"]) if way in found else "–" for way in ways),
-        ]
-        for each, found in results.items()
-    ]
-    head = ["ranks × workers", "trials", *(f"{known(way)}, MiB" for way in ways)]
-    return caption(name, about) + table(head, rows)
-
-
 def real_jobs(name: str, about: str) -> str:
     """Jobs of many ranks on one machine."""
     rows = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
-from measured.results import OURS, interval, load, machine, number, ratios, table, value
+from measured.results import OURS, machine, number, table, value
 
 #: The CPU rows are of this shape: two ranks with two workers each.
 SHAPE = "2x2"
@@ -63,15 +62,10 @@ class Row:
 
 
 def from_start(figure: str, unit: str, column: str, *, gpus: bool = False) -> Row:
-    """A row of startup.py: CPU workers on two cores, or GPU workers on four H200s."""
-    file, shape, other = ("startup-4xH200", "1x4", GPU_LOCAL) if gpus else ("startup-openmpi", SHAPE, LOCAL)
+    """A row of startup.py: CPU workers on two cores, or a GPU worker on each of two H100s."""
+    file, shape, other = ("startup-2xH100", "1x2", GPU_LOCAL) if gpus else ("startup-openmpi", SHAPE, LOCAL)
     own, dask_mpi, best = (start(file, shape, way, column) for way in (OURS, "dask-mpi", other))
     return Row(figure, unit, own, dask_mpi, best, other)
-
-
-def of_comms(size: int, way: str) -> Field:
-    """GB/s of one transport."""
-    return Field("comms-1xH100", ("results", str(size), "gb_per_s", way))
 
 
 def between_gpus(file: str, run: int, way: str) -> Field:
@@ -96,15 +90,9 @@ def idle(file: str, *path: str | int) -> Field:
 
 
 ROWS = (
-    from_start("ready, one worker on each of 4 GPUs", "s", "ready_s", gpus=True),
-    Row(
-        "ready, one worker on each of 2 GPUs, cuDF installed",
-        "s",
-        start("startup-2xH100-rapids", "1x2", OURS, "ready_s"),
-        start("startup-2xH100-rapids", "1x2", "dask-mpi", "ready_s"),
-        start("startup-2xH100-rapids", "1x2", GPU_LOCAL, "ready_s"),
-        GPU_LOCAL,
-    ),
+    from_start("ready, one worker on each of 2 GPUs", "s", "ready_s", gpus=True),
+    from_start("CPU time of that start", "s", "cpu_ready_s", gpus=True),
+    from_start("memory when ready, one worker on each of 2 GPUs", "MiB", "pss_total", gpus=True),
     from_start("ready, 2 ranks × 2 CPU workers", "s", "ready_s"),
     from_start("CPU time of that start", "s", "cpu_ready_s"),
     from_start("memory when ready, 2 ranks × 2 CPU workers", "MiB", "pss_total"),
@@ -195,55 +183,27 @@ SLOWER = (
         LOCAL,
     ),
     Slower(
-        "memory with one GPU worker",
-        "MiB",
-        start("startup-1xH200", "1x1", OURS, "pss_total"),
-        start("startup-1xH200", "1x1", GPU_LOCAL, "pss_total"),
-        GPU_LOCAL,
-    ),
-    Slower(
-        "from the script's last line to the job's end, 4 GPU workers",
+        "from the script's last line to the job's end, 2 GPU workers",
         "s",
-        start("startup-4xH200", "1x4", OURS, "end_s"),
-        start("startup-4xH200", "1x4", GPU_LOCAL, "end_s"),
+        start("startup-2xH100", "1x2", OURS, "end_s"),
+        start("startup-2xH100", "1x2", GPU_LOCAL, "end_s"),
         GPU_LOCAL,
     ),
     Slower(
         "a query of Polars on 2 GPUs", "queries/s", *of_rapids("polars", 1.0), "the cluster of its DaskEngine"
     ),
     Slower(
-        "an array of 1 GB between two processes on one GPU, an earlier version",
-        "GB/s",
-        of_comms(10**9, "TLS and UCX"),
-        of_comms(10**9, "UCX, open"),
-        "UCX alone, not encrypted",
-    ),
-    Slower(
-        "an array of 100 MB between two processes on one GPU, an earlier version",
-        "GB/s",
-        of_comms(10**8, "TLS and UCX"),
-        of_comms(10**8, "UCX, open"),
-        "UCX alone, not encrypted",
-    ),
-    Slower(
-        "`(x + x.T).sum()` on 4 GPUs without UCX: TLS",
-        "GB/s",
-        between_gpus("transfer-4xH200", 2, "ours, TLS"),
-        between_gpus("transfer-4xH200", 2, "ours, TCP"),
-        "dask-gpu-mpi, TCP, not encrypted",
-    ),
-    Slower(
         "an idle cluster of 2 GPU workers, per worker",
         "% of a core",
-        idle("overhead-2xH200", "runs", 0, "idle", 1),
-        idle("overhead-2xH200", "runs", 0, "idle", 2),
+        idle("overhead-2xH100", "runs", 0, "idle", 1),
+        idle("overhead-2xH100", "runs", 0, "idle", 2),
         "LocalCluster, TCP, of CPU workers",
     ),
 )
 
 
 def main_table() -> str:
-    """Eight rows."""
+    """The figures that most users ask for."""
     head = ["figure", "unit", "machine", "dask-gpu-mpi", "dask-mpi", "best other"]
     return table(head, [row.cells() for row in ROWS])
 
@@ -251,21 +211,3 @@ def main_table() -> str:
 def slower_table() -> str:
     """Where another is better."""
     return table(["figure", "unit", "machine", "dask-gpu-mpi", "better"], [row.cells() for row in SLOWER])
-
-
-def since() -> str:
-    """How long a start takes against the version that most figures are of."""
-
-    def slower(name: str, shape: str, way: str) -> str:
-        found = ratios(load(name)["runs"][shape], way)
-        low, high = interval(found) or (0.0, 0.0)
-        return f"{statistics.mean(found):.2f} times as long (95 % interval {low:.2f} to {high:.2f}, {len(found)} trials)"
-
-    return (
-        "- **The current version**: most figures are from an earlier version. Only transfers and starts on 2×H100 were\n"
-        "  measured with the current one.\n"
-        "  Since the earlier version a start on GPUs has become slower. On one H200 it takes "
-        f"{slower('startup-rooms-1xH200', '1x1', 'before')}.\n"
-        f"  On two H200s it takes {slower('startup-before-after-2xH200', '1x2', 'base')}.\n"
-        "  See versions compared (`benchmarks/results/README.md`).\n"
-    )

@@ -26,11 +26,8 @@ scheduler gets what is left.
         (
             Table(start_tables.emulated_ranks, "scale", "Rank 0 with emulated ranks"),
             Table(start_tables.joining, "scale-join", "Workers that join, scheduler's CPU time"),
-            Table(start_tables.real_jobs, "scale-real-64-cores", "Real jobs"),
             Table(start_tables.real_jobs, "scale-real-32-cores", "Real jobs"),
             Table(start_tables.real_jobs, "scale-real", "Real jobs"),
-            Table(start_tables.real_jobs, "scale-real-64-cores-no-pyc", "Real jobs, no .pyc"),
-            Table(start_tables.real_jobs, "scale-real-32-cores-no-pyc", "Real jobs, no .pyc"),
         ),
     ),
     Section(
@@ -71,9 +68,8 @@ as many CPU workers as the other cluster has ranks.
 """,
         (
             Table(work_tables.idle, "overhead", "Idle, CPU workers"),
-            Table(work_tables.idle, "overhead-2xH200", "Idle, GPU workers (LocalCluster: CPU workers)"),
+            Table(work_tables.idle, "overhead-2xH100", "Idle, GPU workers (LocalCluster: CPU workers)"),
             Table(work_tables.tasks, "overhead", "Empty tasks, two CPU workers of one thread"),
-            Table(work_tables.gpu_tasks, "empty-tasks-2xH200", "Empty tasks, two GPU workers of one thread"),
         ),
     ),
     Section(
@@ -82,33 +78,11 @@ as many CPU workers as the other cluster has ranks.
 `transfer.py`: `(x + x.T).sum()` of a square array of float64 in chunks of 10,000 × 10,000, one rank with one worker
 on each GPU, RMM pool of 40 % of each GPU, a new array for each repetition, the first three of each trial left out.
 GB/s of the array. `--operation all-to-all` makes slabs of columns out of slabs of rows, for which half of the array
-crosses between two workers. A copy between two of the GPUs runs at 390 to 398 GB/s. Runs with the same commands were
-made on several hosts of the same kind.
-
-`distributed.worker.transfer.message-bytes-limit` is how much a worker asks of another at a time: 50 MB in Dask, 2 GB
-in dask-gpu-mpi where UCX carries GPU data. The last table interleaves the two within one cluster.
-
-UCX without TCP, the present version, beside the version before it, in turn (2×H100, noted by hand): transpose-sum 0.91, 0.89,
-1.11 and 1.10 times as fast, 17 repetitions each; all-to-all 1.07 and 1.04 times.
+crosses between two workers. A copy between two of the GPUs runs at 396 GB/s. Transpose-sum was ended before its third trial.
 """,
         (
-            Table(
-                work_tables.transfers,
-                "transfer-closed-2xH100",
-                "Transpose-sum, two workers, present version: UCX without TCP",
-            ),
-            Table(work_tables.transfers, "transfer-2xH100", "Transpose-sum, two workers, by transport"),
-            Table(
-                work_tables.transfers, "transfer-all-to-all-2xH100", "All-to-all, two workers, by transport"
-            ),
-            Table(work_tables.transfers, "transfer-4xH200", "Transpose-sum, four workers"),
-            Table(work_tables.transfers, "transfer-2xH200", "Transpose-sum, two workers"),
-            Table(work_tables.transfers, "transfer-all-to-all-2xH200", "All-to-all, two workers"),
-            Table(
-                work_tables.messages,
-                "transfer-messages-2xH200",
-                "Transpose-sum by the size of requests, two workers",
-            ),
+            Table(work_tables.transfers, "transfer-2xH100", "Transpose-sum, two workers"),
+            Table(work_tables.transfers, "transfer-all-to-all-2xH100", "All-to-all, two workers"),
         ),
     ),
     Section(
@@ -122,21 +96,13 @@ graph, and 60 cuDF's; transfers are 20 of ours and 27 of the other, so it gains 
         (Table(work_tables.rapids, "rapids-2xH100", "Two workers"),),
     ),
     Section(
-        "UCX beside TLS",
+        "Between two nodes",
         """
-`comms.py` sends one CuPy array at a time between two processes on the same GPU (CUDA IPC), without a pool: TLS, UCX
-alone, and the default `protocol="auto"`, [UCX beside TLS](../../docs/transports.md#ucx-alongside-tls). The default took 0.5 ms
-more for a transfer than UCX alone, whatever its size. Most of that was a wait for UCX to be looked at after the last
-transfer, which is mended since: asking for 100 KB of the host's memory and getting them (2 cores, noted by hand) took
-2.3 ms, and takes 1.2 ms. What is left is the header, which goes over TLS. Two GPUs (NVLink) are in the tables above.
-
-With `--hosts` the processes are on two emulated nodes, each with its network, and the arrays are NumPy's. UCX has TCP
-alone (`UCX_TLS=tcp`), as it would on Slingshot. The machine was busy with other work: only the ratios hold.
+`comms.py --hosts` sends one array of NumPy's at a time between two emulated nodes, each with its network: TLS, UCX alone, and
+UCX beside TLS. UCX has TCP alone (`UCX_TLS=tcp`), as it would on Slingshot. The machine was busy with other work: only the
+ratios hold.
 """,
-        (
-            Table(work_tables.comms, "comms-1xH100", "Arrays between two processes"),
-            Table(work_tables.comms, "comms-two-hosts", "UCX over TCP, two emulated nodes"),
-        ),
+        (Table(work_tables.comms, "comms-two-hosts", "UCX over TCP, two emulated nodes"),),
         3,
     ),
     Section(
@@ -155,17 +121,9 @@ report, 0.51 s with JSON, 1.25 s with HTML; within trials HTML takes 0.7 to 1.05
         """
 `intruders.py`: a job with one worker computes a fixed number of tasks, undisturbed and while a stranger opens 200
 connections a second to the scheduler, the worker, the nanny and the dashboard. The stranger runs on the same
-cores as the job, or on others where there are some, at nice 19. The target of 1.10 is met with 16 cores and missed with two.
+cores as the job, or on others where there are some, at nice 19. The target of 1.10 is missed with two cores.
 """,
-        (
-            Table(work_tables.attacked, "intruders-1xH100", "One worker, 16 cores"),
-            Table(work_tables.attacked, "intruders-mpich-2", "One worker"),
-            Table(
-                work_tables.attacked,
-                "intruders-mpich",
-                "One worker, shorter work, an earlier version that logged more",
-            ),
-        ),
+        (Table(work_tables.attacked, "intruders-mpich-2", "One worker"),),
     ),
     Section(
         "Clusters with faults",
@@ -209,20 +167,6 @@ The planner, `python benchmarks/plan.py`, 2 cores, median of 5, on a busy machin
 | 2,048 nodes, 4 ranks that all see 4 GPUs | 8,192 | 0.109 |
 | 1,024 nodes, 8 ranks with 1 of 8 GPUs each | 8,192 | 0.090 |
 | 64 nodes, 128 ranks, no GPU | 8,192 | 0.113 |
-
-Work on GPUs, `benchmarks/workloads.py --fill 0.2`, 2×H200, RMM pool of 80 %, one run of each transport, results
-checked:
-
-| | UCX alone, s | TLS, s |
-|---|---|---|
-| numba.cuda kernel on each worker, first call | 0.42 | 0.53 |
-| SVD of 10,000 × 1,000, first | 1.68 | 1.57 |
-| the same again | 0.31 | 0.39 |
-| SVD of 7,505,488 × 1,000 (60 GB) | 1.73 | 2.09 |
-
-A worker that is killed: over TLS it is back on its GPU with a pool of 80 %. Over UCX alone the other workers keep its
-memory mapped (CUDA IPC), so that a new worker gets no pool of 80 % and is removed after five tries; the others end
-the job with the right result. A pool of 30 % came back.
 """,
     ),
 )

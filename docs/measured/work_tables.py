@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from measured.results import WARM_UP, caption, known, load, number, rates, ratio, table
 
 UCX, BESIDE = "ours, UCX", "TLS and UCX"
@@ -80,17 +78,6 @@ def tasks(name: str, about: str) -> str:
     return caption(name, about) + table(head, rows)
 
 
-def gpu_tasks(name: str, about: str) -> str:
-    """Empty tasks on GPU workers: the runs of each cluster."""
-    runs = load(name)["runs"]
-    rows = []
-    for way, protocol in dict.fromkeys((run["way"], run["protocol"]) for run in runs):
-        mine = [run for run in runs if (run["way"], run["protocol"]) == (way, protocol)]
-        middles = [statistics.median(run[key] for run in mine) for key in ("latency_ms", "tasks_per_s")]
-        rows.append([known(way), protocol.upper(), len(mine), *map(number, middles)])
-    return caption(name, about) + table(["cluster", "protocol", "trials", "latency, ms", "tasks per s"], rows)
-
-
 def transfers(name: str, about: str) -> str:
     """GB/s of arrays that cross between workers, run by run."""
     rows = []
@@ -121,22 +108,6 @@ def transfers(name: str, about: str) -> str:
         "the run's first ÷ this",
     ]
     return caption(name, about, runs) + table(head, rows)
-
-
-def messages(name: str, about: str) -> str:
-    """Transpose-sum with Dask's size of messages and with dask-gpu-mpi's."""
-    rows = [
-        [
-            f"{run['rows']:,}",
-            f"{run['rows_of_a_chunk']:,}",
-            len(run["50 MB"]),
-            *(number(1e3 * statistics.median(run[key])) for key in ("50 MB", "2 GB")),
-            f"{statistics.median(run['2 GB']) / statistics.median(run['50 MB']):.2f}",
-        ]
-        for run in load(name)["runs"]
-    ]
-    head = ["rows of the array", "rows of a chunk", "repetitions", "50 MB, ms", "2 GB, ms", "2 GB ÷ 50 MB"]
-    return caption(name, about) + table(head, rows)
 
 
 def comms(name: str, about: str) -> str:

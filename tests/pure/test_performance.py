@@ -37,15 +37,15 @@ def test_every_plot_is_on_the_page_with_a_text_for_those_who_do_not_see_it(plot:
 def test_the_method_has_the_numbers_of_trials() -> None:
     cpu, slurm, gpu = (
         results.load(name)["results"][shape]["dask_gpu_mpi"]["runs"]
-        for name, shape in (("startup-openmpi", "2x2"), ("startup-slurm", "2x1"), ("startup-4xH200", "1x4"))
+        for name, shape in (("startup-openmpi", "2x2"), ("startup-slurm", "2x1"), ("startup-2xH100", "1x2"))
     )
-    comms = len(results.load("comms-1xH100")["results"]["1000000000"]["trials"]["TLS"])
     tasks = len(results.load("overhead")["tasks"]["rounds"])
     runs = [*results.load("transfer-2xH100")["runs"], *results.load("transfer-all-to-all-2xH100")["runs"]]
-    pairs = [len(trials) for run in runs for trials in run["seconds"].values()]
+    rounds = [len(trials) for run in runs for trials in run["seconds"].values()]
+    pairs = len(results.load("rapids-2xH100")["pairs"]["merge"])
     text = (
-        f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 4×H200, {comms} of transfers on 1×H100, "
-        f"{min(pairs)} to {max(pairs)} of those on 2×H100, {tasks} of tasks."
+        f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 2×H100, {min(rounds)} to {max(rounds)} of transfers, "
+        f"{pairs} of dask-cuda's benchmarks, {tasks} of tasks."
     )
     assert text in PAGES[0].read_text(encoding="utf-8")
 

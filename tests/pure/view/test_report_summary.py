@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.view.recorder import MOST_GAPS, Occupation
-from dask_gpu_mpi.view.report_summary import printed, summarize, too_few_tasks, uneven_data
+from dask_gpu_mpi.view.report_summary import printed, summarize, too_few_tasks, uneven_data, waited_for_data
 from support.mocks.snapshots import made_up
 
 GIB = 2**30
@@ -154,6 +154,25 @@ def test_one_worker_that_holds_most_of_the_data(largest: int, told: bool) -> Non
     assert not told or found[0].startswith(
         "one of 4 workers (0-1) held 75 % of the data: 6.00 GiB of 8.00 GiB, after "
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "told"),
+    [("gpu", {}, True), ("gpu", {"rmm_pool_size": GIB}, False), ("cpu", {}, False)],
+)
+def test_gpu_workers_that_wait_for_data_are_advised_to_have_a_pool(
+    kind: str, sizes: dict[str, int], told: bool
+) -> None:
+    data = recorded()
+    for worker in data["record"]["workers"]:
+        worker["seconds"].update(computing=20.0, transfer=30.0)
+    data["plan"] = {
+        "workers": [{**worker, "kind": kind, "device_sizes": sizes} for worker in data["plan"]["workers"]]
+    }
+    data["summary"] = summarize(data)
+    (line,) = waited_for_data(data)
+    assert ("a memory pool (worker option rmm_pool_size, docs/gpus.md)" in line) == told
+    assert "fewer shuffles" in line
 
 
 def test_cpu_workers_do_not_dilute_the_share_of_gpus() -> None:
