@@ -18,10 +18,13 @@ class Field:
     file: str
     path: tuple[str | int, ...]
     scale: float = 1.0
+    #: Another figure of the file, which is added.
+    other: tuple[str | int, ...] = ()
 
     def figure(self) -> float:
         """Its value."""
-        return value(self.file, *self.path) * self.scale
+        added = value(self.file, *self.other) if self.other else 0.0
+        return (value(self.file, *self.path) + added) * self.scale
 
     def text(self) -> str:
         """Its value as a reader sees it."""
@@ -68,6 +71,12 @@ def from_start(figure: str, unit: str, column: str, *, gpus: bool = False) -> Ro
     return Row(figure, unit, own, dask_mpi, best, other)
 
 
+def around_script(way: str) -> Field:
+    """GPU-seconds of a job on two GPUs before its script and after it."""
+    results = ("results", "1x2", way)
+    return Field("startup-2xH100", (*results, "ready_s"), 2.0, (*results, "end_s"))
+
+
 def between_gpus(file: str, run: int, way: str) -> Field:
     """GB/s of one configuration of transfer.py."""
     return Field(file, ("runs", run, "median_GB_s", way))
@@ -91,6 +100,14 @@ def idle(file: str, *path: str | int) -> Field:
 
 ROWS = (
     from_start("ready, one worker on each of 2 GPUs", "s", "ready_s", gpus=True),
+    Row(
+        "GPU time that each job costs besides its script, 2 GPUs",
+        "GPU-seconds",
+        around_script(OURS),
+        around_script("dask-mpi"),
+        around_script(GPU_LOCAL),
+        GPU_LOCAL,
+    ),
     from_start("CPU time of that start", "s", "cpu_ready_s", gpus=True),
     from_start("memory when ready, one worker on each of 2 GPUs", "MiB", "pss_total", gpus=True),
     from_start("ready, 2 ranks × 2 CPU workers", "s", "ready_s"),
