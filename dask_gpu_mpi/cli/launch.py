@@ -135,6 +135,9 @@ def launch(
                 fix="leave one out",
             )
         resolved = resolve_texts(given)
+        local = (
+            given["local_directory"] or environ.get("DGM_SCRATCH") or getattr(resolved, "local_directory", "")
+        )
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
@@ -150,13 +153,11 @@ def launch(
             ),
             stage=_stage(
                 stage,
-                given["local_directory"]
-                or environ.get("DGM_SCRATCH")
-                or getattr(resolved, "local_directory", None),
+                local,
                 f"{where.job}-{_own_hash()}" if restarts is not None and where.batch.keeps_number else "",
             ),
             log_directory=given["log_directory"] or "",
-            local_directory=given["local_directory"] or "",
+            local_directory=local or "",
             launcher_options=_words(launcher_options),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
             # if the options are wrong, the ranks report it

@@ -294,11 +294,7 @@ def container_of(request: Request, environ: Mapping[str, str], cwd: str, logs: s
         return None
     script = next((word for word in request.program if os.path.isfile(word)), "")
     files = [os.path.abspath(file) for file in (script, environ.get("DGM_SETUP", "")) if file]
-    local = (
-        request.local_directory
-        or environ.get("DGM_SCRATCH")
-        or environ.get("DASK_GPU_MPI__LOCAL_DIRECTORY", "")
-    )
+    local = request.local_directory
     # workers make it on each node if it is not there
     folders = [cwd, *map(os.path.dirname, files), logs, local if os.path.isdir(local) else ""]
     return request.container.at(cwd, filter(None, folders))

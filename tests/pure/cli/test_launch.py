@@ -111,6 +111,27 @@ def test_settings_of_a_job_script(
     assert "four" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("by", ["option", "variable", "configuration"])
+def test_the_workers_directory_is_in_their_container(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+) -> None:
+    image = tmp_path / "image.sif"
+    image.touch()
+    # runs what comes behind the image with this Python
+    runtime = f'#!/bin/sh\nuntil [ "$1" = {image} ]; do shift; done\nshift 2\nexec {sys.executable} "$@"\n'
+    (tmp_path / "apptainer").write_text(runtime)
+    (tmp_path / "apptainer").chmod(0o755)
+    local = tmp_path / "local"
+    local.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    given = ["--local-directory", str(local)] if by == "option" else []
+    if by == "variable":
+        monkeypatch.setenv("DGM_SCRATCH", str(local))
+    with dask.config.set({"gpu-mpi.local-directory": str(local)} if by == "configuration" else {}):
+        assert run("--dry-run", "--container", str(image), *given, "my.py") == 0
+    assert f"--bind={local}:{local}" in words(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

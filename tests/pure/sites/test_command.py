@@ -328,20 +328,18 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
         return [word.removeprefix("--bind=") for word in launch.run[at + 3 : end]]
 
     cwd = str(tmp_path / "cwd")
-    environ = {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(scratch)}
     names = ("code", "cwd", "cwd/logs", "scratch")
-    found = mounts(program=(str(script), "x"), cwd=cwd, environ=environ)
+    found = mounts(program=(str(script), "x"), cwd=cwd, environ={}, local_directory=str(scratch))
     assert found == [f"{tmp_path / name}:{tmp_path / name}" for name in names]
     # what a job script names, as it names it
     environ = {
-        "DGM_SCRATCH": f"{tmp_path}/link",
         "DGM_SETUP": f"{tmp_path}/setup/env.sh",
         "DGM_LOGS": f"{tmp_path}/setup/../logs",
     }
-    found = mounts(cwd=cwd, environ=environ)
+    found = mounts(cwd=cwd, environ=environ, local_directory=f"{tmp_path}/link")
     assert found == [f"{tmp_path / name}:{tmp_path / name}" for name in ("cwd", "link", "logs", "setup")]
     # workers make it on each node: nothing to mount here
-    assert not any("/gone" in one for one in mounts(environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": "/gone"}))
+    assert not any("/gone" in one for one in mounts(local_directory="/gone"))
     # the user's come first, and instead of ours
     found = mounts(("/data:/mnt:ro", f"/other:{cwd}"), cwd=cwd, environ={})
     assert found == ["/data:/mnt:ro", f"/other:{cwd}", f"{cwd}/logs:{cwd}/logs"]
