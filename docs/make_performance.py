@@ -20,6 +20,7 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 PARTS = {
     "table": summary.main_table,
     "slower": summary.slower_table,
+    "gpus": summary.gpus_table,
     "staging": lambda: start_tables.copies("staging", "staging-50ms"),
     "plots": plots.text,
 }

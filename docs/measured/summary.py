@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from measured.results import OURS, machine, number, table, value
+from measured.results import OURS, known, load, machine, number, ratio, ratios, table, value
 
 #: The CPU rows are of this shape: two ranks with two workers each.
 SHAPE = "2x2"
@@ -228,3 +228,28 @@ def main_table() -> str:
 def slower_table() -> str:
     """Where another is better."""
     return table(["figure", "unit", "machine", "dask-gpu-mpi", "better"], [row.cells() for row in SLOWER])
+
+
+def gpus_table() -> str:
+    """Start, end and memory against the number of GPUs, and the ratios within trials."""
+    document = load("startup-2xH100")
+    rows = []
+    for gpus in (1, 2):
+        found, runs = document["results"][f"1x{gpus}"], document["runs"][f"1x{gpus}"]
+        for way in (OURS, "dask-mpi", GPU_LOCAL):
+            compared = ["", ""]
+            if way != OURS:
+                memory = found[OURS]["pss_total"] / found[way]["pss_total"]
+                compared = [ratio(ratios(runs, way)), f"{memory:.2f}"]
+            figures = [number(found[way][column]) for column in ("ready_s", "end_s", "pss_total")]
+            rows.append([gpus, known(way), *figures, *compared])
+    head = [
+        "GPUs",
+        "cluster",
+        "ready, s",
+        "end, s",
+        "memory, MiB",
+        "ready, dask-gpu-mpi ÷ this",
+        "memory, dask-gpu-mpi ÷ this",
+    ]
+    return table(head, rows)
