@@ -16,8 +16,8 @@ install_packages "${packages[@]}"
 export DASK_GPU_MPI_TEST_SLURM=required
 environments
 # one after the other: Slurm's daemons take the same ports
-stage "slurm: Open MPI" job_tests openmpi ${BY_TURNS---by-turns} tests/slurm
-stage "slurm: MPICH" job_tests mpich ${BY_TURNS---by-turns} tests/slurm
+stage "slurm: Open MPI" job_tests openmpi "${turns[@]}" tests/slurm
+stage "slurm: MPICH" job_tests mpich "${turns[@]}" tests/slurm
 # on a machine that has cgroups these rows run, or fail
 # shellcheck source=ci/testbed/lib.sh
 if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then report+=("cgroup rows: skipped ($reason)"); fi

@@ -4,6 +4,9 @@
 # Sourced with the script's arguments, from the root of the checkout. They go to every pytest.
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 arguments=("$@")
+# for pytest: rows that may run under either MPI run under one, by turns; BY_TURNS=: under both
+turns=(--by-turns)
+if [[ ${BY_TURNS-yes} == "" ]]; then turns=(); fi
 report=() failed=0
 
 # stage NAME COMMAND...: runs it and notes its time and its end
@@ -102,9 +105,9 @@ both() {
   local name=$1 marked=$2 log other
   shift 2
   log=$(mktemp)
-  job_tests openmpi ${BY_TURNS---by-turns} -m "$marked" "$@" > "$log" 2>&1 &
+  job_tests openmpi "${turns[@]}" -m "$marked" "$@" > "$log" 2>&1 &
   other=$!
-  stage "$name: MPICH" job_tests mpich ${BY_TURNS---by-turns} -m "$marked" "$@"
+  stage "$name: MPICH" job_tests mpich "${turns[@]}" -m "$marked" "$@"
   stage "$name: Open MPI, the rest" made_beside "$other" "$log"
   rm "$log"
 }
