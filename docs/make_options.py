@@ -38,21 +38,19 @@ HEAD = """\
 # Options
 
 These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`.
-Those of `jobscript`, `plan`, `check` and `top`: [Command line](cli.md).
+Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job) (`DGM_...`).
 
-Every option has one name and can be set in four places. The first one that sets it wins:
+An option can be set in several places. The first one that sets it wins:
 
 | place | spelling of `scheduler_port` |
 |---|---|
 | keyword of `initialize()` or `execute()`, or the command line | `scheduler_port=9000`, `--scheduler-port 9000` |
 | environment: two underscores after `MPI` | `DASK_GPU_MPI__SCHEDULER_PORT=9000` |
 | Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
-| the default | |
 
 Unknown names and values of the wrong type are refused before anything starts, with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 In `execute()` the option `name` has dask-mpi's name, `worker_name`.
-Variables of job scripts (`DGM_...`): [Run a batch job](batch.md#variables-of-a-job).
 """
 TAIL = """
 ## Variables of Dask, MPI and UCX
@@ -64,7 +62,6 @@ TAIL = """
 | `TMPDIR` | where workers keep what they spill, unless `local_directory` is set |
 | `UCX_*` | UCX's settings, such as `UCX_NET_DEVICES` and `UCX_TLS` |
 | `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true` | the system's UCX, with InfiniBand, instead of the wheel's |
-| `OMPI_ALLOW_RUN_AS_ROOT=1` and `OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1` | Open MPI as root, in a container |
 | `PYTHONDONTWRITEBYTECODE` | do not set it: every process would compile what it imports |
 """
 

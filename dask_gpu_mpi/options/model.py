@@ -124,21 +124,19 @@ class Options:
         "auto: the node's memory divided by its workers.",
         ("--memory-limit",), topic="Workers", plan=True, nullable=True)
     worker_class: str | type = option("class", "auto",
-        "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
-        "GPUs, distributed.Nanny without.",
+        "Class of the workers, as a dotted path. auto: dask_cuda.CUDAWorker on GPUs, else distributed.Nanny.",
         ("--worker-class",), topic="Workers", plan=True)
     worker_options: dict[str, Any] = option("json", None,
-        "Further options of the workers' class, as a JSON object.",
+        "Options of the workers' class, as a JSON object.",
         ("--worker-options",), topic="Workers", resolved=dict, plan=True)
     gpus_per_worker: int = option("int", 1,
-        "GPUs that each GPU worker sees: neighbours, for models that need several.",
+        "GPUs that each GPU worker sees, for models that need several.",
         ("--gpus-per-worker",), topic="Workers", same=True, plan=True, minimum=1)
     cpu_workers: int = option("int", 0,
         "CPU workers on every node, in addition to those of the GPUs.",
         ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
     default_workers: str = option("choice", "all",
-        "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any. "
-        "all: any worker, including CPU workers.",
+        "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any.",
         ("--default-workers",), topic="Workers", same=True, choices=("all", "gpu"))
     name: str | None = option("str", None,
         "Prefix of the workers' names, which become PREFIX-RANK.",
@@ -148,7 +146,7 @@ class Options:
         "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
         ("--local-directory",), topic="Workers")
     require_idle_gpus: bool = option("bool", False,
-        "Refuse GPUs on which other processes hold memory. By default there is a warning.",
+        "Refuse GPUs on which other processes hold memory, instead of a warning.",
         ("--require-idle-gpus/--no-require-idle-gpus",), topic="Workers", same=True, plan=True)
     layout: str = option("choice", "shared",
         "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
@@ -167,8 +165,7 @@ class Options:
         "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
         ("--shutdown-timeout",), topic="Ranks")
     tolerate_lost_ranks: int = option("int", 0,
-        "MPI ranks that may be lost, with their workers, before the job ends. It continues on the others, if the launcher "
-        "can as well (docs/exit-codes.md).",
+        "MPI ranks that may be lost before the job ends, if the launcher continues as well (docs/exit-codes.md).",
         ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
         "Signal that the batch system sends before the walltime, in addition to TERM, for Session.on_walltime.",
@@ -193,7 +190,7 @@ class Options:
         "Port of the scheduler. Default: a random one.",
         ("--scheduler-port",), topic="Network and security", minimum=0, maximum=65535)
     dashboard: bool = option("bool", True,
-        "Serve the dashboard, which the token in the printed link opens. --no-dashboard: nothing listens for HTTP.",
+        "Serve the dashboard. --no-dashboard: nothing listens for HTTP.",
         ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
     dashboard_address: str = option("listen", None,
         f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
@@ -204,11 +201,11 @@ class Options:
         ("--log-level",), topic="Dashboard, logs and report",
         choices=("debug", "info", "warning", "error", "critical"))
     log_directory: str | None = option("path", None,
-        "Directory for a log file of each rank, instead of the standard error; and an empty file 'ended' at the job's end.",
+        "Directory for a log file of each rank, instead of the standard error.",
         ("--log-directory",), topic="Dashboard, logs and report")
     report: str | None = option("path", None,
-        "File with what the job has done: FILE.html is one page for a browser (needs bokeh), FILE.json its figures. "
-        "Written on the client rank when the script ends, however it ends.",
+        "Report of the job, written when the script ends, however it ends: FILE.html for a browser (needs bokeh), FILE.json its "
+        "figures.",
         ("--report",), topic="Dashboard, logs and report")
     summary: bool = option("bool", False,
         "End the job's output with the report's summary: were the GPUs busy, where did the time go, what to change.",
