@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from measured import plots, sections, start_tables, summary
+from measured import plots, sections, summary
 from measured.results import ROOT
 
 MEASUREMENTS = ROOT / "benchmarks" / "results" / "README.md"
@@ -21,7 +21,6 @@ PARTS = {
     "table": summary.main_table,
     "slower": summary.slower_table,
     "gpus": summary.gpus_table,
-    "staging": lambda: start_tables.copies("staging", "staging-50ms"),
     "plots": plots.text,
 }
 

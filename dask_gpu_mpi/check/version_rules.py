@@ -76,7 +76,6 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
         "use Python 3.12.3 or newer, or 3.11",
     ),
-    # docs/design.md
     KnownBad(
         {PYTHON: ">=3.14"}, "warning",
         "each rank imports Dask once more at start-up, and Dask's warnings at the end of a job are not silenced",

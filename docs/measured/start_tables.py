@@ -193,8 +193,8 @@ def opened_files(name: str, about: str) -> str:
     )
 
 
-def copies(*names: str) -> str:
-    """Starts from a slow file system, with and without copies, and the model of the first file."""
+def staged(name: str, about: str) -> str:
+    """Starts from a slow file system, with and without copies, and the model."""
     rows = [
         [
             number(1000 * load(name)["delay_s"]),
@@ -205,7 +205,6 @@ def copies(*names: str) -> str:
             ratio([run["staged"]["ready_s"] / run["slow"]["ready_s"] for run in row["runs"]]),
             *(f"{row[f'{way}_opened']:,.0f}" for way in ("slow", "staged")),
         ]
-        for name in names
         for row in load(name)["rows"]
     ]
     head = [
@@ -220,16 +219,10 @@ def copies(*names: str) -> str:
         "files opened with `--stage`",
     ]
     model = [
-        [f"{row['nodes']:,}", number(row["slow_s"]), number(row["staged_s"])]
-        for row in load(names[0])["model"]
+        [f"{row['nodes']:,}", number(row["slow_s"]), number(row["staged_s"])] for row in load(name)["model"]
     ]
     modelled = table(["nodes", "waits for files, s", "the same and copies with `--stage`, s"], model)
-    return f"{table(head, rows)}\nThe model:\n\n{modelled}"
-
-
-def staged(name: str, about: str) -> str:
-    """The same of one file, with its command."""
-    return caption(name, about) + copies(name)
+    return f"{caption(name, about)}{table(head, rows)}\nThe model:\n\n{modelled}"
 
 
 def soak(name: str, about: str) -> str:

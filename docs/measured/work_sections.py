@@ -49,8 +49,14 @@ workers are forked and import nothing. Needs strace.
         "Environments on a slow file system",
         """
 `staging.py` starts clusters of one rank a node from a file system whose every `open` takes 5 or 50 ms, and by `launch --stage`,
-on emulated hosts of one machine. Files opened are those on that file system, of all nodes and of `launch`. The model
-is explained in [performance.md](../../docs/performance.md#environments-on-a-slow-file-system).
+on emulated hosts of one machine. Files opened are those on that file system, of all nodes and of `launch`, without
+those that were searched for in vain. All nodes unpack on the same 2 cores, which real nodes do not. The archive has
+83 MB and 10,870 files.
+
+The model has these numbers of files and bytes. It assumes that the metadata server carries out 50,000 calls per
+second, and one call in 1 ms if it is idle. A file takes 4.8 calls, since Python searches for it first. The archive is
+hashed with 1 GB/s and broadcast with 0.5 GB/s. A node unpacks 2,500 files per second. The model leaves out other
+users, and the bytes of the files.
 """,
         (
             Table(start_tables.staged, "staging", "Start with and without copies of the environment, 5 ms"),
