@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
-# newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, drop-in,
-# GPU workers of that release on emulated GPUs, and the table of private API; with the oldest and the newest Dask the faults of ci/test.sh.
-# Eight minutes at most on two cores.
+# newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, GPU
+# workers of that release on emulated GPUs, and the table of private API; not in the middle all that tests workers; with the oldest and
+# the newest Dask drop-in and the faults of ci/test.sh. Eight minutes at most on two cores.
 # All environments run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail
@@ -17,9 +17,10 @@ releases=(
   "rapids-26.10 newest test,gpu dask-cuda==26.10.*"
   "dask-2026.8 newest test distributed==2026.8.*"
 )
-cpu_tests=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py tests/mpi/test_drop_in.py)
-gpu_tests=(tests/pure/workers
-  tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
+cpu_tests=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py)
+gpu_tests=(tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
+# with the oldest and the newest Dask; ci/test.sh has them with that of RAPIDS 26.10
+end_tests=(tests/mpi/test_drop_in.py tests/faults)
 
 # The newest Python that starts: a name on PATH may be a stub for a version that is not there, or not chosen (pyenv)
 newest_python() {
@@ -54,7 +55,8 @@ extras_change_nothing() {
 run_tests() {
   local paths=("${cpu_tests[@]}")
   if [[ $2 == *gpu* ]]; then paths+=("${gpu_tests[@]}"); fi
-  if [[ $1 == rapids-25.10 || $1 == dask-* ]]; then paths+=(tests/faults); fi
+  if [[ $1 == rapids-25.10 || $1 == rapids-26.10 ]]; then paths+=(tests/pure/workers); fi
+  if [[ $1 == rapids-25.10 || $1 == dask-* ]]; then paths+=("${end_tests[@]}"); fi
   ".venv/$1/bin/python" -c 'import sys, distributed; print("Python", sys.version.split()[0], "distributed", distributed.__version__)'
   # that row alone waits for a minute, and depends on no version
   tests "$1" -m "quick or not mpi" --deselect tests/faults/test_starts.py::test_worker_that_dies_at_each_start "${paths[@]}"
