@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
-# ci/test.sh (those are marked `quick`); twenty minutes on two cores. Rows that the MPI makes no difference to run under one of the two
-# MPIs; `BY_TURNS= ci/matrix.sh` runs all under both. Arguments go to every pytest. All stages run; exit code 1 when any of them failed.
+# ci/test.sh (those are marked `quick`); a quarter of an hour on two cores. Rows that the MPI makes no difference to run by turns (ci/stages.sh);
+# `TURN=all ci/matrix.sh` runs all under both. Arguments go to every pytest. All stages run; exit code 1 when any of them failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh

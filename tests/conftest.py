@@ -14,6 +14,8 @@ from support.jobs.mpi import Mpi
 from support.mocks.gpus import compile_nvml
 
 MPIS = ("mpich", "openmpi")
+#: After so many turns each row has run under either MPI.
+TURNS = 4
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -50,9 +52,7 @@ def hosts() -> Iterator[TestBed]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What ci/ asks for, which runs the tests under both MPIs."""
-    parser.addoption(
-        "--by-turns", action="store_true", help="of the rows without the mark both_mpis this MPI's half alone"
-    )
+    parser.addoption("--turn", type=int, help=f"0 to {TURNS - 1}: of the rows of real jobs this MPI's part in that turn")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,9 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slurm)
     mpi = Mpi.detect()
     name = mpi.name if mpi is not None else ""
-    if name and config.getoption("--by-turns"):
-        left = [item for item in items if name not in mpis_of(item)]
-        items[:] = [item for item in items if name in mpis_of(item)]
+    turn = config.getoption("--turn")
+    if name and turn is not None:
+        left = [item for item in items if name not in mpis_of(item, turn)]
+        items[:] = [item for item in items if name in mpis_of(item, turn)]
         config.hook.pytest_deselected(items=left)
     for item in items:
         for node in item.listchain():
@@ -84,11 +85,13 @@ def is_about(mark: pytest.Mark, item: pytest.Item) -> bool:
     return all(parameters[name] == value for name, value in mark.kwargs.items())
 
 
-def mpis_of(item: pytest.Item) -> Sequence[str]:
-    """The MPIs that run a row by turns: the same in every run, of each test some rows one and some the other."""
+def mpis_of(item: pytest.Item, turn: int) -> Sequence[str]:
+    """The MPIs that run a row in a turn: both if the MPI may make a difference, else one, or none unless it is `quick`."""
     if item.get_closest_marker("both_mpis") is not None:
         return MPIS
-    for mark in item.iter_markers("quick"):
-        if mark.args and is_about(mark, item):
-            return mark.args
-    return (MPIS[zlib.crc32(item.nodeid.encode()) % 2],)
+    quick = [mark for mark in item.iter_markers("quick") if is_about(mark, item)]
+    named = {mpi for mark in quick for mpi in mark.args}
+    place = (zlib.crc32(item.nodeid.encode()) + turn) % TURNS
+    if place < len(MPIS) or (quick and not named):
+        named.add(MPIS[place % 2])
+    return sorted(named)
