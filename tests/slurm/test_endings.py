@@ -71,69 +71,6 @@ def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
     assert ended.output.count("Traceback") == 1
 
 
-@pytest.mark.both_mpis
-@pytest.mark.parametrize("how", ["rank", "node"])
-def test_lost_ranks(slurm: Slurm, detected_mpi: Mpi, how: str) -> None:
-    """Below srun, with an MPI library that survives it; the exit code is the script's, and not srun's 137."""
-    if detected_mpi.name != "mpich":
-        pytest.skip("Slurm's plugin for PMIx ends the step with a rank")
-    script = (
-        CLIENT
-        + """
-futures = client.map(lambda x: (time.sleep(0.1), x)[1], range(200))
-print("the script runs", flush=True)
-assert sum(client.gather(futures)) == sum(range(200))
-while len(client.scheduler_info()["workers"]) > 1 or not os.path.exists("go"):
-    time.sleep(0.1)
-sys.exit(7)
-"""
-    )
-    job = slurm.submit(
-        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"], files={"script.py": script},
-        env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"},
-    )  # fmt: skip
-    job.wait_for("the script runs")
-    try:
-        if how == "rank":
-            os.kill(job.ranks()[1], signal.SIGKILL)
-        else:
-            slurm.ask("scontrol", "update", "nodename=h2", "state=down", "reason=test")
-        job.wait_for(
-            "rank 1 on h2 lost: .*; it had 1 worker and 1 GPU. Continuing with 1 worker; 0 more ranks may be lost"
-        )
-        (job.directory / "go").touch()
-        job.wait(allowed=".*").check("FAILED", 7)
-    finally:
-        if how == "node":
-            slurm.ask("scontrol", "update", "nodename=h2", "state=idle")
-
-
-@pytest.mark.both_mpis
-def test_rank_that_has_not_responded_at_the_start(slurm: Slurm, detected_mpi: Mpi) -> None:
-    """The job starts without it."""
-    if detected_mpi.name != "mpich":
-        pytest.skip("Slurm's plugin for PMIx ends the step with a rank")
-    hangs = """
-import os
-if os.environ.get("SLURM_PROCID") == "1":
-    import time
-    import dask_gpu_mpi.startup.inspection as inspection
-    inspection.exposed_folder = lambda *given: time.sleep(60)
-"""
-    script = CLIENT + "assert client.submit(sum, [1, 2]).result() == 3\nsys.exit(7)\n"
-    job = slurm.submit(
-        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"],
-        files={"script.py": script, "sitecustomize.py": hangs},
-        env={
-            "DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1",
-            "DASK_GPU_MPI__STARTUP_TIMEOUT": "15",
-            "PYTHONPATH": os.pathsep.join([".", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
-        },
-    )  # fmt: skip
-    job.wait_for(r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it")
-    job.wait(allowed=".*").check("FAILED", 7)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
