@@ -69,7 +69,6 @@ def write(folder: Path) -> str:
     return str(script)
 
 
-@pytest.mark.quick("mpich")
 def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
     """`auto`: two hosts have ib0, all have hsn0, and eth0 with the default route."""
     for number, host in enumerate(bed.hosts, 1):

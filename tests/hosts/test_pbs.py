@@ -94,7 +94,6 @@ def pbs(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> Pbs:
     return Pbs(mpirun, hosts, tmp_path)
 
 
-@pytest.mark.quick("openmpi")
 def test_chunk_per_host(pbs: Pbs) -> None:
     # select=2:mpiprocs=2
     (pbs.work / "env.sh").write_text("export SITE_SAYS='a b'\n")

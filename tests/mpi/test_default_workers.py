@@ -21,7 +21,6 @@ pytestmark = [
 SCRIPT = script("mpi/scripts/default_workers.py")
 
 
-@pytest.mark.quick("mpich", where="gpu")
 @pytest.mark.parametrize("where", ["gpu", "all"])
 def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:
     script = tmp_path / "script.py"

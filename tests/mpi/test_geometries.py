@@ -36,7 +36,6 @@ os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
 """
 
 
-@pytest.mark.quick("mpich")
 def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None:
     # the first rank on the second socket, and neighbours by index on different sockets
     cores = [{"TEST_CORES": ",".join(map(str, socket))} for socket in SOCKETS[::-1]]

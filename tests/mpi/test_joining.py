@@ -78,7 +78,6 @@ def test_cluster_by_its_file(mpirun: Mpi, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.quick("openmpi")
 def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     # without a launcher, in the clear; dask-mpi's way to name the scheduler
     file = tmp_path / "scheduler.json"

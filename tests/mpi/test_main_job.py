@@ -166,7 +166,6 @@ def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, t
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.quick("mpich")
 def test_exclusive_layout_and_a_class_of_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     before = """
 from dask_gpu_mpi import initialize

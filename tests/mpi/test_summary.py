@@ -36,7 +36,6 @@ def run(mpirun: Mpi, case: str, *options: str) -> tuple[dict[str, Any], list[str
     return data["summary"], printed
 
 
-@pytest.mark.quick("mpich")
 def test_the_shares_of_a_job_whose_shares_are_known(mpirun: Mpi) -> None:
     summary, printed = run(mpirun, "known", "--nthreads", "1")
     seconds = summary["seconds"]
