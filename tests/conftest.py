@@ -52,7 +52,9 @@ def hosts() -> Iterator[TestBed]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What ci/ asks for, which runs the tests under both MPIs."""
-    parser.addoption("--turn", type=int, help=f"0 to {TURNS - 1}: of the rows of real jobs this MPI's part in that turn")
+    parser.addoption(
+        "--turn", type=int, help=f"0 to {TURNS - 1}: of the rows of real jobs this MPI's part in that turn"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

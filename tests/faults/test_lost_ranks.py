@@ -19,8 +19,6 @@ from support.jobs.clusters import ranks_of
 from support.jobs.faults import FORMS, end, mark_time, start, write
 from support.jobs.mpi import Job, Mpi
 
-pytestmark = pytest.mark.both_mpis
-
 LOST = "its processes or its node died, or its network is down"
 TOLERATES = {"tolerate_lost_ranks": 1}
 
@@ -92,6 +90,7 @@ def strike(job: Job, rank: int, victim: str, number: int = signal.SIGKILL) -> No
     (job.directory / "mark-killed").touch()
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("openmpi", during="tasks", victim="all", form="command")
 @pytest.mark.parametrize(
     ("during", "victim", "form"),
@@ -133,6 +132,7 @@ def test_rank_that_is_stopped(surviving: Mpi, form: str, last: str, code: int) -
     end(surviving, job, code, 25, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("openmpi")
 def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
     job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
@@ -144,6 +144,7 @@ def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
     end(surviving, job, 1, 30, since=fault, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("victim", ["all", "rank"])
 def test_rank_0_ends_the_job(surviving: Mpi, victim: str) -> None:
     """Its launcher does not, and nothing else tells the others."""
@@ -165,6 +166,7 @@ def test_script_that_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
     assert "lost" not in done.stderr
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("late", [40, 15], ids=["hangs", "is late"])
 def test_rank_that_has_not_responded_at_the_start(surviving: Mpi, late: int) -> None:
     """The job starts without it, and ends in order while it hangs, or after it has left."""
@@ -277,6 +279,7 @@ def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:
     assert "lost" not in done.stderr
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(
     "last",
     ["session.close()\nmark()\nsys.exit(3)", "with session:\n    mark()\n    sys.exit(3)"],
@@ -365,6 +368,7 @@ def test_code_of_a_script_whose_rank_is_silent_at_the_end(mpirun: Mpi, form: str
     end(mpirun, job, 75, 25, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_a_launcher_that_is_not_able_to(mpirun: Mpi) -> None:
     """One line says so at the start, not at the loss."""

@@ -15,8 +15,6 @@ from support.jobs.faults import FORMS, end, start, write
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
-pytestmark = pytest.mark.both_mpis
-
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
 #: And those of a start-up deadline.
@@ -54,6 +52,7 @@ def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> 
 
 
 @WRAPPERS
+@pytest.mark.both_mpis
 def test_import_error_on_one_rank(mpirun: Mpi, through: tuple[str, ...]) -> None:
     # not at once: Open MPI's launcher may hang for ever where one rank ends while another is about to connect to it
     before = "if rank() == 1:\n    time.sleep(1)\n    import no_such_module\n"
@@ -68,6 +67,7 @@ def test_import_error_on_one_rank(mpirun: Mpi, through: tuple[str, ...]) -> None
         assert "(left: rank 0)" in report
 
 
+@pytest.mark.both_mpis
 def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
     """Neither launcher minds (Open MPI's: where no other rank is inside MPI yet): the agents of the others find out."""
     before = (
@@ -83,6 +83,7 @@ def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
     end(mpirun, job, None, SOON, since=fault, says=says)
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize("how", ["spawn", "subprocess"])
 def test_child_that_would_be_the_same_rank(mpirun: Mpi, how: str) -> None:
     """A script without a main guard: multiprocessing runs it again; and a program that the script starts."""
@@ -131,6 +132,7 @@ def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
 
 @pytest.mark.slow
 @WRAPPERS
+@pytest.mark.both_mpis
 def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
     """The others are inside MPI_Init, which can't say who is missing."""
     before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
