@@ -310,7 +310,7 @@ def waited_for_data(data: Data) -> list[str]:
     size, number = sum(row["bytes"] for row in rows), sum(row["count"] for row in rows)
     told = f"{format_bytes(size)} in {counted(number, 'transfer')}" if size else counted(number, "transfer")
     fix = "fewer shuffles and joins, columns selected before them, or a faster transport (docs/transports.md)"
-    # without a pool UCX maps each piece of memory by itself, and pieces that share a block of CUDA's not at all
+    # without a pool UCX maps each piece of memory by itself, again and again
     workers = data["plan"]["workers"]
     if any(worker["kind"] == "gpu" and "rmm_pool_size" not in worker["device_sizes"] for worker in workers):
         fix = f"a memory pool (worker option rmm_pool_size, docs/gpus.md), {fix}"
