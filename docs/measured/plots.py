@@ -74,6 +74,13 @@ def draw_phases(pyplot: Any, data: Data) -> Any:
     """Bars in parts, one group for each shape, one panel for each kind of worker."""
     heights = [3.8 * len(panel) + 1.4 for panel in data.values()]
     figure, axes = pyplot.subplots(2, 1, figsize=(8.2, 6.2), sharex=True, height_ratios=heights)
+    longest = max(
+        seconds
+        for groups in data.values()
+        for group in groups.values()
+        for seconds in group["others"].values()
+    )
+    limit = 1.3 * longest
     for axis, (title, groups), names, height in zip(axes, data.items(), PHASES, heights, strict=True):
         colours = SHADES[-len(names) :]
         for row, group in enumerate(groups.values()):
@@ -83,18 +90,22 @@ def draw_phases(pyplot: Any, data: Data) -> Any:
                 if row == 0:
                     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.8}
                     below = (left + part / 2, top - 0.4)
-                    axis.annotate(text, below, (place, top - 1.5), fontsize=8, arrowprops=line)
+                    axis.annotate(text, below, (place * limit / 6.6, top - 1.5), fontsize=8, arrowprops=line)
                 left += part
-            axis.text(left + 0.05, top, f"{left:.2f} s  dask-gpu-mpi", va="center", color=BLUE, weight="bold")
+            axis.text(
+                left + limit / 130, top, f"{left:.2f} s  dask-gpu-mpi", va="center", color=BLUE, weight="bold"
+            )
             peers = zip(group["others"].items(), (ORANGE, GREEN), strict=True)
             for step, ((way, seconds), colour) in enumerate(peers, 1):
                 axis.barh(top + step, seconds, 0.9, color=colour)
-                axis.text(seconds + 0.05, top + step, f"{seconds:.2f} s  {way}", va="center", color=colour)
+                axis.text(
+                    seconds + limit / 130, top + step, f"{seconds:.2f} s  {way}", va="center", color=colour
+                )
         axis.set_yticks([row * 3.8 + 1 for row in range(len(groups))], list(groups))
         axis.tick_params(left=False)
         axis.set_ylim(height - 1.8, -2.2)
         axis.set_title(title, loc="left")
-        axis.set_xlim(0, 6.6)
+        axis.set_xlim(0, limit)
         axis.spines["left"].set_visible(False)
     axes[0].tick_params(bottom=False)
     axes[0].spines["bottom"].set_visible(False)

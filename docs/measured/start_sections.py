@@ -41,11 +41,11 @@ Each is one command, run with the Python of an environment that has an MPI and w
 `startup.py` starts clusters in several ways, interleaved. dask-mpi takes one rank for each CPU worker and two more;
 all programs are used as they are documented. What the tables show:
 
-- A start takes a fifth to a half of dask-mpi's time, and an end a fifth of it or less.
-- LocalCluster, which has no MPI and no agents, is ready sooner under Open MPI where there are four ranks with one
-  worker each.
+- A start takes 0.17 to 0.57 of dask-mpi's time, and an end 0.14 to 0.27 of it.
+- LocalCluster, which has no MPI and no agents, is ready sooner where there are four ranks with one worker each.
 - A worker takes 14 MiB, since the workers of a rank are forked from one process that has imported Dask. A rank takes
-  100 MiB: itself, its agent, the fork server. So few ranks with many workers are the cheapest.
+  110 MiB: itself, its agent, the fork server. So few ranks with many workers are the cheapest.
+- The machine was about twice as slow as on other days, for all programs.
 """,
         starts(
             ("startup-openmpi", "CPU workers, Open MPI"),

@@ -100,6 +100,8 @@ def idle(file: str, *path: str | int) -> Field:
 
 ROWS = (
     from_start("ready, one worker on each of 2 GPUs", "s", "ready_s", gpus=True),
+    from_start("CPU time of that start", "s", "cpu_ready_s", gpus=True),
+    from_start("memory when ready, one worker on each of 2 GPUs", "MiB", "pss_total", gpus=True),
     Row(
         "GPU time that each job costs besides its script, 2 GPUs",
         "GPU-seconds",
@@ -108,8 +110,6 @@ ROWS = (
         around_script(GPU_LOCAL),
         GPU_LOCAL,
     ),
-    from_start("CPU time of that start", "s", "cpu_ready_s", gpus=True),
-    from_start("memory when ready, one worker on each of 2 GPUs", "MiB", "pss_total", gpus=True),
     from_start("ready, 2 ranks × 2 CPU workers", "s", "ready_s"),
     from_start("CPU time of that start", "s", "cpu_ready_s"),
     from_start("memory when ready, 2 ranks × 2 CPU workers", "MiB", "pss_total"),
