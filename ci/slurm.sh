@@ -15,7 +15,7 @@ install_packages "${packages[@]}"
 
 export DASK_GPU_MPI_TEST_SLURM=required
 environments
-# one after the other: Slurm's daemons take the same ports
+# one after the other: there is one Slurm with cgroups at a time
 stage "slurm: Open MPI" job_tests openmpi "${turns[@]}" tests/slurm
 stage "slurm: MPICH" job_tests mpich "${turns[@]}" tests/slurm
 # on a machine that has cgroups these rows run, or fail

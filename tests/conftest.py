@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
     """Starts MPI jobs (`mpirun.run`, `mpirun.start`); whatever happens, none of them outlives the test."""
     yield detected_mpi
     detected_mpi.close()
+
+
+@pytest.fixture
+def surviving(mpirun: Mpi) -> Mpi:
+    """An MPI whose launcher survives a lost rank."""
+    if mpirun.name != "openmpi":
+        pytest.skip("Hydra ends the job when a rank is lost")
+    return replace(mpirun, flags=("--with-ft", "ulfm"))
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     name = mpi.name if mpi is not None else ""
     turn = config.getoption("--turn")
     if name and turn is not None:
-        left = [item for item in items if name not in mpis_of(item, turn)]
-        items[:] = [item for item in items if name in mpis_of(item, turn)]
-        config.hook.pytest_deselected(items=left)
+        parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            parts[name in mpis_of(item, turn)].append(item)
+        items[:] = parts[True]
+        config.hook.pytest_deselected(items=parts[False])
     for item in items:
         for node in item.listchain():
             for mark in [mark for mark in node.own_markers if mark.name == "quick"]:

@@ -60,12 +60,12 @@ class Plot:
         return self.file.is_file() and f"data:{self.digest()}" in self.file.read_text(encoding="utf-8")
 
 
-#: Names of the parts, and where they stand in seconds, panel by panel.
+#: Names of the parts, and where they stand in shares of the axis, panel by panel.
 PHASES = (
-    (("launcher, MPI_Init", 0.0), ("imports", 1.25), ("plan, scheduler, workers", 1.85)),
+    (("launcher, MPI_Init", 0.0), ("imports", 0.19), ("plan, scheduler, workers", 0.28)),
     (
         ("launcher, MPI_Init, imports, one CUDA context", 0.0),
-        ("another context, scheduler, workers", 2.6),
+        ("another context, scheduler, workers", 0.39),
     ),
 )
 
@@ -90,7 +90,7 @@ def draw_phases(pyplot: Any, data: Data) -> Any:
                 if row == 0:
                     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.8}
                     below = (left + part / 2, top - 0.4)
-                    axis.annotate(text, below, (place * limit / 6.6, top - 1.5), fontsize=8, arrowprops=line)
+                    axis.annotate(text, below, (place * limit, top - 1.5), fontsize=8, arrowprops=line)
                 left += part
             axis.text(
                 left + limit / 130, top, f"{left:.2f} s  dask-gpu-mpi", va="center", color=BLUE, weight="bold"

@@ -14,7 +14,7 @@ def shape(text: str) -> str:
     return text.replace("x", " × ")
 
 
-def startup(name: str, about: str, names: Mapping[str, str] | None = None) -> str:
+def startup(name: str, about: str) -> str:
     """Start, end, CPU seconds and memory of each configuration, shape by shape."""
     document = load(name)
     rows = []
@@ -24,7 +24,7 @@ def startup(name: str, about: str, names: Mapping[str, str] | None = None) -> st
             rows.append(
                 [
                     shape(each),
-                    (names or {}).get(way, known(way)),
+                    known(way),
                     row["runs"],
                     *(
                         number(row[column])

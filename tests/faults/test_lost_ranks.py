@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -71,14 +70,6 @@ if rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     end_coordinator.Closing._end_agent = stop
 """
-
-
-@pytest.fixture
-def surviving(mpirun: Mpi) -> Mpi:
-    """An MPI whose launcher survives a lost rank."""
-    if mpirun.name != "openmpi":
-        pytest.skip("Hydra ends the job when a rank is lost")
-    return replace(mpirun, flags=("--with-ft", "ulfm"))
 
 
 def strike(job: Job, rank: int, victim: str, number: int = signal.SIGKILL) -> None:

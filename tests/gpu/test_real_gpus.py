@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -157,6 +156,20 @@ def pool(dask_worker):
     import rmm
     return type(rmm.mr.get_current_device_resource()).__name__
 """
+#: Work of some seconds, whose `future` has the sum of transposes: half of the array's elements.
+COMPUTES = """
+import cupy, signal
+
+def slowly(block):
+    time.sleep(0.1)
+    return block
+
+random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
+x = random.random((30_000, 30_000), chunks=5_000)
+for step in range(4):
+    x = ((x + x.T) / 2).map_blocks(slowly, dtype=x.dtype, meta=cupy.empty((0, 0)))
+future = client.compute(x.sum())
+"""
 POOL = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": "cupy"}
 
 
@@ -189,18 +202,7 @@ def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any, protocol: str) -> N
     Over UCX the others keep the memory of the one that was killed mapped (CUDA IPC), so that its pool must fit twice: not 80 %.
     """
     body = """
-import cupy, signal
 before = {row["name"]: row for row in client.run(cuda).values()}
-
-def slowly(block):
-    time.sleep(0.1)
-    return block
-
-random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
-x = random.random((30_000, 30_000), chunks=5_000)
-for step in range(4):
-    x = ((x + x.T) / 2).map_blocks(slowly, dtype=x.dtype, meta=cupy.empty((0, 0)))
-future = client.compute(x.sum())
 victim = sorted(before)[-1]
 held = lambda dask_scheduler: {ws.name: len(ws.has_what) for ws in dask_scheduler.workers.values()}
 limit = time.monotonic() + 60
@@ -218,7 +220,7 @@ seen()
 """
     switches = {"enable_nvlink": True, "rmm_pool_size": 0.4} if protocol != "tls" else {}
     options = options_for(protocol, worker_options={**POOL, **switches})
-    done = mpirun.run(HEAD + initialized(**options) + LOOK_AT_POOL + body, 1, timeout=200).check()
+    done = mpirun.run(HEAD + initialized(**options) + LOOK_AT_POOL + COMPUTES + body, 1, timeout=200).check()
     told = facts(done)
     assert told["results"] >= 3
     assert told["early"] is False
@@ -230,23 +232,11 @@ seen()
     gpus.check_idle()
 
 
-def test_rank_lost_in_the_middle(mpirun: Mpi, gpus: Any) -> None:
+def test_rank_lost_in_the_middle(surviving: Mpi, gpus: Any) -> None:
     """The other rank goes on with its GPU, and the result is right; the lost one's GPU is free at the end."""
     need(gpus, 2)
-    if mpirun.name != "openmpi":
-        pytest.skip("Hydra ends the job when a rank is lost")
     body = """
-import cupy, psutil, signal
-
-def slowly(block):
-    time.sleep(0.1)
-    return block
-
-random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
-x = random.random((30_000, 30_000), chunks=5_000)
-for step in range(4):
-    x = ((x + x.T) / 2).map_blocks(slowly, dtype=x.dtype, meta=cupy.empty((0, 0)))
-future = client.compute(x.sum())
+import psutil
 held = lambda dask_scheduler: [len(ws.has_what) for ws in dask_scheduler.workers.values()]
 limit = time.monotonic() + 60
 while (results := min(client.run_on_scheduler(held))) < 3 and time.monotonic() < limit:
@@ -258,9 +248,8 @@ for each in [lost, *lost.children(recursive=True)]:
 tell(total=float(future.result(timeout=100)), workers=len(client.scheduler_info(n_workers=-1)["workers"]))
 """
     options = options_for("auto", worker_options=POOL, tolerate_lost_ranks=1)
-    surviving = replace(mpirun, flags=("--with-ft", "ulfm"))
     env = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.uuids[:2])}
-    done = surviving.run(HEAD + initialized(**options) + body, 2, env=env, timeout=150).check()
+    done = surviving.run(HEAD + initialized(**options) + COMPUTES + body, 2, env=env, timeout=150).check()
     told = facts(done)
     assert told["results"] >= 3
     assert told["early"] is False

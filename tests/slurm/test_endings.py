@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.bed.slurm import BatchJob, Slurm, template, wait_all
-from support.jobs.clusters import TELL, facts, parent
+from support.bed.slurm import CLIENT, ONE, TWO, BatchJob, Slurm, template, wait_all
+from support.jobs.clusters import facts, parent
 from support.jobs.mpi import Mpi
 
-CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
 #: The second run finds what the first has written, and ends.
 CHECKPOINTS = (
@@ -37,10 +36,8 @@ while True:
 """
 )
 NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
-ONE = ("--gpus-per-node=1",)
 #: A host is left to the job that runs out of time.
-SMALL = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
-TWO = ("--nodes=2", *SMALL[1:])
+SMALL = ("--nodes=1", *TWO[1:])
 
 
 @pytest.fixture(scope="module")

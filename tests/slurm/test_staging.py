@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.bed.slurm import Slurm, template
+from support.bed.slurm import ONE, Slurm, template
 from support.jobs.clusters import TELL, facts, small_environment
 
-ONE = ("--gpus-per-node=1",)
 TWO = ("--nodes=2", "--mem=1000", "--exclude=h3")
 SCRIPT = (
     TELL

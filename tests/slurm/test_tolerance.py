@@ -1,4 +1,4 @@
-"""Jobs that continue without a rank. The last module: a node that was down keeps later jobs waiting for a minute."""
+"""Jobs that continue without a rank. The last module: jobs after these have waited for a node for a minute."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import signal
 
 import pytest
 
-from support.bed.slurm import Slurm, template
-from support.jobs.clusters import TELL
+from support.bed.slurm import CLIENT, ONE, TWO, Slurm, template
 from support.jobs.mpi import Mpi
-
-CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
-ONE = ("--gpus-per-node=1",)
-TWO = ("--nodes=2", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
 
 
 @pytest.mark.both_mpis

@@ -20,13 +20,31 @@ import pytest
 from dask_gpu_mpi.sites.command import START
 from support import ROOT, TESTBED
 from support.bed.hosts import TestBed
+from support.jobs.clusters import TELL
 from support.jobs.mpi import MARK, JobError, JobTimeout
 from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
-__all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template", "wait_all"]
+__all__ = [
+    "CLIENT",
+    "GPUS",
+    "ONE",
+    "RESULTS",
+    "TWO",
+    "BatchJob",
+    "Ended",
+    "Slurm",
+    "new_slurm",
+    "template",
+    "wait_all",
+]
 
 #: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
 REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
+#: Begins the script of a job.
+CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
+#: Options of a job script for one GPU on each host; of a small job on h1 and h2.
+ONE = ("--gpus-per-node=1",)
+TWO = ("--nodes=2", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
 #: GPUs of h1, h2 and h3.
 GPUS = (4, 4, 2)
 #: A line for each job that has ended (test, hosts, state, exit code, seconds); printed at the end of the test run.
