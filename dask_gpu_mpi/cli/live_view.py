@@ -12,9 +12,8 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -34,16 +33,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 TICK = 1.0
 
 
-class Source(Protocol):
-    """The origin of samples, a `Link`."""
-
-    async def sample(self) -> Snapshot:
-        """The cluster now; NoAnswerError if it does not respond at the moment."""
-
-    def close(self) -> None:
-        """End the connection."""
-
-
 def check_terminal() -> None:
     """Raise an InputError if there is no terminal for the view and its keys."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
@@ -57,9 +46,9 @@ def check_terminal() -> None:
 class Terminal:
     """Draws on the alternate screen and reads single keys; `leave` restores everything. Both may be called again."""
 
-    def __init__(self, console: Console, fd: int) -> None:
-        self.console = console
-        self._fd = fd
+    def __init__(self) -> None:
+        self.console = Console(highlight=False)
+        self.fd = sys.stdin.fileno()
         self._before: list[Any] | None = None
         self._live: Live | None = None
 
@@ -67,15 +56,9 @@ class Terminal:
         """Switch to the alternate screen."""
         if self._before is not None:
             return
-        self._before = termios.tcgetattr(self._fd)
-        tty.setcbreak(self._fd, termios.TCSANOW)
-        self._live = Live(
-            console=self.console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._before = termios.tcgetattr(self.fd)
+        tty.setcbreak(self.fd, termios.TCSANOW)
+        self._live = Live(console=self.console, screen=True, auto_refresh=False)
         self._live.start()
 
     def leave(self) -> None:
@@ -87,7 +70,7 @@ class Terminal:
                 live.stop()
         if before is not None:
             with contextlib.suppress(termios.error, OSError):
-                termios.tcsetattr(self._fd, termios.TCSANOW, before)
+                termios.tcsetattr(self.fd, termios.TCSANOW, before)
 
     def draw(self, renderable: RenderableType) -> None:
         """Show this and nothing else."""
@@ -98,9 +81,8 @@ class Terminal:
 class _LiveView:
     """One live view."""
 
-    def __init__(self, terminal: Terminal, fd: int) -> None:
-        self._terminal = terminal
-        self._fd = fd
+    def __init__(self) -> None:
+        self._terminal = Terminal()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._view = View()
@@ -111,26 +93,17 @@ class _LiveView:
         self._silent = False
         self._code: int | None = None
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle keys and signals as long as the context lasts."""
+    async def run(self, link: Link, interval: float) -> int:
+        """Show samples until a key or a signal ends the view; return the exit code."""
         for number in ENDING:
             self._loop.add_signal_handler(number, self._end, code_of_signal(number))
         self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         self._loop.add_signal_handler(signal.SIGCONT, self._on_continue)
         self._loop.add_signal_handler(signal.SIGWINCH, self._wake.set)
-        self._loop.add_reader(self._fd, self._on_keys)
+        self._loop.add_reader(self._terminal.fd, self._on_keys)
+        sampling = asyncio.ensure_future(self._sample(link, interval))
         try:
-            yield
-        finally:
-            self._loop.remove_reader(self._fd)
-            for number in (*ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
-                self._loop.remove_signal_handler(number)
-
-    async def run(self, source: Source, interval: float) -> int:
-        """Show samples until a key or a signal ends the view; return the exit code."""
-        sampling = asyncio.ensure_future(self._sample(source, interval))
-        try:
+            self._terminal.enter()
             while self._code is None:
                 if sampling.done():
                     sampling.result()  # raises its error
@@ -141,6 +114,8 @@ class _LiveView:
             sampling.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await sampling
+            self._loop.remove_reader(self._terminal.fd)
+            self._terminal.leave()
 
     async def _news(self, sampling: asyncio.Future[None]) -> None:
         waking = asyncio.ensure_future(self._wake.wait())
@@ -149,10 +124,10 @@ class _LiveView:
         waking.cancel()
         self._wake.clear()
 
-    async def _sample(self, source: Source, interval: float) -> None:
+    async def _sample(self, link: Link, interval: float) -> None:
         while True:
             try:
-                self._snapshot = await source.sample()
+                self._snapshot = await link.sample()
             except NoAnswerError:
                 self._silent = True
             else:
@@ -176,11 +151,11 @@ class _LiveView:
 
     def _on_keys(self) -> None:
         try:
-            text = os.read(self._fd, 1024).decode("ascii", "ignore")
+            text = os.read(self._terminal.fd, 1024).decode("ascii", "ignore")
         except OSError:
             text = ""
         if not text:  # the terminal is gone
-            self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._terminal.fd)
             self._end(code_of_signal(signal.SIGHUP))
             return
         rows = self._snapshot.rows if self._snapshot is not None else ()
@@ -205,19 +180,12 @@ class _LiveView:
         self._wake.set()
 
 
-async def watch(connect: Callable[[], Source], interval: float) -> int:
+async def watch(link: Link, interval: float) -> int:
     """Show a cluster, sampled every `interval` seconds, until the key q (exit code 0) or a signal (128 + its number)."""
-    fd = sys.stdin.fileno()
-    terminal = Terminal(Console(highlight=False), fd)
-    view = _LiveView(terminal, fd)
-    source = connect()
     try:
-        with view.listening():
-            terminal.enter()
-            return await view.run(source, interval)
+        return await _LiveView().run(link, interval)
     finally:
-        terminal.leave()
-        source.close()
+        link.close()
 
 
 #: Seconds between the two samples for rates. In a cluster of up to 200 workers, each of them reports at least as often.
@@ -258,7 +226,7 @@ def run_top(scheduler_file: str | None, *, once: bool, as_json: bool, interval: 
             else:
                 print_table(Console(highlight=False), snapshot)
             return 0
-        return asyncio.run(watch(lambda: Link(target), interval))
+        return asyncio.run(watch(Link(target), interval))
     finally:
         logging.disable(logging.NOTSET)
 

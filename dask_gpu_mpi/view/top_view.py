@@ -23,73 +23,8 @@ WARNING_LINES = 3
 HIGH, FULL = 0.8, 0.95
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column; `width`: its least."""
-
-    title: str
-    width: int
-    #: Text and style of a row.
-    cell: Callable[[Row], tuple[str, str]]
-    #: On a narrow screen the highest number goes first; 0: it stays.
-    rank: int
-    #: Whether it may be wider, up to its longest text.
-    grows: bool = False
-    #: Without this field of any row the column is left out.
-    needs: str = ""
-
-
-def _plain(text: Callable[[Row], str]) -> Callable[[Row], tuple[str, str]]:
-    return lambda row: (text(row), "")
-
-
-def _part(used: str, total: str) -> Callable[[Row], tuple[str, str]]:
-    def cell(row: Row) -> tuple[str, str]:
-        numbers = getattr(row, used), getattr(row, total)
-        return pair(*numbers), _style(share(*numbers))
-
-    return cell
-
-
-def _style(part: float | None) -> str:
-    if part is None or part < HIGH:
-        return ""
-    return "red" if part >= FULL else "yellow"
-
-
-def _worker(row: Row) -> tuple[str, str]:
-    if row.status == "running":
-        return row.worker, ""
-    return f"{row.worker} {row.status}", "red" if "lost" in row.status else "yellow"
-
-
-def _slowed(row: Row) -> tuple[str, str]:
-    return row.gpu_slowed or "-", "yellow" if row.gpu_slowed else ""
-
-
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
-
-
-COLUMNS = (
-    _Column("NODE", 8, _plain(lambda row: row.node), 0, grows=True),
-    _Column("WORKER", 8, _worker, 0, grows=True),
-    _Column("GPU", 3, _plain(lambda row: _number(row.gpu_index)), 6, needs="gpu_index"),
-    _Column("USE%", 4, _plain(lambda row: _number(row.gpu_use)), 0),
-    _Column("GPU MEM", 8, _part("gpu_memory", "gpu_memory_total"), 1),
-    _Column("RMM", 8, _part("rmm_used", "rmm_total"), 7),
-    _Column("HOST MEM", 8, _part("host_memory", "host_limit"), 2),
-    _Column("RUN", 3, _plain(lambda row: _number(row.running)), 3),
-    _Column("WAIT", 4, _plain(lambda row: _number(row.waiting)), 4),
-    _Column("IN/s", 5, _plain(lambda row: short(row.received_rate)), 8),
-    _Column("OUT/s", 5, _plain(lambda row: short(row.sent_rate)), 9),
-    _Column("SPILL", 5, _plain(lambda row: short(row.spilled)), 5),
-    _Column("WATT", 4, _plain(lambda row: _number(row.gpu_power)), 10, needs="gpu_power"),
-    _Column("TEMP", 4, _plain(lambda row: _number(row.gpu_temperature)), 11, needs="gpu_temperature"),
-    _Column("SLOWED", 6, _slowed, 12, grows=True, needs="gpu_slowed"),
-    _Column("PCI/s", 5, _plain(lambda row: short(row.gpu_pcie)), 13, needs="gpu_pcie"),
-    _Column("NVL/s", 5, _plain(lambda row: short(row.gpu_nvlink)), 14, needs="gpu_nvlink"),
-)
 
 
 def short(number: float | None) -> str:
@@ -130,16 +65,71 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if 0 < value < 9.95 else f"{value:.0f}"
 
 
-def fit(text: str, width: int, *, keep_end: bool = True) -> str:
+def fit(text: str, width: int) -> str:
     """A text in so many characters. The end of a long one stays, since names differ there.
 
-    >>> fit("gpu-node-0123", 8), fit("short", 8), fit("a long line", 6, keep_end=False)
-    ('..e-0123', 'short', 'a lo..')
+    >>> fit("gpu-node-0123", 8), fit("short", 8)
+    ('..e-0123', 'short')
     """
     if len(text) <= width:
         return text
-    kept = max(0, width - 2)
-    return (".." + text[len(text) - kept :] if keep_end else text[:kept] + "..")[:width]
+    return (".." + text[len(text) - max(0, width - 2) :])[:width]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a field of `Row`; `width`: its least."""
+
+    title: str
+    width: int
+    field: str
+    text: Callable[[Any], str]
+    #: On a narrow screen the highest number goes first; 0: it stays.
+    rank: int = 0
+    #: The field of which this one is a part.
+    total: str = ""
+    #: Whether it may be wider, up to its longest text.
+    grows: bool = False
+    #: Whether it is left out if no row has this field.
+    optional: bool = False
+
+    def cell(self, row: Row) -> tuple[str, str]:
+        """Text and style."""
+        value = getattr(row, self.field)
+        if self.total:
+            total = getattr(row, self.total)
+            part = value / total if value is not None and total else 0.0
+            return pair(value, total), "red" if part >= FULL else "yellow" if part >= HIGH else ""
+        if self.field == "worker" and row.status != "running":
+            return f"{value} {row.status}", "red" if "lost" in row.status else "yellow"
+        return self.text(value), "yellow" if self.field == "gpu_slowed" and value else ""
+
+
+COLUMNS = (
+    _Column("NODE", 8, "node", str, grows=True),
+    _Column("WORKER", 8, "worker", str, grows=True),
+    _Column("GPU", 3, "gpu_index", _number, 6, optional=True),
+    _Column("USE%", 4, "gpu_use", _number),
+    _Column("GPU MEM", 8, "gpu_memory", short, 1, total="gpu_memory_total"),
+    _Column("RMM", 8, "rmm_used", short, 7, total="rmm_total"),
+    _Column("HOST MEM", 8, "host_memory", short, 2, total="host_limit"),
+    _Column("RUN", 3, "running", _number, 3),
+    _Column("WAIT", 4, "waiting", _number, 4),
+    _Column("IN/s", 5, "received_rate", short, 8),
+    _Column("OUT/s", 5, "sent_rate", short, 9),
+    _Column("SPILL", 5, "spilled", short, 5),
+    _Column("WATT", 4, "gpu_power", _number, 10, optional=True),
+    _Column("TEMP", 4, "gpu_temperature", _number, 11, optional=True),
+    _Column("SLOWED", 6, "gpu_slowed", lambda reasons: reasons or "-", 12, grows=True, optional=True),
+    _Column("PCI/s", 5, "gpu_pcie", short, 13, optional=True),
+    _Column("NVL/s", 5, "gpu_nvlink", short, 14, optional=True),
+)
+#: The columns that rows are sorted by, in the order of the key `s`; the first is the plan's order. The largest comes first.
+SORTS = {
+    column.title: column.field
+    for column in COLUMNS
+    if column.field not in ("worker", "gpu_index", "gpu_slowed")
+}
 
 
 def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
@@ -147,7 +137,7 @@ def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
     columns = [
         column
         for column in COLUMNS
-        if not column.needs or any(getattr(row, column.needs) is not None for row in rows)
+        if not column.optional or any(getattr(row, column.field) is not None for row in rows)
     ]
     while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
@@ -178,7 +168,7 @@ def _width(columns: Sequence[_Column], widths: Sequence[int]) -> int:
 
 def rows_of_screen(snapshot: Snapshot, height: int) -> int:
     """The number of rows on a screen of this height."""
-    return max(1, height - 5 - len(_warnings(snapshot)))
+    return max(1, height - 5 - len(_warnings(snapshot)[-WARNING_LINES:]))
 
 
 def screen(
@@ -186,18 +176,20 @@ def screen(
 ) -> RenderableType:
     """The whole screen; `silence`: the seconds since a request without an answer, if there is one."""
     page = page_of(view, snapshot.rows, rows_of_screen(snapshot, height))
-    lines = [Text(fit(line, width, keep_end=False)) for line in _head(snapshot, silence)]
-    warnings = [Text(fit(line, width, keep_end=False), style="yellow") for line in _warnings(snapshot)]
-    status = Text(fit(_status(view, page), width, keep_end=False), style="dim")
-    keys = Text(fit(KEYS, width, keep_end=False), style="dim")
-    return Group(*lines, table_of(page.rows, width), *warnings, status, keys)
+    head = [_line(text) for text in _head(snapshot, silence)]
+    warnings = [_line(text, "yellow") for text in _warnings(snapshot)[-WARNING_LINES:]]
+    status, keys = _line(_status(view, page), "dim"), _line(KEYS, "dim")
+    return Group(*head, table_of(page.rows, width), *warnings, status, keys)
 
 
 def plain(snapshot: Snapshot, width: int | None) -> RenderableType:
     """All rows and all warnings, in so many columns; None: as many as they need."""
-    lines = [*_head(snapshot), *_all_warnings(snapshot)]
-    shown = [Text(line if width is None else fit(line, width, keep_end=False)) for line in lines]
-    return Group(*shown[:2], table_of(snapshot.rows, width), *shown[2:])
+    head, warnings = map(_line, _head(snapshot)), map(_line, _warnings(snapshot))
+    return Group(*head, table_of(snapshot.rows, width), *warnings)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
@@ -223,16 +215,9 @@ def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
 
 
 def _warnings(snapshot: Snapshot) -> list[str]:
-    """The last warnings."""
-    return _all_warnings(snapshot)[-WARNING_LINES:]
-
-
-def _all_warnings(snapshot: Snapshot) -> list[str]:
     """The warnings of the start, then those of the run."""
-    events = [
-        f"{time.strftime('%H:%M:%S', time.localtime(event.time))} {event.text}" for event in snapshot.events
-    ]
-    return [*(f"at start: {note}" for note in snapshot.notes), *events]
+    run = [f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}" for at, text in snapshot.events]
+    return [*(f"at start: {note}" for note in snapshot.notes), *run]
 
 
 def _status(view: View, page: Page) -> str:
@@ -243,30 +228,6 @@ def _status(view: View, page: Page) -> str:
     return "  ".join(parts)
 
 
-def share(used: int | None, total: int | None) -> float | None:
-    """A part of 1.
-
-    >>> share(1, 4), share(1, None)
-    (0.25, None)
-    """
-    return None if used is None or not total else used / total
-
-
-#: The figures that rows are sorted by, in the order of the key `s`; the first is the plan's order. The largest comes first.
-SORTS: dict[str, Callable[[Row], float | None] | None] = {
-    "node": None,
-    "GPU use": lambda row: row.gpu_use,
-    "GPU memory": lambda row: row.gpu_memory,
-    "RMM": lambda row: row.rmm_used,
-    "host memory": lambda row: row.host_memory,
-    "running": lambda row: row.running,
-    "waiting": lambda row: row.waiting,
-    "in": lambda row: row.received_rate,
-    "out": lambda row: row.sent_rate,
-    "spilled": lambda row: row.spilled,
-    "power": lambda row: row.gpu_power,
-    "temperature": lambda row: row.gpu_temperature,
-}
 #: The sequences that terminals send for keys without a character.
 _SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
 _SEQUENCES |= {"\x1b[5~": "page up", "\x1b[6~": "page down"}
@@ -277,7 +238,7 @@ class View:
     """The state that keys change."""
 
     #: A key of `SORTS`.
-    sort: str = "node"
+    sort: str = "NODE"
     reverse: bool = False
     #: The node whose rows are shown; None: all nodes.
     node: str | None = None
@@ -332,20 +293,15 @@ def press(view: View, key: str, rows: Sequence[Row], height: int) -> bool:
     elif key == "r":
         view.reverse = not view.reverse
     elif key in ("n", "N"):
-        view.node = _next(
-            view.node, [None, *dict.fromkeys(row.node for row in rows)], 1 if key == "n" else -1
-        )
+        nodes = [None, *dict.fromkeys(row.node for row in rows)]
+        place = nodes.index(view.node) if view.node in nodes else 0
+        view.node = nodes[(place + (1 if key == "n" else -1)) % len(nodes)]
     elif key == "f":
         view.fold = not page_of(view, rows, height).folded
     else:
         return True
     view.offset = 0
     return True
-
-
-def _next(node: str | None, nodes: Sequence[str | None], step: int) -> str | None:
-    place = nodes.index(node) if node in nodes else 0
-    return nodes[(place + step) % len(nodes)]
 
 
 def page_of(view: View, rows: Sequence[Row], height: float = math.inf) -> Page:
@@ -361,12 +317,12 @@ def page_of(view: View, rows: Sequence[Row], height: float = math.inf) -> Page:
 
 
 def _sorted(rows: list[Row], view: View) -> list[Row]:
-    figure = SORTS[view.sort]
-    if figure is None:
+    field = SORTS[view.sort]
+    if field == "node":
         return rows[::-1] if view.reverse else rows
-    known = [(value, row) for row in rows if (value := figure(row)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=not view.reverse)
-    return [row for _, row in known] + [row for row in rows if figure(row) is None]
+    known = [row for row in rows if getattr(row, field) is not None]
+    known.sort(key=lambda row: float(getattr(row, field)), reverse=not view.reverse)
+    return known + [row for row in rows if getattr(row, field) is None]
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:

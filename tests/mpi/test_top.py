@@ -81,9 +81,9 @@ def test_rows_keys_and_the_terminal_afterwards(file: Path, tmux: Tmux) -> None:
     assert "nodes 1, GPUs 4, workers 5" in shown
     assert max(map(len, shown.splitlines())) <= 80
     tmux.keys("s")
-    assert order(tmux.wait_for("sort: GPU use")) == ["1-3", "1-2", "0-1", "0-0", "0-cpu-0"]
+    assert order(tmux.wait_for("sort: USE%")) == ["1-3", "1-2", "0-1", "0-0", "0-cpu-0"]
     tmux.keys("r")
-    assert order(tmux.wait_for("sort: GPU use reversed")) == ["0-0", "0-1", "1-2", "1-3", "0-cpu-0"]
+    assert order(tmux.wait_for("sort: USE% reversed")) == ["0-0", "0-1", "1-2", "1-3", "0-cpu-0"]
     node = shown.splitlines()[3].split()[0]
     tmux.keys("n")
     tmux.wait_for(f"node: {node}")
@@ -142,7 +142,7 @@ def test_it_stops_and_goes_on(file: Path, tmux: Tmux) -> None:
     tmux.run("clear; fg; echo code=$?; stty -g > after; touch done")
     until(lambda: tmux.drawn and "0-cpu-0" in tmux.screen, 20, "it draws again")
     tmux.keys("s")
-    tmux.wait_for("sort: GPU use")
+    tmux.wait_for("sort: USE%")
     tmux.keys("q")
     tmux.check_end(0)
 

@@ -50,7 +50,7 @@ class Source:
         print("closed", flush=True)
 
 check_terminal()
-sys.exit(asyncio.run(watch(Source, 0.2)))
+sys.exit(asyncio.run(watch(Source(), 0.2)))
 """
 
 
@@ -119,7 +119,7 @@ def test_it_draws_and_q_quits() -> None:
         one.wait_for("nodes 64, GPUs 512")
         assert termios.tcgetattr(one.fd) != one.before
         os.write(one.fd, b"s")
-        one.wait_for("sort: GPU use")
+        one.wait_for("sort: USE%")
         os.write(one.fd, b"\x1b[Bn")
         one.wait_for("node: node0000")
         os.write(one.fd, b"q")
@@ -154,7 +154,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_again() -> None:
         one.read()
         one.shown = one.shown[one.shown.rfind("\x1b[H") :]
         os.write(one.fd, b"s")
-        one.wait_for("sort: GPU use")
+        one.wait_for("sort: USE%")
         assert "no answer" not in one.shown
     with view("slow") as one:  # the time left goes on between samples
         one.wait_for("0:59:58 left, nodes 64")

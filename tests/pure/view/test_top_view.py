@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dask_gpu_mpi.view.job_facts import RunWarning
 from dask_gpu_mpi.view.snapshot import Row, Snapshot, snapshot_of
 from dask_gpu_mpi.view.top_view import (
     SORTS,
     View,
-    fit,
     folded,
     keys_of,
     page_of,
@@ -25,7 +23,6 @@ from dask_gpu_mpi.view.top_view import (
     press,
     rows_of_screen,
     screen,
-    share,
     short,
 )
 from support.mocks.snapshots import GIB, cluster
@@ -55,7 +52,7 @@ def test_s_goes_through_all_columns_and_back() -> None:
     for _ in SORTS:
         seen.append(view.sort)
         press(view, "s", ROWS, 20)
-    assert (seen, view.sort) == ([*SORTS], "node")
+    assert (seen, view.sort) == ([*SORTS], "NODE")
 
 
 def test_the_largest_figure_is_first_and_what_is_not_known_last() -> None:
@@ -179,10 +176,6 @@ def test_any_keys_show_rows_that_are_there(keys: list[str], height: int, empty: 
         assert 0 <= page.first <= max(0, page.total - height)
 
 
-def test_a_share() -> None:
-    assert (share(None, 1), share(1, 0), share(1, 2)) == (None, None, 0.5)
-
-
 # -- what `top` draws
 
 
@@ -205,7 +198,7 @@ def test_a_small_cluster_in_80_columns() -> None:
     assert lines[2] == "NODE     WORKER   GPU USE%  GPU MEM      RMM HOST MEM RUN WAIT  IN/s OUT/s SPILL"
     assert lines[3] == "node0000 0-0        0    0   10/80G  1.0/40G  2.0/64G   2    7     -     -    11"
     assert lines[6] == "node0001 1-1        1    3   10/80G  1.0/40G  2.0/64G   2    7     -     -    11"
-    assert lines[-2] == "sort: node  node: all  rows 1-4 of 4"
+    assert lines[-2] == "sort: NODE  node: all  rows 1-4 of 4"
     assert lines[-1].startswith("q quit")
 
 
@@ -252,7 +245,7 @@ def test_a_worker_that_does_not_run_says_so() -> None:
 
 
 def test_the_time_left_and_the_last_warnings() -> None:
-    events = tuple(RunWarning(0.0, f"event {number}") for number in range(5))
+    events = tuple((0.0, f"event {number}") for number in range(5))
     told = replace(SMALL, end=7.0 + 3725, notes=("slow network",), events=events[:2])
     lines = drawn(screen(told, View(), 80, 24))
     assert lines[0].startswith("1:02:05 left, nodes 2")
@@ -289,7 +282,3 @@ def test_bytes_have_their_width(number: int) -> None:
 )
 def test_a_pair(used: int | None, total: int | None, text: str) -> None:
     assert pair(used, total) == text
-
-
-def test_cuts() -> None:
-    assert [fit("abcdef", width) for width in (6, 5, 3, 1, 0)] == ["abcdef", "..def", "..f", ".", ""]
