@@ -29,7 +29,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
+from dask_gpu_mpi.view.job_facts import facts_of
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.recorder import Recorder
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble
@@ -59,7 +59,7 @@ class MadeUpJob:
         self.task_prefixes: dict[str, Any] = {}
         self.transition_counter = 0
         self.deaths: list[tuple[float, Any]] = []
-        self.watch = JobWatch(JobFacts())
+        self.watch = JobWatch(facts_of(self.plan))
         self.plugins[JobWatch.name] = self.watch
         self.recorder = Recorder(self, clock=lambda: self.now)
         self._ports = iter(range(10_000, 1_000_000))
@@ -94,7 +94,7 @@ class MadeUpJob:
         self.recorder.remove_worker(self, address, stimulus_id=f"handle-worker-cleanup-{self.now}")
         output = "distributed.worker - ERROR - out of memory\ndistributed.worker - INFO - the end"
         self.deaths.append((self.now, {"worker": name, "how": "signal 9", "output": output}))
-        self.watch.warnings.append(RunWarning(self.now, f"worker {name} lost"))
+        self.watch.warnings.append((self.now, f"worker {name} lost"))
         self.now += 2.0
         self.start(name)
 
@@ -276,7 +276,7 @@ def _switch(on: bool, dask_scheduler: Any) -> float:
 
     known = dask_scheduler.plugins.get(Recorder.name)
     if known is not None and not on:
-        known.end()
+        known._sampling.cancel()
         dask_scheduler.remove_plugin(Recorder.name)
     elif on:
         recorder_of(dask_scheduler)

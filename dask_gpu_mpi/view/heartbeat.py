@@ -3,80 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_gpu_mpi.base.timeline import METRIC
 
 #: The kinds of work in a report: Dask's actions, and a computation that has failed.
 ACTIONS = ("compute", "failed", "transfer", "disk-read", "disk-write", "deserialize", "other")
+#: Figures of a GPU, in the order of `machine.nvidia.device_figures`: percent; bytes in use, and in total; W; °C; bits of
+#: the reasons for lower clocks (`machine.nvidia.reasons_of`); J since the driver was loaded; bytes per second over two links.
+FIGURES = ("use", "memory", "memory_total", "power", "temperature", "slowed", "energy", "pcie", "nvlink")
 #: GPUs of one worker of which measurements are kept.
 MOST_GPUS = 16
 #: More is not a figure: it would not be kept, or written as JSON.
 _LARGEST = 2.0**100
 
 
-class GpuFigures(NamedTuple):
-    """Figures of a GPU, in the order of `machine.nvidia.device_figures`; None: not known."""
+def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[dict[str, Any]]:
+    """The `FIGURES` of each GPU of a worker, from its last heartbeat; `started`: the figures of its GPU from its start.
 
-    #: Percent.
-    use: float | None = None
-    #: Bytes.
-    memory: int | None = None
-    memory_total: int | None = None
-    #: W and °C.
-    power: float | None = None
-    temperature: float | None = None
-    #: The reasons for lower clocks: bits in the order of `machine.nvidia.SLOWED`.
-    slowed: int | None = None
-    #: J since the driver was loaded.
-    energy: float | None = None
-    #: Bytes per second, sent and received.
-    pcie: float | None = None
-    nvlink: float | None = None
-
-
-class Spilled(NamedTuple):
-    """Bytes that a worker has spilled; None: not known."""
-
-    to_disk: int | None
-    from_gpu: int | None
-
-
-def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]:
-    """The figures of each GPU of a worker, from its last heartbeat; `started`: the figures of its GPU from its start.
+    None, or missing: not known.
 
     >>> gpus_of({"gpu_utilization": 9, "gpu_memory_used": 8})
-    [GpuFigures(use=9, memory=8, memory_total=None, power=None, ...)]
-    >>> [gpu[:4] for gpu in gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3, 4], [5, 6, 7]]}})]
-    [(1, 2, 3, 4), (5, 6, 7, None)]
+    [{'use': 9, 'memory': 8, 'memory_total': None}]
+    >>> gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3, 4], [5, 6, 7]]}})
+    [{'use': 1, 'memory': 2, 'memory_total': 3, 'power': 4}, {'use': 5, 'memory': 6, 'memory_total': 7}]
     """
     several = mapping(metrics.get(METRIC)).get("gpus")
     if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [GpuFigures(*map(number, figures[: len(GpuFigures())])) for figures in several]
+        return [dict(zip(FIGURES, map(number, figures), strict=False)) for figures in several]
     # From distributed's monitor of the worker's process. Its metric "gpu" is for processes that had NVML before their
     # worker was made.
     gpu = mapping(metrics.get("gpu"))
     return [
-        GpuFigures(
-            number(metrics.get("gpu_utilization", gpu.get("utilization"))),
-            number(metrics.get("gpu_memory_used", gpu.get("memory-used"))),
-            number(metrics.get("gpu-memory-total", mapping(started).get("memory-total"))),
-        )
+        {
+            "use": number(metrics.get("gpu_utilization", gpu.get("utilization"))),
+            "memory": number(metrics.get("gpu_memory_used", gpu.get("memory-used"))),
+            "memory_total": number(metrics.get("gpu-memory-total", mapping(started).get("memory-total"))),
+        }
     ]
 
 
-def spilled_of(metrics: Mapping[str, Any]) -> Spilled:
-    """The bytes that a worker has spilled.
+def spilled_of(metrics: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The bytes that a worker has spilled to disk, and from its GPU; None: not known.
 
     >>> spilled_of({"spilled_bytes": {"memory": 7, "disk": 5}})
-    Spilled(to_disk=5, from_gpu=None)
+    (5, None)
     >>> spilled_of({"spilled_bytes": {"memory": 0, "disk": 0}, "gpu_mpi": {"spilled": 9}})
-    Spilled(to_disk=None, from_gpu=9)
+    (None, 9)
     """
     ours = mapping(metrics.get(METRIC))
     if "spilled" in ours:  # a store that distributed does not measure: its figure is always 0
-        return Spilled(None, integer(ours["spilled"]))
-    return Spilled(integer(mapping(metrics.get("spilled_bytes")).get("disk")), None)
+        return None, integer(ours["spilled"])
+    return integer(mapping(metrics.get("spilled_bytes")).get("disk")), None
 
 
 def of_gpu(quantity: str, gpu: int) -> str:
@@ -96,20 +74,20 @@ def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
     >>> measured({"gpu_utilization": 9, "gpu_memory_used": 8, "rmm": {"rmm-used": 7, "rmm-total": None}})
     {'rmm': 7, 'gpu': 9, 'gpu_memory': 8}
     """
-    spilled = spilled_of(metrics)
+    to_disk, from_gpu = spilled_of(metrics)
     found: dict[str, Any] = {
         "cpu": metrics.get("cpu"),
         "memory": metrics.get("memory"),
         "managed": metrics.get("managed_bytes"),
-        "spilled": spilled.to_disk,
-        "gpu_spilled": spilled.from_gpu,
+        "spilled": to_disk,
+        "gpu_spilled": from_gpu,
         "rmm": mapping(metrics.get("rmm")).get("rmm-used"),
         "cudf_spilled": mapping(metrics.get("cudf")).get("cudf-spilled"),
     }
     for place, gpu in enumerate(gpus_of(metrics)[:MOST_GPUS]):
-        found[of_gpu("gpu", place)] = gpu.use
+        found[of_gpu("gpu", place)] = gpu.get("use")
         for quantity in ("memory", "power", "temperature", "slowed", "pcie", "nvlink"):
-            found[of_gpu(f"gpu_{quantity}", place)] = getattr(gpu, quantity)
+            found[of_gpu(f"gpu_{quantity}", place)] = gpu.get(quantity)
     return {quantity: value for quantity, value in found.items() if number(value) is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
@@ -27,35 +27,12 @@ class PlannedRow:
 
 
 @dataclass(frozen=True)
-class RunWarning:
-    """A warning, one line."""
-
-    #: Seconds since the epoch.
-    time: float
-    text: str
-
-
-@dataclass(frozen=True)
 class JobFacts:
     """The facts of a job that are known when its scheduler starts."""
 
     rows: tuple[PlannedRow, ...] = ()
     #: Of the plan, one line each.
     warnings: tuple[str, ...] = ()
-
-    def as_data(self) -> dict[str, Any]:
-        """As plain data; `from_data` reads it."""
-        return {"rows": [list(vars(row).values()) for row in self.rows], "warnings": list(self.warnings)}
-
-    @classmethod
-    def from_data(cls, data: Any) -> JobFacts:
-        """The facts that `as_data` has made plain data.
-
-        >>> facts = JobFacts((PlannedRow("0-0", "n1", "gpu", 0, "GPU-1"),), ("slow",))
-        >>> JobFacts.from_data(facts.as_data()) == facts
-        True
-        """
-        return cls(tuple(PlannedRow(*row) for row in data["rows"]), tuple(map(str, data["warnings"])))
 
 
 def facts_of(plan: Plan) -> JobFacts:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +14,18 @@ from typing import Any
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import natural, text_of
+from dask_gpu_mpi.base.text import natural
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
-from dask_gpu_mpi.machine.nvidia import NO_GPU
 from dask_gpu_mpi.sites.batch import end_time
-from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
+from dask_gpu_mpi.view.job_facts import JobFacts
 
 #: The scheduler's handler.
 FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
-#: Causes of an error that are inspected.
-DEEPEST = 20
 #: Part of the pickled function that Polars' engine runs on the workers.
 POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
@@ -51,11 +47,10 @@ class JobWatch(SchedulerPlugin):
 
     def __init__(self, facts: JobFacts) -> None:
         self.facts = facts
-        #: The last warnings of the run, the oldest first.
-        self.warnings: deque[RunWarning] = deque(maxlen=KEPT)
+        #: The last warnings of the run, the oldest first: time in seconds since the epoch, and one line.
+        self.warnings: deque[tuple[float, str]] = deque(maxlen=KEPT)
         self._hosts = {row.worker: row.host for row in facts.rows}
-        #: Text for each connected worker in messages, by address.
-        self._workers: dict[str, str] = {}
+        #: Of the connected workers, by address.
         self._names: dict[str, str] = {}
         #: Names of workers that have been lost, and when (``time.monotonic()``).
         self._lost: dict[str, float] = {}
@@ -80,39 +75,31 @@ class JobWatch(SchedulerPlugin):
         self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
         self._log = _LogLines(self)
-        self._explained = False
 
     def attach(self, scheduler: Any) -> None:
         """Register this with the scheduler, with an answer to `FACTS_OPERATION`; before its first worker comes."""
         self._scheduler = scheduler
         scheduler.add_plugin(self)
-        scheduler.handlers[FACTS_OPERATION] = self.answer
-        handlers = getattr(scheduler, "stream_handlers", {})
-        if (on_status := handlers.get("worker-status-change")) is not None:  # not in another version
+        on_status = scheduler.stream_handlers["worker-status-change"]
+        broadcast = scheduler.handlers["broadcast"]
 
-            def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:
-                self.note_status(worker, str(getattr(status, "name", status)))
-                return on_status(status=status, worker=worker, **more)
+        def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:
+            self.note_status(worker, str(getattr(status, "name", status)))
+            return on_status(status=status, worker=worker, **more)
 
-            handlers["worker-status-change"] = on_status_change
-        if (broadcast := scheduler.handlers.get("broadcast")) is not None:
+        async def checked_broadcast(*, msg: dict[str, Any], **more: Any) -> Any:
+            self.refuse_cpu_workers(msg.get("function"))
+            return await broadcast(msg=msg, **more)
 
-            async def checked_broadcast(*, msg: dict[str, Any], **more: Any) -> Any:
-                self.refuse_cpu_workers(msg.get("function"))
-                return await broadcast(msg=msg, **more)
-
-            scheduler.handlers["broadcast"] = checked_broadcast
+        scheduler.stream_handlers["worker-status-change"] = on_status_change
+        scheduler.handlers.update({FACTS_OPERATION: self.answer, "broadcast": checked_broadcast})
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._log)
 
-    def detach(self) -> None:
-        """Stop listening to the loggers."""
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(self._log)
-
     async def close(self) -> None:
         """Called by distributed when the scheduler closes."""
-        self.detach()
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._log)
         for each in (self._timer, self._reaching):
             if each is not None:
                 each.cancel()
@@ -120,16 +107,16 @@ class JobWatch(SchedulerPlugin):
     async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
 
-        `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"retired"``: names of workers that
-        were closed on request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times are in seconds since
-        the epoch by the scheduler's clock.
+        ``"facts"``: the packed `JobFacts`, ``"events"``: the last warnings, ``"retired"``: names of workers that were closed on
+        request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times are in seconds since the epoch by
+        the scheduler's clock.
         """
         if self._end is None:
             # Some batch systems need a command for this, which runs once, at the first request.
             self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
         return {
-            **self.facts.as_data(),
-            "events": [[warning.time, warning.text] for warning in self.warnings],
+            "facts": pack(self.facts),
+            "events": list(self.warnings),
             "retired": sorted(self._retired),
             "end": await asyncio.shield(self._end),
             "now": time.time(),
@@ -138,9 +125,7 @@ class JobWatch(SchedulerPlugin):
     def warn(self, text: str) -> None:
         """Note a warning."""
         line = " ".join(text.split())
-        self.warnings.append(
-            RunWarning(time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "...")
-        )
+        self.warnings.append((time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."))
 
     def refuse_cpu_workers(self, function: Any) -> None:
         """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.
@@ -153,20 +138,6 @@ class JobWatch(SchedulerPlugin):
                 f"cudf_polars' DaskEngine uses every worker as a rank, and {len(without)} of the {len(self._names)} workers have "
                 f"no GPU (worker {without[0]}). Fix: start the job without --cpu-workers"
             )
-
-    def explain(self, error: BaseException | None) -> None:
-        """Print, once, the fix for a graph that the scheduler can't unpickle without a GPU; `error` is what Dask handles."""
-        for _ in range(DEEPEST):  # causes may be a circle
-            if error is None or self._explained:
-                return
-            if NO_GPU.search(f"{type(error).__name__}: {text_of(error)}"):
-                self._explained = True
-                say(
-                    f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} "
-                    "sees no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with "
-                    "--scheduler-rank (scheduler_rank)"
-                )
-            error = error.__cause__
 
     def report_client(self, report: Callable[[], None]) -> None:
         """Call `report` once the scheduler has had a client, now or later."""
@@ -189,14 +160,12 @@ class JobWatch(SchedulerPlugin):
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
-        self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
         if self._lost.pop(name, None) is not None:
-            self.warn(f"{called} restarted")
+            self.warn(f"{self._called(worker)} restarted")
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
         """Called by distributed when a worker is gone; the stimulus has the reason."""
-        called = self._workers.pop(worker, f"worker at {worker}")
-        name = self._names.pop(worker, "")
+        called, name = self._called(worker), self._names.pop(worker, "")
         self._paused.discard(worker)
         if name in self._hosts:
             self._gone[name] = self._agents[name]
@@ -207,6 +176,11 @@ class JobWatch(SchedulerPlugin):
             return
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
+
+    def _called(self, address: str) -> str:
+        """A connected worker in messages."""
+        name = self._names.get(address, "")
+        return f"worker {name} on {self._hosts.get(name, get_address_host(address))}"
 
     def report_unreachable(self, report: Callable[[list[str]], None]) -> None:
         """Call ``report(names)`` again and again while workers have not come, or are gone and their agents don't answer.
@@ -261,7 +235,7 @@ class JobWatch(SchedulerPlugin):
     def _warn_of_unrunnable(self) -> None:
         """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
         self._timer = None
-        waiting: dict[Any, float] = getattr(self._scheduler, "unrunnable", {})  # not in another version
+        waiting: dict[Any, float] = self._scheduler.unrunnable
         if not waiting:
             return
         workers = list(self._scheduler.workers.values())
@@ -271,7 +245,10 @@ class JobWatch(SchedulerPlugin):
             if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
                 again = left
                 break
-            needs = (bool(task.worker_restrictions or task.host_restrictions), *self._resources(task).items())
+            needs = (
+                bool(task.worker_restrictions or task.host_restrictions),
+                *(task.resource_restrictions or {}).items(),
+            )
             if needs not in self._warned_of and (text := self._unrunnable(task, workers)):
                 self._warned_of.add(needs)
                 self.warn(text)
@@ -297,7 +274,7 @@ class JobWatch(SchedulerPlugin):
                 f"{what}: it requires workers={_list([*addresses, *hosts])} (expected one of {_list(there)}). Fix: choose "
                 "a worker or node of this cluster"
             )
-        requires = self._resources(task)
+        requires: dict[str, float] = task.resource_restrictions or {}
         if any(all(each.resources.get(name, 0) >= requires[name] for name in requires) for each in placed):
             return ""
         most: dict[str, float] = {}
@@ -311,21 +288,16 @@ class JobWatch(SchedulerPlugin):
             fix = "start the job on nodes with GPUs, or do not require one"
         return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
 
-    @staticmethod
-    def _resources(task: Any) -> dict[str, float]:
-        return dict(task.resource_restrictions or {})
-
     def note_status(self, worker: str, status: str) -> None:
         """Note the status that a worker reports."""
-        called = self._workers.get(worker, f"worker at {worker}")
         if status.startswith("closing"):
             self._leaving.add(worker)
         elif status == "paused" and worker not in self._paused:
             self._paused.add(worker)
-            self.warn(f"{called} paused: too much host memory in use")
+            self.warn(f"{self._called(worker)} paused: too much host memory in use")
         elif status == "running" and worker in self._paused:
             self._paused.remove(worker)
-            self.warn(f"{called} continues")
+            self.warn(f"{self._called(worker)} continues")
 
 
 def _list(names: Sequence[str]) -> str:
@@ -346,6 +318,5 @@ class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._watch.warn(record.getMessage())
-            self._watch.explain(sys.exc_info()[1])
         except Exception:  # a malformed call of a library: logging reports it, and the scheduler continues
             self.handleError(record)

@@ -23,7 +23,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
-from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, gpus_of, measured
+from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, gpus_of, mapping, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
 
 # Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
@@ -228,10 +228,10 @@ class Transfers:
     >>> transfers.add(("0-0", "a"), ("1-0", "b"), 100, 0.5)
     >>> transfers.add(("0-0", "a"), ("1-0", "b"), 50, 0.5)
     >>> transfers.as_rows()
-    [['0-0', '1-0', 2, 150, 1.0]]
+    [{'from': '0-0', 'to': '1-0', 'count': 2, 'bytes': 150, 'seconds': 1.0}]
     >>> transfers.add(("0-0", "a"), ("1-1", "b"), 10, 0.5)
     >>> transfers.by, transfers.as_rows()
-    ('node', [['a', 'b', 3, 160, 1.5]])
+    ('node', [{'from': 'a', 'to': 'b', 'count': 3, 'bytes': 160, 'seconds': 1.5}])
     """
 
     def __init__(self, most: int = MOST_PAIRS) -> None:
@@ -241,18 +241,15 @@ class Transfers:
         #: By sender and receiver, each worker and node: number, bytes, seconds.
         self._pairs: dict[tuple[tuple[str, str], tuple[str, str]], list[float]] = {}
 
-    def add(self, sender: tuple[str, str], receiver: tuple[str, str], size: int, seconds: float) -> None:
-        """Add a transfer between two workers, each with its node."""
-        self._add(sender, receiver, 1, size, seconds)
-        if len(self._pairs) > self._most and self.by == "worker":
-            self.by = "node"
-            pairs, self._pairs = self._pairs, {}
-            for (one, other), (number, bytes_, seconds_) in pairs.items():
-                self._add(one, other, number, bytes_, seconds_)
-
-    def _add(
-        self, sender: tuple[str, str], receiver: tuple[str, str], number: float, size: float, seconds: float
+    def add(
+        self,
+        sender: tuple[str, str],
+        receiver: tuple[str, str],
+        size: float,
+        seconds: float,
+        number: float = 1,
     ) -> None:
+        """Add transfers between two workers, each with its node."""
         if self.by == "node":
             sender, receiver = (sender[1], sender[1]), (receiver[1], receiver[1])
             if len(self._pairs) >= self._most and (sender, receiver) not in self._pairs:
@@ -261,10 +258,18 @@ class Transfers:
         sums[0] += number
         sums[1] += size
         sums[2] += seconds
+        if len(self._pairs) > self._most and self.by == "worker":
+            self.by = "node"
+            pairs, self._pairs = self._pairs, {}
+            for pair, (number_, size_, seconds_) in pairs.items():
+                self.add(*pair, size_, seconds_, number_)
 
-    def as_rows(self) -> list[list[Any]]:
-        """Sender, receiver, number of transfers, bytes, seconds."""
-        return [[sender[0], receiver[0], *sums] for (sender, receiver), sums in self._pairs.items()]
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The sums of each pair."""
+        return [
+            {"from": sender, "to": receiver, "count": count, "bytes": size, "seconds": round(seconds, 3)}
+            for ((sender, _), (receiver, _)), (count, size, seconds) in self._pairs.items()
+        ]
 
 
 # The use of each worker's time, in seconds, as a sum over its threads.
@@ -358,13 +363,14 @@ class Occupation:
     def sums(self, now: float) -> dict[str, float]:
         """The sums until now."""
         self.has_tasks(now, self._tasks)
-        return {
+        sums = {
             "present": self.present + (0.0 if self._came is None else now - self._came),
             "assigned": self.assigned,
             "computing": self.computing + self.running,
             "transfer": self.transfer,
             "disk": self.disk,
         }
+        return {name: round(seconds, 3) for name, seconds in sums.items()}
 
 
 # The plugin.
@@ -383,7 +389,6 @@ class Recorder(SchedulerPlugin):
     """Records the workers and tasks of a scheduler; `from_start`: since before its first worker."""
 
     name = "dask_gpu_mpi-recorder"
-    idempotent = True
 
     def __init__(
         self, scheduler: Any, *, from_start: bool = True, clock: Callable[[], float] = time.time
@@ -392,6 +397,9 @@ class Recorder(SchedulerPlugin):
         self._from_start = from_start
         self._clock = clock
         self._since = clock()
+        self._watch: JobWatch | None = scheduler.plugins.get(JobWatch.name)
+        #: Node of each worker of the plan; None as a watch: the scheduler is not one of ours.
+        self._nodes = {} if self._watch is None else {row.worker: row.host for row in self._watch.facts.rows}
         self._series = Series(INTERVAL)
         self._peaks: dict[str, dict[str, float]] = {}
         #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.
@@ -405,7 +413,8 @@ class Recorder(SchedulerPlugin):
         self._names: dict[str, tuple[str, str]] = {}
         #: By name.
         self._workers: dict[str, dict[str, Any]] = {}
-        self._events: deque[tuple[float, str, str, str]] = deque(maxlen=MOST_EVENTS)
+        #: Time, event, worker, reason, output.
+        self._events: deque[tuple[float, str, str, str, str]] = deque(maxlen=MOST_EVENTS)
         #: By name.
         self._occupations: defaultdict[str, Occupation] = defaultdict(Occupation)
         #: Tasks that are not finished; since when there are some, the first such time and the last; and seconds with some.
@@ -418,10 +427,6 @@ class Recorder(SchedulerPlugin):
     def begin(self) -> None:
         """Begin to sample, in the scheduler's event loop."""
         self._sampling = asyncio.get_running_loop().create_task(self._sample_forever())
-
-    def end(self) -> None:
-        """Stop sampling."""
-        self._sampling.cancel()
 
     async def _sample_forever(self) -> None:
         while True:
@@ -445,7 +450,7 @@ class Recorder(SchedulerPlugin):
                 # not of a sum of reasons
                 if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
                     peaks[quantity] = value
-            readings = [gpu.energy for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
+            readings = [gpu.get("energy") for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
             known = [None if value is None else (value, value) for value in readings]
             pairs = zip_longest(self._energy.get(name, ()), known)
             self._energy[name] = [(old[0], new[1]) if old and new else old or new for old, new in pairs]
@@ -464,7 +469,8 @@ class Recorder(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """A worker has come, for the first time or again."""
         state = scheduler.workers[worker]
-        name, host = str(state.name), str(get_address_host(worker))
+        name = str(state.name)
+        host = self._nodes.get(name) or str(get_address_host(worker))
         self._names[worker] = (name, host)
         known = self._workers.get(name)
         self._workers[name] = {
@@ -476,15 +482,14 @@ class Recorder(SchedulerPlugin):
         }
         self._stream.restarted(name)
         self._occupations[name].came(self._clock(), threads=state.nthreads)
-        self._events.append(
-            (self._clock(), "worker started" if known is None else "worker restarted", name, "")
-        )
+        what = "worker started" if known is None else "worker restarted"
+        self._events.append((self._clock(), what, name, "", ""))
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
         """A worker has gone; the stimulus has the reason."""
         name, _ = self._names.get(worker, (worker, ""))
         self._occupations[name].gone(self._clock())
-        self._events.append((self._clock(), "worker gone", name, _reason(stimulus_id)))
+        self._events.append((self._clock(), "worker gone", name, _reason(stimulus_id), ""))
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A task has changed its state: add it if it has run."""
@@ -543,22 +548,28 @@ class Recorder(SchedulerPlugin):
                 "last": self._busy_last if open_since is None else now,
                 "seconds": self._busy + (0.0 if open_since is None else now - open_since),
             },
-            "seconds": {name: each.sums(now) for name, each in self._occupations.items()},
             "from_start": self._from_start,
             "alive": [self._names[address][0] for address in scheduler.workers],
-            "workers": list(self._workers.values()),
+            "workers": [
+                {
+                    **worker,
+                    "peaks": self._peaks.get(name, {}),
+                    "energy": [
+                        None if each is None else round(max(0.0, each[1] - each[0]), 1)
+                        for each in self._energy.get(name, ())
+                    ],
+                    "seconds": self._occupations[name].sums(now),
+                }
+                for name, worker in self._workers.items()
+            ],
             "series": self._series.packed(),
-            "peaks": self._peaks,
-            "energy": {
-                name: [None if each is None else max(0.0, each[1] - each[0]) for each in readings]
-                for name, readings in self._energy.items()
-            },
             "tasks": {**self._stream.packed(self._since), "failed": self._failed},
             "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
             "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
-            "events": [list(event) for event in self._events],
-            "deaths": [[at, *_death(message)] for at, message in scheduler.get_events(DEATHS_TOPIC)],
-            "warnings": _warnings(scheduler.plugins.get(JobWatch.name)),
+            "events": sorted(
+                [*self._events, *map(_death, scheduler.get_events(DEATHS_TOPIC))], key=lambda event: event[0]
+            ),
+            "warnings": [] if self._watch is None else list(self._watch.warnings),
             "transitions": int(scheduler.transition_counter),
         }
 
@@ -572,14 +583,11 @@ def _reason(stimulus: str) -> str:
     return stimulus.rstrip("0123456789.-")
 
 
-def _death(message: Any) -> tuple[str, str, str]:
-    get = message.get if isinstance(message, dict) else {}.get
-    return str(get("worker", "")), str(get("how", "")), str(get("output", ""))
-
-
-def _warnings(watch: JobWatch | None) -> list[tuple[float, str]]:
-    """The last warnings of the run; none if the scheduler is not one of ours."""
-    return [] if watch is None else [(warning.time, warning.text) for warning in watch.warnings]
+def _death(event: tuple[float, Any]) -> tuple[float, str, str, str, str]:
+    """The event of a process that has died, as its agent has reported it; anyone may send others."""
+    at, message = event
+    worker, how, output = (str(mapping(message).get(key, "")) for key in ("worker", "how", "output"))
+    return at, "process died", worker, how, output
 
 
 def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -599,12 +607,9 @@ def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dic
 
 
 def recorder_of(scheduler: Any, *, from_start: bool = False) -> Recorder:
-    """The recorder of a scheduler, which records from now on unless it does already.
-
-    `from_start`: there has been no worker before.
-    """
-    known = scheduler.plugins.get(Recorder.name)
-    if isinstance(known, Recorder):
+    """The recorder of a scheduler, which records from now on unless it does already; `from_start`: there was no worker before."""
+    known: Recorder | None = scheduler.plugins.get(Recorder.name)
+    if known is not None:
         return known
     recorder = Recorder(scheduler, from_start=from_start)
     scheduler.add_plugin(recorder)

@@ -152,7 +152,11 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
         "plan": job.plan.as_json(),
         "plan_table": job.plan.table(),
         "plan_picture": svg(job.plan, warnings=False),
-        "versions": versions(),
+        "versions": {
+            "Python": platform.python_version(),
+            "Linux": platform.release(),
+            **installed(_PACKAGES),
+        },
         "options": [
             {"name": name, "value": value, "set": name in explicit} for name, value in options.items()
         ],
@@ -162,11 +166,6 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
     data["summary"] = summarize(data)
     scrubbed: dict[str, Any] = scrub(data)
     return scrubbed
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python, Linux, and those of `_PACKAGES` that are installed."""
-    return {"Python": platform.python_version(), "Linux": platform.release(), **installed(_PACKAGES)}
 
 
 def headline(data: Mapping[str, Any]) -> str:
@@ -217,74 +216,32 @@ def _start(job: ReportedJob) -> dict[str, Any]:
 
 
 def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
-    """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
-
-    The scheduler has addresses of nodes, the plan their names.
-    """
+    """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin."""
     began = job.began
-    offset = record["since"] - began
-    planned = {str(worker.name): worker.host for worker in job.plan.workers}
-    hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
+    busy = record["busy"]
     gpus = {gpu.uuid: gpu.memory for host in job.plan.hosts for gpu in host.gpus}
     devices = {
         str(worker.name): [gpus.get(device, 0) for device in worker.devices] for worker in job.plan.workers
     }
-    by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
-    by_node = record["transfers"]["by"] == "node"
     return {
-        "from_start": record["from_start"],
-        "since": _seconds(offset),
+        **{key: record[key] for key in ("from_start", "transitions", "alive", "prefixes", "transfers")},
+        "since": _seconds(record["since"] - began),
         "until": _seconds(record["until"] - began),
         "busy": {
-            "first": _after(record["busy"]["first"], began),
-            "last": _after(record["busy"]["last"], began),
-            "seconds": _seconds(record["busy"]["seconds"]),
+            "first": None if busy["first"] is None else _seconds(busy["first"] - began),
+            "last": None if busy["last"] is None else _seconds(busy["last"] - began),
+            "seconds": _seconds(busy["seconds"]),
         },
-        "transitions": record["transitions"],
-        "alive": list(record["alive"]),
         "workers": [
-            {
-                **worker,
-                "host": hosts[worker["name"]],
-                "device_memory": devices.get(worker["name"], []),
-                "peaks": dict(record["peaks"].get(worker["name"], {})),
-                "energy": [
-                    None if joules is None else round(joules, 1)
-                    for joules in record["energy"].get(worker["name"], ())
-                ],
-                "seconds": {
-                    name: _seconds(value) for name, value in record["seconds"][worker["name"]].items()
-                },
-            }
-            for worker in record["workers"]
+            {**worker, "device_memory": devices.get(worker["name"], [])} for worker in record["workers"]
         ],
         "series": _series(record["series"], began),
-        "tasks": _tasks(record["tasks"], offset),
-        "prefixes": [dict(prefix) for prefix in record["prefixes"]],
-        "transfers": {
-            "by": record["transfers"]["by"],
-            "rows": [
-                {
-                    "from": by_address.get(row[0], row[0]) if by_node else row[0],
-                    "to": by_address.get(row[1], row[1]) if by_node else row[1],
-                    "count": row[2],
-                    "bytes": row[3],
-                    "seconds": _seconds(row[4]),
-                }
-                for row in record["transfers"]["rows"]
-            ],
-        },
+        "tasks": _tasks(record["tasks"], record["since"] - began),
         "warnings": [{"at": _seconds(at - began), "text": text} for at, text in record["warnings"]],
-        "events": sorted(
-            [
-                *(_event(at - began, what, worker, why) for at, what, worker, why in record["events"]),
-                *(
-                    _event(at - began, "process died", worker, how, output)
-                    for at, worker, how, output in record["deaths"]
-                ),
-            ],
-            key=lambda event: float(event["at"]),
-        ),
+        "events": [
+            {"at": _seconds(at - began), "what": what, "worker": worker, "why": why, "output": output}
+            for at, what, worker, why, output in record["events"]
+        ],
     }
 
 
@@ -313,20 +270,12 @@ def _tasks(tasks: Mapping[str, Any], offset: float) -> dict[str, Any]:
     }
 
 
-def _event(at: float, what: str, worker: str, why: str, output: str = "") -> dict[str, Any]:
-    return {"at": _seconds(at), "what": what, "worker": worker, "why": why, "output": output}
-
-
 def _numbers(packed: bytes) -> list[float | int | None]:
     """Packed float32 for JSON: None for not a number, and no more digits than a float32 has."""
     return [
         None if not math.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
         for value in array("f", packed)
     ]
-
-
-def _after(at: float | None, began: float) -> float | None:
-    return None if at is None else _seconds(at - began)
 
 
 def _seconds(value: float) -> float:

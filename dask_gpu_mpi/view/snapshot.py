@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dask_gpu_mpi.base.plain_data import from_plain, unpack
 from dask_gpu_mpi.base.text import natural, printable
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError
@@ -17,11 +18,9 @@ from dask_gpu_mpi.machine.nvidia import reasons_of
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spilled_of
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION
 
-#: States on the worker of a task that runs, and of one that waits.
-RUNNING, WAITING = ("executing", "long-running"), ("waiting", "ready", "constrained")
 #: Number of the schema of `as_json`.
 VERSION = 1
 
@@ -81,8 +80,8 @@ class Snapshot:
     end: float | None = None
     #: Of the start.
     notes: tuple[str, ...] = ()
-    #: Of the run, the oldest first.
-    events: tuple[RunWarning, ...] = ()
+    #: Of the run, the oldest first: time in seconds since the epoch, and text.
+    events: tuple[tuple[float, str], ...] = ()
 
     @property
     def time_left(self) -> float | None:
@@ -92,29 +91,27 @@ class Snapshot:
 
 def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now: float) -> Snapshot:
     """A snapshot made of ``Scheduler.identity()`` and the answer of `JobWatch`, None if the scheduler is not one of ours."""
-    facts = JobFacts() if job is None else JobFacts.from_data(job)
+    facts = JobFacts() if job is None else from_plain(JobFacts, unpack(job["facts"]))
+    job = job or {}
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
-    retired = set(job.get("retired", ())) if job is not None else set()
     planned: dict[str, list[PlannedRow]] = {}
     for row in facts.rows:
         planned.setdefault(row.worker, []).append(row)
     rows: list[Row] = []
     for name, places in planned.items():
-        rows += _rows_of(
-            places, *workers.pop(name, (None, None)), absent="closed" if name in retired else "lost"
-        )
+        absent = "closed" if name in job.get("retired", ()) else "lost"
+        rows += _rows_of(places, *workers.pop(name, (None, None)), absent=absent)
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
         joined += _rows_of([PlannedRow(name, str(worker.get("host", "")), "")], address, worker)
     rows += sorted(joined, key=lambda row: (row.node, natural(row.worker)))
-    job = job or {}
     return Snapshot(
         time=job.get("now", now),
         scheduler=printable(str(identity.get("address", ""))),
         rows=tuple(rows),
         end=job.get("end"),
         notes=tuple(map(printable, facts.warnings)),
-        events=tuple(RunWarning(moment, printable(text)) for moment, text in job.get("events", ())),
+        events=tuple((moment, printable(text)) for moment, text in job.get("events", ())),
     )
 
 
@@ -132,15 +129,11 @@ def _with_rate(row: Row, old: Row | None) -> Row:
     seconds = row.measured - old.measured
     if seconds <= 0:
         return replace(row, received_rate=old.received_rate, sent_rate=old.sent_rate)
-    return replace(
-        row,
-        received_rate=_rate(row.received, old.received, seconds),
-        sent_rate=_rate(row.sent, old.sent, seconds),
-    )
 
+    def rate(new: int | None, before: int | None) -> float | None:
+        return None if new is None or before is None else max(0, new - before) / seconds
 
-def _rate(new: int | None, old: int | None, seconds: float) -> float | None:
-    return None if new is None or old is None else max(0, new - old) / seconds
+    return replace(row, received_rate=rate(row.received, old.received), sent_rate=rate(row.sent, old.sent))
 
 
 def _rows_of(
@@ -164,34 +157,33 @@ def _rows_of(
 def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
     metrics = mapping(worker.get("metrics"))
     ours, rmm = mapping(metrics.get(METRIC)), mapping(metrics.get("rmm"))
-    tasks, spilled = metrics.get("task_counts"), spilled_of(metrics)
+    tasks = metrics.get("task_counts")
+    to_disk, from_gpu = spilled_of(metrics)
     return {
         "rmm_used": integer(rmm.get("rmm-used")),
         "rmm_total": integer(rmm.get("rmm-total")),
         "host_memory": integer(metrics.get("memory")),
         "host_limit": integer(worker.get("memory_limit")) or None,
-        "running": _sum(tasks, RUNNING),
-        "waiting": _sum(tasks, WAITING),
+        "running": _sum(tasks, "executing", "long-running"),
+        "waiting": _sum(tasks, "waiting", "ready", "constrained"),
         "received": integer(ours.get("received")),
         "sent": integer(ours.get("sent")),
         "measured": number(ours.get("time")),
-        "spilled": spilled.to_disk if spilled.from_gpu is None else spilled.from_gpu,
+        "spilled": to_disk if from_gpu is None else from_gpu,
     }
 
 
 def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures of each GPU of a worker, as fields of `Row`."""
-    names = ("use", "memory", "memory_total", "power", "temperature", "energy", "pcie", "nvlink")
-    return [
-        {
-            "gpu_slowed": None if gpu.slowed is None else "+".join(reasons_of(gpu.slowed)),
-            **{f"gpu_{name}": getattr(gpu, name) for name in names},
-        }
-        for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu"))
-    ]
+    fields = []
+    for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu")):
+        bits = gpu.get("slowed")
+        slowed = None if bits is None else "+".join(reasons_of(bits))
+        fields.append({f"gpu_{name}": value for name, value in gpu.items()} | {"gpu_slowed": slowed})
+    return fields
 
 
-def _sum(tasks: Any, states: Sequence[str]) -> int | None:
+def _sum(tasks: Any, *states: str) -> int | None:
     if not isinstance(tasks, Mapping):
         return None
     return sum(integer(tasks.get(state)) or 0 for state in states)
@@ -206,7 +198,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "time_left": snapshot.time_left,
         "rows": [asdict(row) for row in snapshot.rows],
         "notes": list(snapshot.notes),
-        "warnings": [asdict(warning) for warning in snapshot.events],
+        "warnings": [{"time": moment, "text": text} for moment, text in snapshot.events],
     }
 
 

@@ -33,11 +33,7 @@ def linked(body: Callable[[Any, Link], Awaitable[None]], watch: JobWatch | None 
             finally:
                 link.close()
 
-    try:
-        asyncio.run(asyncio.wait_for(run(), 60))
-    finally:
-        if watch is not None:
-            watch.detach()
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_job_of_ours() -> None:

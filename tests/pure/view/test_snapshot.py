@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.view import heartbeat
 from dask_gpu_mpi.view.heartbeat import measured
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, facts_of
 from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import plugins
 from support import ROOT
+from support.mocks.inputs import gpu, plan, rank
 from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
 
 def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
     return {
-        **JobFacts(tuple(rows), ("slow",)).as_data(),
+        "facts": pack(JobFacts(tuple(rows), ("slow",))),
         "events": [[5.0, "late"]],
         "end": 100.0,
         "now": 40.0,
@@ -29,6 +31,19 @@ def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
 
 
 GPU = PlannedRow("0-0", "n1", "gpu", 3, "GPU-a")
+
+
+def test_a_row_for_each_gpu_and_each_worker_without_one() -> None:
+    def planned(**options: object) -> tuple[PlannedRow, ...]:
+        return facts_of(plan([rank(0, 1, (gpu(0), gpu(1)))], **options)).rows
+
+    one, two, cpu = planned(cpu_workers=1)
+    assert (one.worker, one.kind, one.gpu_index, two.worker, two.gpu_index) == ("0-0", "gpu", 0, "0-1", 1)
+    assert (cpu.worker, cpu.kind, cpu.gpu_index, cpu.device) == ("0-cpu-0", "cpu", None, None)
+    both = planned(gpus_per_worker=2)
+    assert [(row.worker, row.gpu_index, row.device) for row in both] == [
+        ("0-0", 0, one.device), ("0-0", 1, two.device),
+    ]  # fmt: skip
 
 
 def test_the_figures_of_a_gpu_and_its_worker() -> None:
@@ -48,7 +63,7 @@ def test_the_figures_of_a_gpu_and_its_worker() -> None:
     assert row.spilled == 11
     assert (snapshot.time, snapshot.end, snapshot.time_left) == (40.0, 100.0, 60.0)
     assert snapshot.notes == ("slow",)
-    assert snapshot.events == (RunWarning(5.0, "late"),)
+    assert snapshot.events == ((5.0, "late"),)
 
 
 def test_what_is_not_known_is_none() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from support import ROOT
 
@@ -60,7 +61,7 @@ def cluster(nodes: int, gpus: int) -> tuple[dict[str, Any], dict[str, Any]]:
     identity = identity_of(
         {f"{node}-{place}": metrics(use=(node * gpus + place) % 101) for node, place in names}
     )
-    return identity, {**JobFacts(tuple(rows)).as_data(), "events": [], "end": None, "now": 7.0}
+    return identity, {"facts": pack(JobFacts(tuple(rows))), "events": [], "end": None, "now": 7.0}
 
 
 def made_up(nodes: int, gpus: int, seconds: int, tasks: int) -> Any:
