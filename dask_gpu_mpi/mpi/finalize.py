@@ -3,7 +3,7 @@
 The script's handlers may use MPI, as they may if mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of
 their registration. Ours is registered when this module is imported, so only handlers from before that import run after it.
 
-The defects of MPICH 4 and older at the end are here as well.
+MPICH 4 and older have defects at the end.
 """
 
 from __future__ import annotations
@@ -34,14 +34,6 @@ def is_mpich_before_5(version: str) -> bool:
     False
     """
     return re.match(r"MPICH Version:\s*[1-4]\.", version) is not None
-
-
-def last_messages_hang(version: str) -> bool:
-    """Whether ranks must not wait for each other's last messages at their end.
-
-    With MPICH 4.0.2 (UCX, two nodes, below Slurm) ``MPI_Finalize`` then hangs in one job of two; without, in none of six.
-    """
-    return is_mpich_before_5(version)
 
 
 def finalize_at_exit() -> None:

@@ -31,20 +31,13 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class RankKey:
-    """The message of a rank to rank 0: at once, and again after the deadline."""
+    """The message of a rank to rank 0, at once and again after the deadline; and the answer to the first one."""
 
     host: str
-    #: Its public key, for all later messages.
+    #: The sender's public key, for all later messages.
     key: bytes
     #: State of the other ranks of its host (`launcher_check.neighbours`).
-    states: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CoordinatorKey:
-    """The answer of rank 0 to each rank's first message: its public key."""
-
-    key: bytes
+    states: Mapping[int, str] = field(default_factory=dict)
 
 
 class Rendezvous:
@@ -104,7 +97,7 @@ class Rendezvous:
 
     def _duplicate(self) -> Any:
         if self._rank:
-            self._send_key({})
+            self._send_key(0)
         duplicate, request = self._comm.Idup()
         pause = 0.001
         late = False
@@ -126,28 +119,25 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
-    def _send_key(self, neighbour_states: Mapping[int, str]) -> None:
-        sent = RankKey(self._host, self._keys.public, dict(neighbour_states))
-        self.wire.send(0, pack(sent))
+    def _send_key(self, rank: int, neighbour_states: Mapping[int, str] | None = None) -> None:
+        self.wire.send(rank, pack(RankKey(self._host, self._keys.public, neighbour_states or {})))
 
     def _on_message(self, source: int, data: bytearray) -> None:
         """A rank's key, or its later report; every other message is from another sender."""
+        if not (source == 0 if self._rank else 0 < source < self._size):
+            self._drops.add("from a rank that does not send any")
+            return
         try:
-            if self._rank == 0 and 0 < source < self._size:
-                self._on_key(source, from_plain(RankKey, unpack(data)))
-            elif self._rank and source == 0:
-                sent: CoordinatorKey = from_plain(CoordinatorKey, unpack(data))
-                self._is_new(0, sent.key)
-            else:
-                self._drops.add("from a rank that does not send any")
+            sent: RankKey = from_plain(RankKey, unpack(data))
+            is_new = self._is_new(source, sent.key)
         except (PlainDataError, ForeignMessageError):
             self._drops.add("not one of the first messages")
-
-    def _on_key(self, source: int, sent: RankKey) -> None:
-        if self._is_new(source, sent.key):
-            self.hosts[source] = sent.host
-            self.wire.send(source, pack(CoordinatorKey(self._keys.public)))
-        self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
+            return
+        if self._rank == 0:
+            if is_new:
+                self.hosts[source] = sent.host
+                self._send_key(source)
+            self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
 
     def _is_new(self, source: int, key: bytes) -> bool:
         """Make the channel to a rank with its key; False: there is one, with the same key."""
@@ -177,7 +167,7 @@ class Rendezvous:
         """Report the state of the other ranks of this host: a missing rank can't report itself."""
         states = neighbours(os.getpid())
         if self._rank:
-            self._send_key(states)
+            self._send_key(0, states)
         else:
             self._beside.update({rank: (self._host, state) for rank, state in states.items()})
 

@@ -21,7 +21,7 @@ import dask_gpu_mpi
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.check import coordinator as check
 from dask_gpu_mpi.job import ending as cluster
-from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
+from dask_gpu_mpi.mpi.rendezvous import RankKey
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.startup import messages as startup
 
@@ -33,7 +33,7 @@ TABLES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 }
 PAYLOADS = {
     f"{table} {kind}": hint for table, (_, payloads) in TABLES.items() for kind, hint in payloads.items()
-} | {"rank key": RankKey, "coordinator key": CoordinatorKey}
+} | {"rank key": RankKey}
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

@@ -12,7 +12,7 @@ from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.errors import Problem, StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
-from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
+from dask_gpu_mpi.mpi.rendezvous import DEADLINE, RankKey, Rendezvous, missing_ranks
 from dask_gpu_mpi.mpi.wire import DroppedMessages, KeyPair
 from support.mocks.mpi import Comm, install
 
@@ -29,7 +29,7 @@ def comm_of(
         key = RankKey(host, KEYS[source].public, states)
         comm.post(0, source, pack(key), TAG)
     if rank and comes:
-        comm.post(rank, 0, pack(CoordinatorKey(KEYS[0].public)), TAG)
+        comm.post(rank, 0, pack(RankKey("h0", KEYS[0].public)), TAG)
     return comm
 
 
@@ -78,7 +78,7 @@ def test_all_come_and_have_keys_to_each_other() -> None:
     assert zero.hosts == {0: "h0", 1: "h1", 2: "h2"}
     for rank in (1, 2):
         (data,) = [message.data for _, message in comm.queues[0, rank, TAG]]
-        (public,) = unpack(data)
+        _, public, _ = unpack(data)
         channel = KEYS[rank].channel(public, rank, to_rank=False)
         assert zero.channels[rank].open(channel.seal(b"up")) == [b"up"]
         assert channel.open(zero.channels[rank].seal(b"down")) == [b"down"]
@@ -164,7 +164,7 @@ def test_two_keys_of_one_rank_end_the_start(clock: Clock, keys: tuple[int, int])
 def test_two_keys_of_rank_0_end_the_start() -> None:
     comm = Comm(1, 2)
     for source, key in ((2, 2), (0, 0), (0, 2)):
-        comm.post(1, source, pack([KEYS[key].public]), TAG)
+        comm.post(1, source, pack(["h0", KEYS[key].public, {}]), TAG)
     one = meeting(comm, 130)
     with pytest.raises(StartupError, match="two different keys came from rank 0: ") as caught:
         one.duplicate()
