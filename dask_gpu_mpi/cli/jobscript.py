@@ -275,8 +275,6 @@ def request(
             fix=f"--save {log} writes the job script there",
         )
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
-    if remark := batch.remark(job):
-        say(remark)
     _check_program(job)
     return job
 

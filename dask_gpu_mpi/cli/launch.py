@@ -204,7 +204,7 @@ def _allocation(
     from dask_gpu_mpi.sites.plain import parse_hosts
 
     _refuse_ranks(environ)
-    named = parse_hosts(hosts, _read) if hosts is not None else ()
+    named = parse_hosts(hosts, _read) if hosts is not None else None
     return find_allocation(
         environ,
         ranks=ranks,
@@ -279,8 +279,8 @@ def _launch(
     from dask_gpu_mpi.base.streams import is_public
     from dask_gpu_mpi.sites.batch import Requeue
     from dask_gpu_mpi.sites.command import as_text, decide, library_command
-    from dask_gpu_mpi.sites.execute import run_command, run_launch
-    from dask_gpu_mpi.sites.starter import ask_library, choose_launcher, find_launchers
+    from dask_gpu_mpi.sites.execute import run_launch, run_unblocked
+    from dask_gpu_mpi.sites.starter import ask_library, choose_launcher
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
@@ -291,30 +291,28 @@ def _launch(
             fix="cd to another",
         ) from None
     library = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-    found = find_launchers(environ, library, sys.executable, own=where.batch.launcher, named=launcher)
-    starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
+    starter = choose_launcher(where, library, environ, sys.executable, launcher=launcher, mpi=mpi)
     commands = decide(
         request,
         environ,
         where,
         library,
         starter,
-        meeting,
         python=sys.executable,
         cwd=cwd,
         root=os.geteuid() == 0,
-        told=where.batch.told(environ, where, _ask),
         is_public=not dry_run and is_public(environ),
+        ask=_ask,
     )
     if dry_run:
-        text = as_text(commands, str(where), f"{library.name}: {starter.kind}")
+        text = as_text(commands, str(where), f"{library.name}: {starter.launcher.kind}")
         click.echo(os.fsencode(text))  # names of files may not be UTF-8
         return 0
     if restarts is None:
         return run_launch(commands, environ)
     # even for 0 restarts: a batch system that requeues by the exit code must not do it
-    job = Requeue(where, restarts, where.batch.job_script(), commands.logs)
-    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ, run_command))
+    job = Requeue(where, restarts, commands.logs)
+    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ, run_unblocked))
 
 
 def _is_here(path: str) -> bool:

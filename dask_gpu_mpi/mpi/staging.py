@@ -29,8 +29,6 @@ from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scra
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
-__all__ = ["find_stage", "main"]
-
 #: Bytes of a broadcast.
 CHUNK = 1 << 23
 #: Bytes of a node's report to all others.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections import Counter
@@ -20,30 +19,6 @@ from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError, LauncherError
-
-__all__ = [
-    "SYSTEMS",
-    "AllocatedHost",
-    "Allocation",
-    "Ask",
-    "BatchSystem",
-    "JobRequest",
-    "Requeue",
-    "Run",
-    "allocated_hosts",
-    "as_hosts",
-    "batch_system",
-    "count_hosts",
-    "cpus_on_node",
-    "end_time",
-    "find_allocation",
-    "gpus_on_node",
-    "login_host",
-    "number",
-    "output_of",
-    "spread",
-    "systems_of",
-]
 
 #: The batch systems, and the prefixes of their variables. A module is loaded only if there is such a variable, so that a rank
 #: opens few files. If there are variables of several systems, the first one counts.
@@ -69,14 +44,6 @@ Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[s
 
 
 @dataclass(frozen=True)
-class AllocatedHost:
-    """A node, and its number of ranks."""
-
-    name: str
-    ranks: int
-
-
-@dataclass(frozen=True)
 class Allocation:
     """The nodes of this job."""
 
@@ -85,12 +52,10 @@ class Allocation:
     nodes: int
     #: All MPI ranks.
     ranks: int
-    #: The nodes by name, if the launcher needs them. Slurm's and Flux's launchers do not.
-    hosts: tuple[AllocatedHost, ...] = ()
+    #: The ranks of each node, by its name, if the launcher needs them. Slurm's and Flux's launchers do not.
+    hosts: Mapping[str, int] = field(default_factory=dict)
     #: The job's number, which is the name of its log folder; empty: no batch system.
     job: str = ""
-    #: The number of this job, or of this task of an array, for the batch system's commands.
-    requeue_as: str = ""
     #: Parts of a heterogeneous job of Slurm; 0: it is not heterogeneous.
     parts: int = 0
     #: Whether these are all nodes of the job.
@@ -119,8 +84,6 @@ class Requeue:
     allocation: Allocation
     #: The number of restarts, in all.
     limit: int
-    #: The job script (`BatchSystem.job_script`); empty: unknown, or not needed.
-    script: str = ""
     #: Folder for the count of restarts, if the batch system counts none.
     logs: str = ""
 
@@ -260,7 +223,13 @@ class BatchSystem:
     not_forwarded: frozenset[str] = frozenset()
 
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+        self,
+        environ: Mapping[str, str],
+        allocation: Allocation,
+        ask: Ask,
+        *,
+        own_launcher: bool,
+        copies: bool,
     ) -> dict[str, str | None]:
         """The variables to set, or (None) to unset, before the launcher starts.
 
@@ -268,17 +237,9 @@ class BatchSystem:
         """
         return {}
 
-    def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
-        """Variables for the ranks whose values come from a command of the batch system."""
-        return {}
-
     def lingers(self, environ: Mapping[str, str], *, own_launcher: bool) -> bool:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
         return False
-
-    def job_script(self) -> str:
-        """The script of this job, if a requeue needs it; empty: it does not, or the script is unknown."""
-        return ""
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
         """Requeue the job, or report that it is not possible; return the exit code, None for 75."""
@@ -322,10 +283,6 @@ class BatchSystem:
         """The values of a request, by the beginning of the option; None removes the line."""
         return {}
 
-    def remark(self, job: JobRequest) -> str:
-        """A line for the user about a default of the request; empty: none."""
-        return ""
-
 
 def batch_system(name: str) -> BatchSystem:
     """A batch system by its name: `SYSTEMS`, ``hosts`` or ``local``."""
@@ -349,7 +306,7 @@ def find_allocation(
     *,
     ranks: int | None = None,
     ranks_per_node: int | None = None,
-    hosts: Sequence[AllocatedHost] = (),
+    hosts: Mapping[str, int] | None = None,
     read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
     ask: Ask = lambda command: "",
 ) -> Allocation:
@@ -359,7 +316,7 @@ def find_allocation(
     nodes. InputError if a variable or a file of the batch system can't be used.
     """
     if hosts:
-        found = Allocation("hosts", len(hosts), sum(host.ranks for host in hosts), tuple(hosts))
+        found = Allocation("hosts", len(hosts), sum(hosts.values()), hosts)
     else:
         jobs = (system.allocation(environ, read, ask) for system in systems_of(environ))
         found = next(filter(None, jobs), Allocation("local", 1, 1))
@@ -367,27 +324,15 @@ def find_allocation(
         ranks = found.nodes * ranks_per_node
     if ranks is None:
         return found
-    names = [host.name for host in found.hosts]
+    # as evenly as possible
+    share, more = divmod(ranks, found.nodes)
+    hosts = {name: share + (index < more) for index, name in enumerate(found.hosts)}
     return replace(
         found,
         nodes=min(ranks, found.nodes),
         ranks=ranks,
-        hosts=spread(ranks, names) if names else (),
+        hosts={name: count for name, count in hosts.items() if count},
         whole=ranks >= found.nodes,
-    )
-
-
-def spread(ranks: int, hosts: Sequence[str]) -> tuple[AllocatedHost, ...]:
-    """Distribute ranks over nodes as evenly as possible, and leave out nodes without a rank.
-
-    >>> [(host.name, host.ranks) for host in spread(5, ["a", "b", "c"])]
-    [('a', 2), ('b', 2), ('c', 1)]
-    """
-    share, more = divmod(ranks, len(hosts))
-    return tuple(
-        AllocatedHost(name, share + (index < more))
-        for index, name in enumerate(hosts)
-        if share + (index < more)
     )
 
 
@@ -408,11 +353,6 @@ def count_hosts(
     if not found or not all(map(str.isprintable, found)):
         raise InputError(f"environment: {name}={path}: lists no node", fix="run `launch` inside the job")
     return found
-
-
-def as_hosts(counted: Mapping[str, int]) -> tuple[AllocatedHost, ...]:
-    """The nodes of an allocation, from their numbers of ranks."""
-    return tuple(AllocatedHost(name, count) for name, count in counted.items())
 
 
 def end_time(
@@ -473,19 +413,30 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def output_of(command: Sequence[str], timeout: float | None = None) -> str:
-    """The output of a command; empty if it can't be run, fails, or does not end in time."""
-    if shutil.which(command[0]) is None:
-        return ""
+def run_command(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    timeout: float = COMMAND_TIMEOUT,
+    *,
+    prepare: Callable[[], object] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; exit code 127 if it can't be run, or does not end in time. `prepare` is called in the child."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # names of jobs may not be UTF-8
-            timeout=COMMAND_TIMEOUT if timeout is None else timeout,
-            stdin=subprocess.DEVNULL,
+            errors="surrogateescape",  # names of jobs may not be UTF-8
+            timeout=timeout,
+            preexec_fn=prepare,
         )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(list(command), 127, "", str(error))
+
+
+def output_of(command: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:
+    """The output of a command; empty if it can't be run, fails, or does not end in time."""
+    done = run_command(command, timeout=timeout)
+    return "" if done.returncode else done.stdout

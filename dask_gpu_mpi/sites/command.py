@@ -9,23 +9,10 @@ from dataclasses import dataclass, replace
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.batch import Allocation, Ask
 from dask_gpu_mpi.sites.containers import Container, rank_variables
-from dask_gpu_mpi.sites.launchers import CRAY, detect, scrub
+from dask_gpu_mpi.sites.launchers import CRAY, Launcher, detect, scrub
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
-
-__all__ = [
-    "START",
-    "Launch",
-    "Request",
-    "Stage",
-    "as_text",
-    "container_of",
-    "decide",
-    "launch_environment",
-    "library_command",
-    "with_options",
-]
 
 
 def _main_of(module: str) -> str:
@@ -134,22 +121,21 @@ def decide(
     allocation: Allocation,
     library: MpiLibrary,
     starter: Starter,
-    mpi: str,
     *,
     python: str,
     cwd: str,
     root: bool = False,
-    told: Mapping[str, str] | None = None,
     is_public: bool = False,
+    ask: Ask = lambda command: "",
 ) -> Launch:
     """The commands of a job; LauncherError if the launcher can't start it.
 
-    `starter` and `mpi` come from `choose_launcher`, `told` from `BatchSystem.told`. `root`: `launch` runs as the superuser.
-    `is_public`: others can read the output of `launch`, which ranks on other nodes can't detect.
+    `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
+    detect. `ask` returns the output of a command of the batch system.
     """
-    batch, launcher = allocation.batch, starter.launcher
+    batch, launcher, mpi = allocation.batch, starter.launcher, starter.mpi
     launcher.check(allocation, starter.path, mpi)
-    changes = launch_environment(environ, allocation, library, starter, root=root) | dict(told or {})
+    changes = launch_environment(environ, allocation, library, launcher, ask, root=root)
     if request.container is not None:
         changes |= request.container.runtime.environment(environ)
     if is_public:
@@ -168,11 +154,7 @@ def decide(
     stage: tuple[str, ...] = ()
     unstage: tuple[str, ...] = ()
     if request.stage is not None:
-        each = replace(
-            allocation,
-            ranks=allocation.nodes,
-            hosts=tuple(replace(host, ranks=1) for host in allocation.hosts),
-        )
+        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
         how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
         of = request.stage
         source = (of.source, of.folder, str(of.size), *filter(None, [of.sha256]))
@@ -181,9 +163,9 @@ def decide(
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
     if (container := container_of(request, environ, cwd, bound)) is not None:
         runtime = container.runtime
-        if runtime.launcher not in ("", starter.kind):
+        if runtime.launcher not in ("", launcher.kind):
             raise LauncherError(
-                f"launch: --container: {starter.kind} starts the ranks, which can't start containers of {runtime.name}",
+                f"launch: --container: {launcher.kind} starts the ranks, which can't start containers of {runtime.name}",
                 expected=runtime.launcher,
                 fix=f"an image whose MPI library {runtime.launcher} can start, or another --container-runtime",
             )
@@ -221,7 +203,7 @@ def decide(
         else "",
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         forwards_warning=not batch.signals_all,
-        lingers=batch.lingers(environ, own_launcher=starter.kind == batch.launcher),
+        lingers=batch.lingers(environ, own_launcher=launcher.kind == batch.launcher),
         requeues_by_code=batch.requeues_by_code,
         keeps_stage=batch.keeps_number,
     )
@@ -243,10 +225,16 @@ def _profiler(words: Sequence[str], rank: str, logs: str) -> list[str]:
 
 
 def launch_environment(
-    environ: Mapping[str, str], allocation: Allocation, library: MpiLibrary, starter: Starter, *, root: bool
+    environ: Mapping[str, str],
+    allocation: Allocation,
+    library: MpiLibrary,
+    launcher: Launcher,
+    ask: Ask,
+    *,
+    root: bool,
 ) -> dict[str, str | None]:
     """The variables to set, or (None) to unset, before the launcher starts. Open MPI refuses to start as `root` by default."""
-    batch, launcher = allocation.batch, starter.launcher
+    batch = allocation.batch
     changes: dict[str, str | None] = {}
     # in a shell that is a rank, as in `srun --pty bash`: the launcher must not become one
     if detect(environ) is not None:
@@ -259,7 +247,7 @@ def launch_environment(
     if batch.sends_signal:
         changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"
     changes |= batch.environment(
-        environ, allocation, own_launcher=starter.kind == batch.launcher, copies=launcher.copies
+        environ, allocation, ask, own_launcher=launcher.kind == batch.launcher, copies=launcher.copies
     )
     return {
         name: value

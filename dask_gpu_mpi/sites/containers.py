@@ -15,8 +15,6 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites.batch import SYSTEMS, Ask
 from dask_gpu_mpi.sites.launchers import Launcher, in_batch_script
 
-__all__ = ["RUNTIMES", "Container", "Runtime", "choose_container", "rank_variables"]
-
 #: Endings of image files, by which a file that does not exist is recognised.
 _FILES = (".sif", ".sqsh", ".squashfs", ".img")
 #: Separators in the mounts of the runtimes, which a path must not contain.

@@ -10,15 +10,15 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
+from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.command import Launch
-
-__all__ = ["Runner", "run_command", "run_launch"]
 
 #: Signals that end a job, and those before its walltime.
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -225,23 +225,7 @@ def _is_our_mark(path: str) -> bool:
     return stat.S_ISREG(status.st_mode) and is_ours(status)
 
 
-def run_command(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the batch system; exit code 127 if it can't be run, or does not end in time."""
-    try:
-        return subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=COMMAND_TIMEOUT,
-            preexec_fn=_unblock_signals,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(list(command), 127, "", str(error))
-
-
-def _unblock_signals() -> None:
-    """Unblock the signals in the child, which `Runner` has blocked in this process."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+def run_unblocked(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of the batch system, with the signals that `Runner` has blocked in this process."""
+    unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
+    return run_command(command, environ, COMMAND_TIMEOUT, prepare=unblock)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest
 
-__all__ = ["FLUX"]
-
 
 class Flux(BatchSystem):
     """The nodes and the end of its jobs come from its commands. It requeues no job."""
@@ -44,7 +42,7 @@ class Flux(BatchSystem):
             return None
         size = ask(["flux", "getattr", "size"]).strip()
         nodes = int(size) if re.fullmatch(r"[1-9][0-9]{0,8}", size) else 1
-        return Allocation("flux", nodes, nodes, job=job, requeue_as=job)
+        return Allocation("flux", nodes, nodes, job=job)
 
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
         if not environ.get(self.job_variable):

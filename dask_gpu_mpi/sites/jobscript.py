@@ -19,8 +19,6 @@ from importlib import resources
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system
 
-__all__ = ["SCRIPTED", "quote", "render", "submit", "template"]
-
 #: The batch systems for which there are job scripts.
 SCRIPTED = tuple(name for name in SYSTEMS if batch_system(name).templates)
 #: Seconds for the batch system to accept a job.

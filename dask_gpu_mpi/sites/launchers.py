@@ -17,26 +17,6 @@ from typing import Literal
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import SYSTEMS, Allocation, number, systems_of
 
-__all__ = [
-    "BY_COMMAND",
-    "CRAY",
-    "LAUNCHERS",
-    "MPIRUNS",
-    "Family",
-    "Launched",
-    "Launcher",
-    "all_launched",
-    "all_on_one_host",
-    "alone_on_host",
-    "detect",
-    "first_on_host",
-    "forwarded",
-    "in_batch_script",
-    "library_name",
-    "scrub",
-    "speaks",
-]
-
 #: MPI libraries with the same launchers.
 Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
 
@@ -176,7 +156,7 @@ def _can_not_start_parts(how: str) -> LauncherError:
 
 
 def _with_ranks(allocation: Allocation) -> str:
-    return ",".join(f"{host.name}:{host.ranks}" for host in allocation.hosts)
+    return ",".join(f"{name}:{ranks}" for name, ranks in allocation.hosts.items())
 
 
 class OpenMpi(Launcher):
@@ -294,8 +274,7 @@ class Intel(Hydra):
     families: tuple[Family, ...] = ("mpich", "intel", "other")
 
     def host_options(self, allocation: Allocation) -> list[str]:
-        names = ",".join(host.name for host in allocation.hosts)
-        return ["-hosts", names, "-ppn", f"{allocation.ranks_per_node}"]
+        return ["-hosts", ",".join(allocation.hosts), "-ppn", f"{allocation.ranks_per_node}"]
 
     def preferred(self, path: str) -> bool:
         """Prefer mpiexec.hydra: mpirun is a shell script around it, and forwards no signal."""

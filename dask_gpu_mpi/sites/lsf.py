@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import (
-    AllocatedHost,
-    Allocation,
-    Ask,
-    BatchSystem,
-    JobRequest,
-    Requeue,
-    Run,
-    count_hosts,
-)
-
-__all__ = ["LSF"]
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, count_hosts
 
 _HOSTS = "LSB_DJOB_HOSTFILE"
 _SCRIPT = "lsf.bsub"
@@ -48,13 +37,12 @@ class Lsf(BatchSystem):
         if not environ.get(_HOSTS):
             return None
         # a line for each slot, which mostly is a core
-        hosts = tuple(AllocatedHost(name, 1) for name in count_hosts(environ, _HOSTS, read))
+        hosts = dict.fromkeys(count_hosts(environ, _HOSTS, read), 1)
         job = environ.get(self.job_variable, "")
-        if (
-            index := environ.get("LSB_JOBINDEX", "0")
-        ) != "0":  # all tasks of an array share the number of the job
+        index = environ.get("LSB_JOBINDEX", "0")
+        if index != "0":  # all tasks of an array share the number of the job
             job += f"_{index}"
-        return Allocation("lsf", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
+        return Allocation("lsf", len(hosts), len(hosts), hosts, job=job)
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
         return job.by_exit_code()

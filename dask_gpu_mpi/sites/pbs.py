@@ -17,12 +17,9 @@ from dask_gpu_mpi.sites.batch import (
     JobRequest,
     Requeue,
     Run,
-    as_hosts,
     count_hosts,
     number,
 )
-
-__all__ = ["PBS", "job_script", "resources"]
 
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
@@ -58,7 +55,7 @@ class Pbs(BatchSystem):
         if environ.get("PBS_NUM_PPN"):  # Torque: for each core (ppn)
             lines = Counter(dict.fromkeys(lines, 1))
         job = environ.get(self.job_variable, "")
-        return Allocation("pbs", len(lines), lines.total(), as_hosts(lines), job=job, requeue_as=job)
+        return Allocation("pbs", len(lines), lines.total(), lines, job=job)
 
     def hosts(self, environ: Mapping[str, str]) -> str:
         try:
@@ -80,7 +77,13 @@ class Pbs(BatchSystem):
         return now() + limit - used
 
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+        self,
+        environ: Mapping[str, str],
+        allocation: Allocation,
+        ask: Ask,
+        *,
+        own_launcher: bool,
+        copies: bool,
     ) -> dict[str, str | None]:
         changes: dict[str, str | None] = {}
         if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker
@@ -90,26 +93,27 @@ class Pbs(BatchSystem):
             changes["CUDA_VISIBLE_DEVICES"] = None
         return changes
 
-    def job_script(self) -> str:
-        return job_script(os.getppid())
-
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
         """Submit a new job like this one."""
         count = number(environ, COUNT) or 0
         if not job.may_restart(count):
             return None
-        if not job.script:
+        script = job_script(os.getppid())
+        if not script:
             say("launch: not requeued: the job script was not found. Fix: submit it again")
             return None
         after = {**environ, COUNT: str(count + 1)}
-        kept = resources(run(["qstat", "-fw", job.allocation.requeue_as], environ).stdout)
+        kept = resources(run(["qstat", "-fw", job.allocation.job], environ).stdout)
         names = ",".join(sorted(key for key in after if key.startswith(("DGM_", "DASK_"))))
         queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
-        job.rerun(run, ["qsub", *queue, *kept, "-v", names, job.script], after)
+        job.rerun(run, ["qsub", *queue, *kept, "-v", names, script], after)
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        cpus = job.cpus_per_node or _template_cpus()
+        cpus = job.cpus_per_node
+        if cpus is None:
+            cpus = _template_cpus()
+            say(f"--cpus-per-node is not set: the job requests {cpus} cores of each node")
         chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
         if job.gpus_per_node:
             chunk += f":ngpus={job.gpus_per_node}"
@@ -121,11 +125,6 @@ class Pbs(BatchSystem):
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }
-
-    def remark(self, job: JobRequest) -> str:
-        if job.cpus_per_node:
-            return ""
-        return f"--cpus-per-node is not set: the job requests {_template_cpus()} cores of each node"
 
 
 def _template_cpus() -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import AllocatedHost, BatchSystem, as_hosts
-
-__all__ = ["HOSTS", "LOCAL", "parse_hosts"]
+from dask_gpu_mpi.sites.batch import BatchSystem
 
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
 
@@ -28,8 +26,8 @@ class Local(BatchSystem):
     is_one_node = True
 
 
-def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[AllocatedHost, ...]:
-    """Nodes of the command line: ``h1,h2:2`` (a rank on h1, two on h2), or a file with a node on each line."""
+def parse_hosts(text: str, read: Callable[[str], str]) -> Mapping[str, int]:
+    """The ranks of each node of the command line: ``h1,h2:2`` (one on h1, two on h2), or a file with a node on each line."""
     if "/" in text or os.path.isfile(text):
         try:
             words = [line.split("#")[0].strip() for line in read(text).splitlines()]
@@ -51,7 +49,7 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[AllocatedHost, .
         raise InputError(
             f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
         )
-    return as_hosts(hosts)
+    return hosts
 
 
 HOSTS = Hosts()

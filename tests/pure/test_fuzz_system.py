@@ -28,7 +28,10 @@ from dask_gpu_mpi.network.ucx import without_gpu_transports
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
+    BY_COMMAND,
     LAUNCHERS,
+    MPIRUNS,
+    Launcher,
     all_on_one_host,
     detect,
     first_on_host,
@@ -39,7 +42,7 @@ from dask_gpu_mpi.sites.launchers import (
 from dask_gpu_mpi.sites.pbs import resources
 from dask_gpu_mpi.sites.plain import parse_hosts
 from dask_gpu_mpi.sites.slurm import earliest
-from dask_gpu_mpi.sites.starter import MpiLibrary, Starter, kind_of_launcher, parse_answer
+from dask_gpu_mpi.sites.starter import MpiLibrary, Starter, parse_answer
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
 from support.mocks.pynvml import Nvml, device
 
@@ -125,7 +128,7 @@ BATCH_VARIABLES = (
     "LSB_JOBID", "LSB_JOBINDEX", "FLUX_URI", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS",
     "CUDA_VISIBLE_DEVICES", "ENVIRONMENT", "DGM_LOGS", "DGM_SETUP", "DGM_SCRATCH",
 )  # fmt: skip
-STARTERS = ("srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel")
+STARTERS = [*BY_COMMAND.values(), *MPIRUNS]
 
 
 @fuzz
@@ -136,16 +139,18 @@ STARTERS = ("srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel")
     st.sampled_from(STARTERS),
     st.one_of(st.none(), st.integers(1, 1000)),
 )
-def test_allocations(environ: dict[str, str], nodes: str, size: str, kind: Any, ranks: int | None) -> None:
+def test_allocations(
+    environ: dict[str, str], nodes: str, size: str, launcher: Launcher, ranks: int | None
+) -> None:
     def commands() -> None:
         found = find_allocation(environ, ranks=ranks, read=lambda _: nodes, ask=lambda _: size)
         assert found.nodes > 0 < found.ranks
         assert str(found)
-        library, starter = MpiLibrary("Open MPI v5"), Starter(kind, f"/bin/{kind}")
-        launch_environment(environ, found, library, starter, root=True)
+        library, starter = MpiLibrary("Open MPI v5"), Starter(launcher, f"/bin/{launcher.kind}")
+        launch_environment(environ, found, library, launcher, lambda _: size, root=True)
         forwarded(environ)
         launch = decide(
-            Request((), ("s.py",)), environ, found, library, starter, "", python="/bin/python", cwd="/"
+            Request((), ("s.py",)), environ, found, library, starter, python="/bin/python", cwd="/"
         )
         assert not any("\0" in word for word in launch.run)
 
@@ -206,7 +211,6 @@ def test_versions_of_mpi(text: str) -> None:
     for ask in (lambda: library.name, lambda: library.family, lambda: library_name(text)):
         assert isinstance(soon(ask), str)
     soon(is_mpich_before_5, text)
-    soon(kind_of_launcher, text)
 
 
 @fuzz

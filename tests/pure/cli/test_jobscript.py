@@ -15,6 +15,7 @@ from dask_gpu_mpi.cli.jobscript import request
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError, OptionError
 from dask_gpu_mpi.sites.batch import batch_system
+from dask_gpu_mpi.sites.jobscript import render
 
 SHAPE = {"nodes": "2", "gpus_per_node": "4", "time": "01:30:10"}
 
@@ -96,7 +97,7 @@ def test_what_is_not_set() -> None:
 def test_cores_that_pbs_must_know(
     system: str, cpus: str | None, notes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request(system, ["my.py"], {**SHAPE, "cpus_per_node": cpus})
+    render(request(system, ["my.py"], {**SHAPE, "cpus_per_node": cpus}))
     assert capsys.readouterr().err.count("--cpus-per-node is not set: the job requests") == notes
 
 

@@ -14,7 +14,6 @@ import pytest
 from dask_gpu_mpi.cli.main import main
 from dask_gpu_mpi.sites.command import START, UNSTAGE
 from dask_gpu_mpi.sites.launchers import scrub
-from dask_gpu_mpi.sites.slurm import earliest
 from support.jobs.clusters import small_environment
 from support.mocks.launchers import SAMPLES
 
@@ -194,19 +193,6 @@ def test_working_directory_that_was_deleted(
     assert run("my.py") == 2
     said = "dask_gpu_mpi: error: launch: the working directory was deleted (expected"
     assert capsys.readouterr().err.startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("ends", "seconds"),
-    [
-        (["1970-01-01T00:01:00+00:00", "1970-01-01T00:02:00+00:00"], "60"),
-        (["1970-01-01T00:01:00+00:00", "1970-01-01T00:02:00"], ""),  # with a zone, and without
-        (["NONE"], ""),
-        ([], ""),
-    ],
-)
-def test_first_end_that_squeue_prints(ends: list[str], seconds: str) -> None:
-    assert earliest(ends) == seconds
 
 
 def test_a_copy_of_an_environment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.sites import batch
-from dask_gpu_mpi.sites.batch import SYSTEMS, batch_system, end_time
+from dask_gpu_mpi.sites.batch import SYSTEMS, batch_system, end_time, output_of
 
 NOW = 1_000_000.0
 
@@ -65,7 +64,7 @@ def test_a_command_that_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatc
     ("program", "printed"),
     [
         ("#!/bin/sh\necho $# $1\n", "2 job\n"),
-        ("#!/bin/sh\nprintf 'J\\344ger'\n", "J\ufffdger"),
+        ("#!/bin/sh\nprintf 'J\\344ger'\n", "J\udce4ger"),
         ("#!/bin/sh\necho half of it; exit 1\n", ""),
         ("#!/bin/sh\necho half of it; exec sleep 60\n", ""),
         ("no program at all", ""),
@@ -78,9 +77,8 @@ def test_command_of_the_batch_system(
     (tmp_path / "flux").write_text(program)
     (tmp_path / "flux").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    if "sleep" in program:
-        monkeypatch.setattr(batch, "COMMAND_TIMEOUT", 0.3)
-    assert batch.output_of(["flux", "job", "timeleft"]) == printed
+    timeout = 0.3 if "sleep" in program else 20.0
+    assert output_of(["flux", "job", "timeleft"], timeout) == printed
 
 
 def test_only_the_module_of_the_system_is_loaded() -> None:

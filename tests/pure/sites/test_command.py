@@ -13,7 +13,7 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
+from dask_gpu_mpi.sites.batch import Allocation
 from dask_gpu_mpi.sites.command import (
     STAGE,
     START,
@@ -27,13 +27,14 @@ from dask_gpu_mpi.sites.command import (
     with_options,
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
+KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
-TWO = (AllocatedHost("h1", 1), AllocatedHost("h2", 1))
-UNEVEN = (AllocatedHost("h1", 2), AllocatedHost("h2", 1))
-SLURM = Allocation("slurm", 2, 2, job="42", requeue_as="42")
-PBS = Allocation("pbs", 2, 2, TWO, job="42.s", requeue_as="42.s")
+TWO, UNEVEN = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 1}
+SLURM = Allocation("slurm", 2, 2, job="42")
+PBS = Allocation("pbs", 2, 2, TWO, job="42.s")
 FORWARD = "-x DASK_GPU_MPI__WALLTIME_SIGNAL -x PATH"
 ALWAYS = "--kill-on-bad-exit=0 --wait=30"
 
@@ -57,8 +58,7 @@ def made(
         BATCH if environ is None else environ,
         where,
         MpiLibrary(library),
-        Starter(kind, kind),
-        mpi,
+        Starter(KINDS[kind], kind, mpi),
         python="/v/python",
         cwd=cwd,
         root=root,

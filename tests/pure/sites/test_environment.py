@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
+from dask_gpu_mpi.sites.batch import Allocation
 from dask_gpu_mpi.sites.command import launch_environment
-from dask_gpu_mpi.sites.launchers import forwarded
-from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, forwarded
+from dask_gpu_mpi.sites.starter import MpiLibrary
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
 SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
 
 
@@ -21,10 +22,10 @@ def changes(
     nodes: int = 2,
     library: str = "MPICH Version: 5.0.2",
     root: bool = False,
+    ends: str = "",
 ) -> dict[str, str | None]:
-    hosts = tuple(AllocatedHost(f"h{i}", 1) for i in range(nodes))
-    where = Allocation(system, nodes, nodes, hosts)
-    return launch_environment(environ, where, MpiLibrary(library), Starter(kind, "x"), root=root)
+    where = Allocation(system, nodes, nodes, {f"h{i}": 1 for i in range(nodes)})
+    return launch_environment(environ, where, MpiLibrary(library), KINDS[kind], lambda _: ends, root=root)
 
 
 def test_nothing_on_a_laptop_but_leave_for_root() -> None:
@@ -103,6 +104,19 @@ def test_signal_before_the_walltime(system: str) -> None:
 )
 def test_slurm(more: dict[str, str], kind: str, expected: dict[str, str | None]) -> None:
     assert changes(SLURM | more, "slurm", kind) == expected | SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("ends", "seconds"),
+    [
+        ("1970-01-01T00:01:00+00:00\n1970-01-01T00:02:00+00:00\n", "60"),
+        ("1970-01-01T00:01:00+00:00\n1970-01-01T00:02:00\n", None),  # with a zone, and without
+        ("NONE\n", None),
+    ],
+)
+def test_first_end_that_squeue_prints(ends: str, seconds: str | None) -> None:
+    assert changes({}, "slurm", "srun", ends=ends).get("SLURM_JOB_END_TIME") == seconds
+    assert "SLURM_JOB_END_TIME" not in changes({"SLURM_JOB_END_TIME": "7"}, "slurm", "srun", ends=ends)
 
 
 def test_open_mpi_forwards_what_is_not_of_one_node() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.sites import pbs
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
-from dask_gpu_mpi.sites.execute import run_command
+from dask_gpu_mpi.sites.execute import run_unblocked
 from dask_gpu_mpi.sites.pbs import job_script, resources
 from support import ROOT
 
@@ -43,18 +44,20 @@ class Commands:
         )
 
 
-def job(system: str, limit: int = 10, **given: str) -> Requeue:
-    return Requeue(Allocation(system, 2, 2, job="42", requeue_as="40_3"), limit, **given)
+def job(system: str, limit: int = 10, logs: str = "") -> Requeue:
+    return Requeue(Allocation(system, 2, 2, job="42"), limit, logs)
 
 
-def requeue(job: Requeue, environ: Mapping[str, str], run: Run = run_command) -> int | None:
+def requeue(job: Requeue, environ: Mapping[str, str], run: Run = run_unblocked) -> int | None:
     return job.allocation.batch.requeue(job, environ, run)
 
 
 def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     run = Commands()
-    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "9"}, run) is None
-    assert run.ran == [["scontrol", "requeue", "40_3"]]
+    assert requeue(job("slurm"), {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "9"}, run) is None
+    array = {"SLURM_JOB_ID": "42", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+    assert requeue(job("slurm"), array, run) is None
+    assert run.ran == [["scontrol", "requeue", "42"], ["scontrol", "requeue", "40_3"]]
     run = Commands()
     assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "10"}, run) == 75
     assert run.ran == []
@@ -63,7 +66,10 @@ def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not requeued: scontrol requeue exited with code 1: denied" in capsys.readouterr().err
 
 
-def test_pbs_submits_a_job_of_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pbs_submits_a_job_of_the_same_shape(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pbs, "job_script", lambda parent: "/spool/42.SC")
     run = Commands({"qstat": QSTAT})
     environ = {
         "PBS_O_QUEUE": "batch",
@@ -72,14 +78,14 @@ def test_pbs_submits_a_job_of_the_same_shape(capsys: pytest.CaptureFixture[str])
         "DASK_X": "1",
         "OTHER": "1",
     }
-    assert requeue(job("pbs", script="/spool/42.SC"), environ, run) is None
+    assert requeue(job("pbs"), environ, run) is None
     shape = [
         "-lplace=scatter:excl",
         "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4",
         "-lwalltime=01:00:00",
         "-Amine",
     ]
-    assert run.ran[0] == ["qstat", "-fw", "40_3"]
+    assert run.ran[0] == ["qstat", "-fw", "42"]
     assert run.ran[1] == [
         "qsub",
         "-q",
@@ -90,13 +96,13 @@ def test_pbs_submits_a_job_of_the_same_shape(capsys: pytest.CaptureFixture[str])
         "/spool/42.SC",
     ]
     assert run.environ["DGM_RESTART"] == "4"
-    for given in ({"limit": 3, "script": "x"}, {"limit": 10, "script": ""}):
-        run = Commands()
-        assert requeue(Requeue(Allocation("pbs", 1, 1), **given), environ, run) is None  # type: ignore[arg-type]
-        assert run.ran == []
-    err = capsys.readouterr().err
-    assert "3 restarts so far" in err
-    assert "the job script was not found" in err
+    run = Commands()
+    assert requeue(job("pbs", limit=3), environ, run) is None
+    assert "3 restarts so far" in capsys.readouterr().err
+    monkeypatch.setattr(pbs, "job_script", lambda parent: "")
+    assert requeue(job("pbs"), environ, run) is None
+    assert "the job script was not found" in capsys.readouterr().err
+    assert run.ran == []
 
 
 def test_resources_of_no_answer() -> None:
