@@ -186,7 +186,7 @@ class ClientEnd:
         member.pump(0.0)
         member.pump(0.0)  # this rank's messages to itself, from the first
         member.pump_until(
-            lambda: member.ending.state.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
+            lambda: member.ending.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
         )
 
     def _end_the_job(self, had_cluster: bool) -> None:

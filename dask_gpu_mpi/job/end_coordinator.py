@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, ranks_text
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, beat_interval
+from dask_gpu_mpi.job.ending import Ending, EndKind, beat_interval
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.finalize import do_not_finalize
 from dask_gpu_mpi.mpi.library import abort, end_lost_ranks, leave_as_the_last
@@ -59,9 +59,9 @@ class Closing:
 
     def run(self) -> None:
         """Close this rank's part: workers first, since a worker that loses its scheduler logs many errors."""
-        if self._ending.state.closed:
+        if self._ending.closed:
             return
-        self._ending.on(Cause.CLOSE)
+        self._ending.closed = True
         joined, channels = self._joined, self._channels
         if joined.scheduler_file is not None:
             # First, since a launcher may allow half a second. (The agent removes it as well, if this process does not.)
@@ -150,20 +150,20 @@ class EndCoordinator:
         `code`: the exit code of the script, as far as it is known.
         """
         ending = self._ending
-        if lost is not None and not ending.state.over:
+        if lost is not None and not ending.over:
             ending.lost = lost
             say(
                 f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
                 "often"
             )
         if final or not self._has_client:
-            if not ending.state.ended:
+            if not ending.ended:
                 self._channels.mailbox.send_all(EndKind.END, code)
                 ending.signal, ending.code = signal, code
-                ending.on(Cause.END)
-        elif not ending.state.over:
+                ending.ended = True
+        elif not ending.over:
             self._channels.mailbox.send_all(EndKind.STOP, lost)
-            ending.on(Cause.STOP)
+            ending.stopped = True
 
     def on_message(self, kind: str, payload: Any) -> None:
         """Handle a message to rank 0 alone; others are ignored."""
@@ -219,7 +219,7 @@ class EndCoordinator:
 
     def _lose(self, rank: int, why: str) -> None:
         """Handle a lost rank: continue with the others, or end the cluster if too many are lost."""
-        if self._ending.state.over or rank in self._lost:
+        if self._ending.over or rank in self._lost:
             return
         self._lost.add(rank)
         workers = self._plan.for_rank(rank)
@@ -278,7 +278,7 @@ class EndCoordinator:
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            code = outcome.code_of_abort(code)
+            code = code or outcome.FAILED
             others = set(range(self._channels.size)) - {COORDINATOR} - mailbox.lost - set(silent)
             if (
                 self._tolerated and not others
@@ -307,7 +307,7 @@ class EndCoordinator:
         A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
         lost one of its daemons, which a job script would not notice.
         """
-        if self._mark is not None and self._ending.state.ended:
+        if self._mark is not None and self._ending.ended:
             more = " lost" if len(self._lost) > self._tolerated else ""
             text = f"{code}{more}\n" if self._lost else ""
             with contextlib.suppress(OSError), open(open_to_append(self._mark, make=True), "w") as mark:

@@ -1,22 +1,9 @@
-"""The end of a rank, as one state, and the transitions between states.
-
-A state has two parts. The cluster runs, or it is over while the script continues (``close()``, ``shutdown()``, a lost scheduler),
-or the whole job ends. And this rank has closed its part (workers, agent, scheduler), or not.
-
->>> ending = Ending()
->>> ending.on(Cause.STOP)
->>> ending.state
-<State.STOPPED: 'the cluster is over, the script continues'>
->>> ending.on(Cause.STOP)
-Traceback (most recent call last):
-    ...
-RuntimeError: STOP in state STOPPED: expected END, CLOSE
-"""
+"""The messages by which ranks end the cluster, and how far the end of one rank has come."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.job import outcome
@@ -76,69 +63,16 @@ def beat_interval(size: int) -> float:
     return max(BEAT, size / BEATS_PER_SECOND)
 
 
-class Cause(Enum):
-    """An event that moves a rank towards its end."""
-
-    STOP = "the cluster is over, the script continues"
-    END = "the job ends"
-    CLOSE = "this rank begins to close its part"
-
-
-class State(Enum):
-    """The state of a rank."""
-
-    RUNNING = "the cluster runs"
-    LEFT = "this rank has closed its part by itself: after a signal, or because rank 0 does not respond"
-    STOPPED = "the cluster is over, the script continues"
-    STOPPED_AND_CLOSED = "the cluster is over, and closed here; the script continues"
-    ENDING = "the job ends, and the cluster with it"
-    CLOSED = "the job ends, and this rank has closed its part"
-    ENDING_AFTER_STOP = "the job ends; its cluster was over before"
-    CLOSED_AFTER_STOP = "the job ends; its cluster was over before, and is closed here"
-
-    @property
-    def over(self) -> bool:
-        """Whether the cluster is over."""
-        return self not in (State.RUNNING, State.LEFT)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the cluster was over before its script: with ``exit=False`` the other ranks have continued since."""
-        return self.over and self not in (State.ENDING, State.CLOSED)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job ends."""
-        return self.over and self not in (State.STOPPED, State.STOPPED_AND_CLOSED)
-
-    @property
-    def closed(self) -> bool:
-        """Whether this rank has begun to close its part."""
-        return self in CLOSED_STATES
-
-
-#: A rank closes once; later causes change its next wait, and its exit code.
-CLOSED_STATES = (State.LEFT, State.STOPPED_AND_CLOSED, State.CLOSED, State.CLOSED_AFTER_STOP)
-
-#: The next state, by state and cause. Others can't happen: rank 0 decides once that the cluster stops, and once that the job
-#: ends, in that order, and messages keep their order.
-TRANSITIONS: dict[State, dict[Cause, State]] = {
-    State.RUNNING: {Cause.STOP: State.STOPPED, Cause.END: State.ENDING, Cause.CLOSE: State.LEFT},
-    State.LEFT: {Cause.STOP: State.STOPPED_AND_CLOSED, Cause.END: State.CLOSED},
-    State.STOPPED: {Cause.END: State.ENDING_AFTER_STOP, Cause.CLOSE: State.STOPPED_AND_CLOSED},
-    State.STOPPED_AND_CLOSED: {Cause.END: State.CLOSED_AFTER_STOP},
-    State.ENDING: {Cause.CLOSE: State.CLOSED},
-    State.CLOSED: {},
-    State.ENDING_AFTER_STOP: {Cause.CLOSE: State.CLOSED_AFTER_STOP},
-    State.CLOSED_AFTER_STOP: {},
-}
-
-
 class Ending:
-    """The state of one rank, and why its cluster ends."""
+    """How far the end of one rank has come, and why its cluster ends. What has happened stays so."""
 
     def __init__(self) -> None:
-        self.state = State.RUNNING
+        #: The cluster was over before its script: by ``close()``, ``shutdown()``, or a lost scheduler.
+        self.stopped = False
+        #: The job ends.
+        self.ended = False
+        #: This rank has begun to close its part: workers, agent, scheduler.
+        self.closed = False
         #: How the cluster was lost, if it was, on the ranks that report it: rank 0 and the client's.
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
@@ -146,19 +80,22 @@ class Ending:
         #: The exit code of the script, as far as it is known.
         self.code = 0
 
-    def on(self, event: Cause) -> None:
-        """Go to the next state."""
-        known = TRANSITIONS[self.state]
-        if event not in known:
-            expected = ", ".join(each.name for each in known) or "nothing"
-            raise RuntimeError(f"{event.name} in state {self.state.name}: expected {expected}")
-        self.state = known[event]
+    @property
+    def over(self) -> bool:
+        """Whether the cluster is over."""
+        return self.stopped or self.ended
 
     def exit_code(self, received: int | None = None) -> int:
-        """The exit code of a rank without the script; `received`: the first signal that it was sent."""
-        return outcome.code_of_rank(
-            lost=self.lost is not None,
-            ended=self.state.ended,
-            ended_by=self.signal,
-            received=received,
-        )
+        """The exit code of a rank without the script.
+
+        `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
+
+        >>> Ending().exit_code(15)
+        143
+        """
+        if self.lost is not None:
+            return outcome.FAILED
+        number = self.signal if self.ended else received
+        if number is not None:
+            return outcome.code_of_signal(number)
+        return 0 if self.ended else outcome.FAILED

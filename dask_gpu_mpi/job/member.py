@@ -35,7 +35,7 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
-from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Cause, Ending, EndKind, State, beat_interval
+from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Ending, EndKind, beat_interval
 from dask_gpu_mpi.mpi.library import is_open_mpi
 from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.network.reachability import connect_only
@@ -223,7 +223,7 @@ class Member:
     def pump(self, timeout: float) -> None:
         """Handle what has happened; waits at most `timeout` seconds for it."""
         with self._lock:
-            if not self.ending.state.over:
+            if not self.ending.over:
                 self._restarts.start_if_due()
             self.signal_relay.pump()
             if time.monotonic() > self._beat_due:
@@ -239,7 +239,7 @@ class Member:
         """Send that this rank is alive. Of rank 0 its scheduler shows that too, where a message to a dead rank would end it."""
         if self.rank != COORDINATOR:
             self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
-        elif self.ending.state.over or is_open_mpi():  # MPICH ends with signal 11
+        elif self.ending.over or is_open_mpi():  # MPICH ends with signal 11
             self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
@@ -253,12 +253,12 @@ class Member:
             case EndKind.ALIVE if self._coordinator_watch is not None:
                 self._coordinator_watch.hear()
             case EndKind.STOP:
-                self.ending.on(Cause.STOP)
+                self.ending.stopped = True
                 if is_client:
                     self.ending.lost = payload  # for the script; rank 0 has printed it
             case EndKind.END:
                 self.ending.code = payload
-                self.ending.on(Cause.END)
+                self.ending.ended = True
             case EndKind.RELEASE:
                 self._closing.release()
             case EndKind.BUSY:
@@ -271,7 +271,7 @@ class Member:
                 self.coordinator.on_message(kind, payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind != Answer.WORKERS_CLOSED and self.ending.state.over:
+        if kind != Answer.WORKERS_CLOSED and self.ending.over:
             return  # all other ends were ordered
         here = f"rank {self.rank} on {self.joined.host}"
         match kind:
@@ -349,7 +349,7 @@ class Member:
         try:
             while self._is_awaited:
                 self.pump(POLL_IDLE)
-                if ending.state.stopped and not self.leave_open:
+                if ending.stopped and not self.leave_open:
                     self.leave()  # the script continues, maybe for long
                 if signals.got is not None and self.signal_relay.leaves(*signals.got):
                     break
@@ -357,7 +357,7 @@ class Member:
                     self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(outcome.FAILED)  # without a launcher MPI can't be left in an orderly way
                 watch = self._coordinator_watch
-                if watch is not None and watch.is_lost(has_scheduler=not ending.state.over):
+                if watch is not None and watch.is_lost(has_scheduler=not ending.over):
                     self._leave_without_coordinator(alone=watch.unreachable)
             self.leave()
             number = signals.got[0] if signals.got is not None else ending.signal
@@ -378,7 +378,7 @@ class Member:
     @property
     def _is_awaited(self) -> bool:
         """Whether rank 0 still has to report an end: a program that continues without the cluster gets no second report."""
-        return not self.ending.state.ended and not (self.ending.state.stopped and self.leave_open)
+        return not self.ending.ended and not (self.ending.stopped and self.leave_open)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Member:
         elif self._is_awaited:  # else no rank waits for it any more
             self._report_over(None, final=final, code=code)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
-            self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
+            self.pump_until(lambda: ending.ended if final else ending.over, limit)
         self.leave()
         if final:
             self._free_communicator(failed=sys.exception() is not None or outcome.failure() is not None)
@@ -401,13 +401,13 @@ class Member:
     def leave(self) -> None:
         """Close this rank's part, and send the last messages."""
         ending, coordinator, options = self.ending, self.coordinator, self.joined.options
-        closed_before = ending.state.closed
+        closed_before = ending.closed
         self._closing.run()
-        if closed_before and ending.state.ended and coordinator is not None:
+        if closed_before and ending.ended and coordinator is not None:
             # The silent rank may be the client's: if the cluster ended before its script, it ends only now.
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSH)
-        if coordinator is not None and ending.state.ended:
+        if coordinator is not None and ending.ended:
             coordinator.finish(flushed=flushed, final=not self.leave_open)
 
     def _free_communicator(self, *, failed: bool) -> None:
@@ -421,6 +421,6 @@ class Member:
         raised = sys.exception()
         exits = outcome.outcome_of_error(raised)[1] if isinstance(raised, SystemExit) else None
         mailbox.failure = functools.partial(outcome.failure, exits)
-        if self.ending.state in (State.ENDING, State.CLOSED):
+        if self.ending.ended and not self.ending.stopped:
             patience = self.joined.options.shutdown_timeout + FREE_TIMEOUT
             mailbox.free(FREE_TIMEOUT, patience, agrees=not failed)

@@ -162,7 +162,7 @@ class Monitor:
         while not self._leaving.is_set():
             member.pump(POLL_IDLE)
             self._walltime.check()
-            if member.ending.state.over:
+            if member.ending.over:
                 member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
             if (number := member.signal_relay.for_script) is not None:
                 self._pass_on_signal(number)

@@ -46,35 +46,6 @@ def code_of_exception(error: BaseException) -> int:
     return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
-def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
-    """The exit code of a rank without the script.
-
-    `lost`, `ended`: whether the cluster was lost, and the job ended, according to this rank. `ended_by`: the signal that ended
-    the job, on rank 0 of a job without a script.
-    `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
-
-    >>> code_of_rank(lost=False, ended=True, ended_by=None, received=15)
-    0
-    >>> code_of_rank(lost=False, ended=False, ended_by=None, received=15)
-    143
-    """
-    if lost:
-        return FAILED
-    number = ended_by if ended else received
-    if number is not None:
-        return code_of_signal(number)
-    return 0 if ended else FAILED
-
-
-def code_of_abort(code: int) -> int:
-    """The code with which to abort a job whose ranks would have exited with `code`: never 0, since some did not answer.
-
-    >>> code_of_abort(0), code_of_abort(143)
-    (1, 143)
-    """
-    return code or FAILED
-
-
 #: In words, and the exit code; None: not known here.
 Outcome = tuple[str, int | None]
 

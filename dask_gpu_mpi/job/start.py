@@ -180,7 +180,7 @@ def command_session() -> tuple[Session, Options] | None:
 
 def refuse_second() -> None:
     """Raise an InputError if there is a cluster: the other ranks are in it, and can't take part in a report."""
-    if _member is not None and not (_member.leave_open and _member.ending.state.over):
+    if _member is not None and not (_member.leave_open and _member.ending.over):
         raise InputError(
             "initialize or execute: called a second time in this job",
             expected="once: one cluster at a time",

@@ -10,7 +10,7 @@ import pytest
 
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job.end_coordinator import EndCoordinator
-from dask_gpu_mpi.job.ending import Ending, State
+from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.plan.model import Role
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -55,8 +55,9 @@ class Rank0:
         self.end = EndCoordinator(self.joined, self.ending, has_client=has_client)
 
     @property
-    def state(self) -> State:
-        return self.ending.state
+    def state(self) -> str:
+        """How far its end has come."""
+        return " ".join(each for each in ("stopped", "ended") if getattr(self.ending, each))
 
 
 def test_a_rank_without_which_the_job_has_started_is_not_waited_for() -> None:
@@ -68,10 +69,10 @@ def test_a_stop_and_then_the_end_each_once() -> None:
     rank = Rank0()
     for _ in range(2):
         rank.end.end_cluster(final=False)
-    assert (rank.said, rank.state) == ([("stop", None)], State.STOPPED)
+    assert (rank.said, rank.state) == ([("stop", None)], "stopped")
     for final in (True, True, False):
         rank.end.end_cluster(final=final)
-    assert (rank.said, rank.state) == ([("stop", None), ("end", 0)], State.ENDING_AFTER_STOP)
+    assert (rank.said, rank.state) == ([("stop", None), ("end", 0)], "stopped ended")
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -82,9 +83,22 @@ def test_without_a_script_a_lost_cluster_or_a_signal_is_the_end(
     if lost:
         rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)", 0))
     rank.end.end_cluster(final=True, signal=15)  # or too late
-    assert (rank.said, rank.state) == ([("end", 0)], State.ENDING)
+    assert (rank.said, rank.state) == ([("end", 0)], "ended")
     assert rank.ending.exit_code() == (1 if lost else 143)
     assert capsys.readouterr().err.count("the cluster is lost") == lost
+
+
+def test_exit_code_of_a_rank_without_the_script() -> None:
+    ending = Ending()
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)  # it leaves by itself
+    ending.stopped = True
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)
+    ending.ended = True
+    assert (ending.exit_code(), ending.exit_code(15)) == (0, 0)
+    ending.signal = 2
+    assert (ending.exit_code(), ending.exit_code(15)) == (130, 130)
+    ending.lost = "no worker is left"
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 1)
 
 
 def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,16 +113,16 @@ def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("failed", "attaches", "state", "lost"),
     [
-        ((False, True), False, State.STOPPED, "no worker is left"),
-        ((True, False), True, State.STOPPED, "no worker is left"),
-        ((False, False), True, State.STOPPED, None),
-        ((False, False), False, State.RUNNING, None),
+        ((False, True), False, "stopped", "no worker is left"),
+        ((True, False), True, "stopped", "no worker is left"),
+        ((False, False), True, "stopped", None),
+        ((False, False), False, "", None),
     ],
 )
-def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: State, lost: str | None) -> None:
+def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: str, lost: str | None) -> None:
     rank = Rank0(attaches=attaches)
     rank.end.on_message("workers-ended", (1, failed[0]))
-    assert rank.state is State.RUNNING
+    assert rank.state == ""
     rank.end.on_message("workers-ended", (2, failed[1]))
     assert (rank.state, rank.ending.lost) == (state, lost)
 
@@ -219,7 +233,7 @@ def test_a_rank_that_may_be_lost(
     )
     assert rank.said == [("lost-rank", (["2"], line.removeprefix("dask_gpu_mpi: warning: ")))]
     rank.end.on_unreachable(["2"])  # reported again until the order has arrived
-    assert (rank.state, capsys.readouterr().err) == (State.RUNNING, "")
+    assert (rank.state, capsys.readouterr().err) == ("", "")
     rank.end.end_cluster(final=True, code=3)
     for closed in (0, 1):
         rank.end.on_message("closed", closed)
@@ -241,7 +255,7 @@ def test_more_ranks_than_may_be_lost(
     rank = Rank0(tolerates=tolerates, log_directory=tmp_path)
     clock.now = SILENT
     rank.end.on_unreachable(["1", "2"])
-    assert (rank.state, rank.ending.exit_code()) == (State.STOPPED, 1)
+    assert (rank.state, rank.ending.exit_code()) == ("stopped", 1)
     if tolerates:
         assert (
             "2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost"

@@ -79,7 +79,7 @@ class Watched:
     """A member and a walltime whose looks are counted; `on_look` makes something happen at one of them."""
 
     def __init__(self, on_look: Callable[[Watched], None]) -> None:
-        self.ending = SimpleNamespace(lost=None, state=SimpleNamespace(over=False))
+        self.ending = SimpleNamespace(lost=None, over=False)
         self.signal_relay = SimpleNamespace(for_script=None)
         self.gone = False
         self.looks = self.checks = self.leaves = 0
@@ -126,7 +126,7 @@ def test_it_watches_until_it_is_stopped(sent: list[int], exits: list[object]) ->
 
     def look(watched: Watched) -> None:
         watched.signal_relay.for_script = signal.SIGTERM if watched.looks == 1 else None
-        watched.ending.state.over = watched.looks >= 3
+        watched.ending.over = watched.looks >= 3
         if watched.looks == 4:
             watched.monitor.stop()
 

@@ -16,7 +16,7 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job import api, client_end
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.client_end import ClientEnd
-from dask_gpu_mpi.job.ending import Cause, Ending
+from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.session import Session
 from dask_gpu_mpi.options.model import Options
 
@@ -169,7 +169,7 @@ def test_why_a_client_has_lost_its_scheduler_is_awaited(
         monkeypatch.setattr(client_end, "has_lost_client", lambda lost=lost: lost)
         member.ending = Ending()
         if over:
-            member.ending.on(Cause.STOP)
+            member.ending.stopped = True
         assert done() is (over or not lost)
 
 

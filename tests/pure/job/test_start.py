@@ -49,7 +49,7 @@ def member(*, leave_open: bool = True, over: bool = True, client: bool = True) -
     """What this process is in its last cluster."""
     return SimpleNamespace(
         leave_open=leave_open,
-        ending=SimpleNamespace(state=SimpleNamespace(over=over)),
+        ending=SimpleNamespace(over=over),
         joined=SimpleNamespace(start=SimpleNamespace(is_client=client), host="n3", options="options"),
         rank=2,
         channels=SimpleNamespace(size=4),
