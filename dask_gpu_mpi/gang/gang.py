@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any
 
 from dask_gpu_mpi.base.text import natural, ranks_text
@@ -32,8 +32,6 @@ class Leases:
 
     def ask(self, gang: str, workers: Iterable[str]) -> list[str]:
         """Request workers for a gang; returns the gangs that get theirs by this: this one, or none."""
-        if gang in self._wanted:
-            raise ValueError(f"gang {gang} has requested workers already")
         self._wanted[gang] = frozenset(workers)
         return self._grant()
 
@@ -78,11 +76,6 @@ class GangMember:
     local_size: int
     node_rank: int
     nodes: int
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> GangMember:
-        """The member of which `dataclasses.asdict` has made the data."""
-        return cls(**{**data, "worker": Candidate(**data["worker"])})
 
 
 def choose(wanted: Sequence[str] | None, workers: Iterable[Candidate]) -> tuple[list[str], list[str]]:
@@ -204,28 +197,20 @@ class Stage(Enum):
     DEAD = "its worker is gone"
 
 
-class FailureKind(StrEnum):
-    """The reason why a gang is over."""
-
-    RAISED = "raised"
-    DIED = "died"
-    TIMEOUT = "timeout"
-    CLIENT = "client"
-    #: Not a failure: its client has the results.
-    CLOSED = "closed"
-
-
 @dataclass(frozen=True)
-class GangFailure:
-    """The failure that ends a gang."""
+class GangEnd:
+    """The reason why a gang is over: its first failure, or that its client has the results."""
 
-    kind: FailureKind
     #: Without the member's name.
     text: str
     #: The member that has failed; None: all.
     rank: int | None = None
     #: Its exception, as parts of Dask's error message.
     error: dict[str, Any] | None = None
+    #: Whether a timeout has passed.
+    late: bool = False
+    #: Whether its client has closed it.
+    closed: bool = False
 
 
 class Gang:
@@ -251,8 +236,8 @@ class Gang:
         self.started: asyncio.Future[None] = loop.create_future()
         #: Ends the gang if it has not started in time.
         self.start_timer: asyncio.TimerHandle | None = None
-        #: Done with the first failure.
-        self.over: asyncio.Future[GangFailure] = loop.create_future()
+        #: Done with the first failure, or by its client.
+        self.over: asyncio.Future[GangEnd] = loop.create_future()
         #: Done when the workers are free again.
         self.settled: asyncio.Future[None] = loop.create_future()
         #: Events after the failure, as rank and text.
@@ -276,12 +261,9 @@ class Gang:
         """The rank of a worker; None: it is not a member."""
         return next((member.rank for member in self.members if member.worker.address == address), None)
 
-    def fail(self, failure: GangFailure) -> bool:
-        """End it; False if it is over already."""
-        if self.over.done():
-            return False
-        self.over.set_result(failure)
-        return True
+    def on_member(self, rank: int, text: str) -> str:
+        """What a text says of a member, with its worker and host."""
+        return f"rank {rank} (worker {self.members[rank].worker.name} on {self.hosts[rank]}) {text}"
 
     def join(self, rank: int, host: str) -> None:
         """A member is ready to run the function."""
@@ -321,6 +303,6 @@ class Gang:
 
     def to_end(self) -> list[GangMember]:
         """The members whose processes must end, now that it is over and they have had the time to return."""
-        if self.over.result().kind == FailureKind.CLOSED:
+        if self.over.result().closed:
             return self.at(Stage.JOINED)
         return self.at(Stage.JOINED, Stage.SPOILT)

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import GangMember
 
 #: Most seconds of a limit, three years: all clocks and timers support them.
 MOST_SECONDS = 100_000_000
@@ -18,7 +17,7 @@ MOST_SECONDS = 100_000_000
 PLUGIN = "dask_gpu_mpi-gangs"
 #: The message of the scheduler to a member's worker when the gang is over.
 CANCEL = "dask_gpu_mpi_gang_cancel"
-#: The message of a member's worker to the scheduler, in its stream of task states, when the function has ended.
+#: The event that a member's worker logs when the function has ended.
 LEAVE = "dask_gpu_mpi_gang_leave"
 #: Bytes of a pickled object of `Group.broadcast` and `Group.allgather` at most: it passes through the scheduler.
 MAX_OBJECT = 1 << 20
@@ -109,18 +108,22 @@ class Group:
 
     def __init__(
         self,
-        member: GangMember,
+        rank: int,
         hosts: tuple[str, ...],
-        master: tuple[str, int],
-        device: int | None,
         call: Callable[[str, float, dict[str, Any]], dict[str, Any]],
         cancelled: threading.Event,
+        *,
+        local_rank: int,
+        local_size: int,
+        node_rank: int,
+        device: int | None,
+        master: tuple[str, int],
     ) -> None:
-        self.rank = member.rank
+        self.rank = rank
         self.size = len(hosts)
-        self.local_rank = member.local_rank
-        self.local_size = member.local_size
-        self.node_rank = member.node_rank
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.node_rank = node_rank
         self.hosts = hosts
         self.device = device
         self.master_addr, self.master_port = master

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from distributed import Worker, get_worker
+from distributed import Worker, get_worker, rpc
 from distributed.comm.addressing import get_address_host
-from distributed.core import error_message, send_recv
+from distributed.core import error_message
 
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.base.text import text_of
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import FailureKind, GangMember
 from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import as_host, list_interfaces
@@ -35,23 +34,21 @@ AGREEING = 60.0
 _cancelled: dict[str, threading.Event] = {}
 
 
-def variables_of(
-    member: GangMember, size: int, master_addr: str, master_port: int, interface: str | None
-) -> dict[str, str]:
+def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, str]:
     """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
     variables = {
-        "RANK": member.rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": member.local_rank,
-        "LOCAL_WORLD_SIZE": member.local_size,
-        "GROUP_RANK": member.node_rank,
-        "GROUP_WORLD_SIZE": member.nodes,
-        "NODE_RANK": member.node_rank,
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": master_port,
-        "JAX_COORDINATOR_ADDRESS": f"{as_host(master_addr)}:{master_port}",
-        "JAX_NUM_PROCESSES": size,
-        "JAX_PROCESS_ID": member.rank,
+        "RANK": group.rank,
+        "WORLD_SIZE": group.size,
+        "LOCAL_RANK": group.local_rank,
+        "LOCAL_WORLD_SIZE": group.local_size,
+        "GROUP_RANK": group.node_rank,
+        "GROUP_WORLD_SIZE": nodes,
+        "NODE_RANK": group.node_rank,
+        "MASTER_ADDR": group.master_addr,
+        "MASTER_PORT": group.master_port,
+        "JAX_COORDINATOR_ADDRESS": f"{as_host(group.master_addr)}:{group.master_port}",
+        "JAX_NUM_PROCESSES": group.size,
+        "JAX_PROCESS_ID": group.rank,
     }
     if interface is not None:
         # "=": exactly this name; otherwise NCCL uses any that begins with it
@@ -79,22 +76,20 @@ def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int
     return 0 if environ.get(VISIBLE_DEVICES, "").strip() not in ("", "-1", "NoDevFiles", "void") else None
 
 
-def run_member(
-    gang: str, member: GangMember, size: int, start_timeout: float, fn: Callable[..., Any], *args: Any
-) -> Any:
+def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any], *args: Any) -> Any:
     """Wait for the other members, run `fn`, report its end, and return its result.
 
     An exception of `fn` is sent to the scheduler, which knows those of the other members, and not raised; the result is
     `no_result` then.
     """
     worker: Any = get_worker()
-    call = _Calls(worker, gang, member.rank)
+    call = _Calls(worker, gang, rank)
     cancelled = _cancelled[gang] = threading.Event()
 
     def failed(error: BaseException) -> None:
         data = _as_data(error)
         text = f"raised {one_line(data['exception_text'])}"
-        call(Call.FAIL, 0.0, {"kind": FailureKind.RAISED, "text": text, "error": data})
+        call(Call.FAIL, 0.0, {"text": text, "error": data})
 
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
@@ -103,22 +98,32 @@ def run_member(
         if joined["state"] != Reply.GOOD:
             return no_result(gang)
         # as late as possible: another program may use the port first
-        port = str(free_port(host)).encode() if member.rank == 0 else b""
+        port = str(free_port(host)).encode() if rank == 0 else b""
         agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
         ended, spoilt, result = False, False, None
         if agreed["state"] == Reply.GOOD:
-            hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(agreed["parts"][0]))
-            device = device_of(worker.state.total_resources, os.environ)
-            group = Group(member, hosts, master, device, call, cancelled)
-            with applied(variables_of(member, size, *master, interface_of(host))):
+            group = Group(
+                rank,
+                tuple(joined["hosts"]),
+                call,
+                cancelled,
+                local_rank=joined["local_rank"],
+                local_size=joined["local_size"],
+                node_rank=joined["node_rank"],
+                device=device_of(worker.state.total_resources, os.environ),
+                master=(joined["master_addr"], int(agreed["parts"][0])),
+            )
+            with applied(variables_of(group, joined["nodes"], interface_of(host))):
                 ended, result = _run(fn, group, args, failed)
             spoilt = torch_is_initialised()
         elif agreed["state"] == Reply.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
             failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
-        call.leave(spoilt=spoilt)
+        # In the stream by which Dask reports the task's result next, so that the scheduler has it before the result.
+        worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": spoilt})
         return result if ended else no_result(gang)
     finally:
+        call.close()
         _cancelled.pop(gang, None)
 
 
@@ -165,38 +170,31 @@ def _on_cancel(gang: str) -> None:
 
 
 class _Calls:
-    """Calls of a member to the scheduler, from the task's thread, over the worker's own connections."""
+    """Calls of a member to the scheduler, from the task's thread."""
 
     def __init__(self, worker: Worker, gang: str, rank: int) -> None:
-        self._worker: Any = worker
+        self._loop: Any = worker.loop
         self._sender: dict[str, Any] = {"gang": gang, "rank": rank}
+        # `Worker.scheduler` would not wait long enough for a connection to a busy scheduler
+        self._scheduler = rpc(
+            worker.scheduler.address, timeout=ANSWER_SLACK, connection_args=worker.connection_args
+        )
 
     def __call__(self, operation: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
         """Call, and wait for the answer; `timeout` is the scheduler's own limit."""
-        pool, address = self._worker.rpc, self._worker.scheduler.address
         limit = timeout + ANSWER_SLACK
 
         async def answer() -> Any:
             async with asyncio.timeout(limit):
-                # `Worker.scheduler` would not wait long enough for a connection to a busy scheduler
-                comm = await pool.connect(address, timeout=limit)
-                try:
-                    return await send_recv(comm, op=operation, **self._sender, **content)
-                finally:
-                    pool.reuse(address, comm)
+                return await getattr(self._scheduler, operation)(**self._sender, **content)
 
-        loop = self._worker.loop.asyncio_loop
-        result: dict[str, Any] = asyncio.run_coroutine_threadsafe(answer(), loop).result(limit + ANSWER_SLACK)
+        answering = asyncio.run_coroutine_threadsafe(answer(), self._loop.asyncio_loop)
+        result: dict[str, Any] = answering.result(limit + ANSWER_SLACK)
         return result
 
-    def leave(self, *, spoilt: bool) -> None:
-        """Report the end of the function, in the stream by which Dask reports the task's result next.
-
-        So the scheduler has it before the result, however busy it is, and no answer is necessary.
-        """
-        self._worker.loop.add_callback(
-            self._worker.batched_send, {"op": LEAVE, **self._sender, "spoilt": spoilt}
-        )
+    def close(self) -> None:
+        """Close the connections."""
+        self._loop.add_callback(self._scheduler.close_rpc)
 
 
 def free_port(host: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from distributed import Scheduler
@@ -17,9 +16,8 @@ from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.base.timeouts import GANG_KILL, GANG_LOST, GANG_RETURN
 from dask_gpu_mpi.gang.gang import (
     Candidate,
-    FailureKind,
     Gang,
-    GangFailure,
+    GangEnd,
     GangMember,
     Leases,
     MismatchError,
@@ -62,7 +60,6 @@ class Gangs(SchedulerPlugin):
             Call.JOIN: self.join,
             Call.EXCHANGE: self.exchange,
         }
-        self._scheduler.stream_handlers[LEAVE] = self.leave
 
     # -- calls of clients -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +72,7 @@ class Gangs(SchedulerPlugin):
         start_timeout: float,
         grace: float,
     ) -> dict[str, Any]:
-        """Lease the workers; the answer has the members, in rank order."""
+        """Lease the workers; the answer has their addresses, in rank order."""
         if client not in self._scheduler.clients:
             return {"state": Reply.REFUSED, "why": "its client is not connected"}
         made = self._gangs[gang] = Gang(gang, client, grace)
@@ -88,10 +85,10 @@ class Gangs(SchedulerPlugin):
             leasing.cancel()
             return _over(made)
         if (why := leasing.result()) is not None:
-            self._end(made, GangFailure(FailureKind.CLIENT, why))
+            self._end(made, GangEnd(why))
             return {"state": Reply.REFUSED, "why": why}
         self._begin(self._limit_run(made, timeout))
-        return {"state": Reply.GOOD, "members": [asdict(member) for member in made.members]}
+        return {"state": Reply.GOOD, "workers": [member.worker.address for member in made.members]}
 
     async def watch(self, gang: str) -> dict[str, Any]:
         """Answered when the gang is over because of a failure."""
@@ -101,10 +98,12 @@ class Gangs(SchedulerPlugin):
         await asyncio.shield(found.over)
         return {**_over(found), "error": found.over.result().error}
 
-    def fail(self, gang: str, kind: str, text: str, rank: int | None, error: dict[str, Any] | None) -> None:
+    def fail(
+        self, gang: str, text: str, rank: int | None = None, error: dict[str, Any] | None = None
+    ) -> None:
         """The client has detected a failure or gives up, or the function has raised an exception in a member."""
         if (found := self._gangs.get(gang)) is not None:
-            self._end(found, GangFailure(FailureKind(kind), text, rank, error))
+            self._end(found, GangEnd(text, rank, error))
 
     async def close_gang(self, gang: str) -> dict[str, Any]:
         """The client has its results, or its error. Answered when the workers are free again.
@@ -114,13 +113,10 @@ class Gangs(SchedulerPlugin):
         """
         if (found := self._gangs.get(gang) or self._settled.get(gang)) is None:
             return {"notes": [], "died": []}
-        self._end(found, GangFailure(FailureKind.CLOSED, "its client has closed it"))
+        self._end(found, GangEnd("its client has closed it", closed=True))
         await asyncio.shield(found.settled)
         self._settled.pop(gang, None)
-        notes = [
-            f"spmd: rank {rank} (worker {found.members[rank].worker.name} on {found.hosts[rank]}) {text}"
-            for rank, text in found.notes
-        ]
+        notes = [f"spmd: {found.on_member(rank, text)}" for rank, text in found.notes]
         return {"notes": notes, "died": sorted(found.died)}
 
     # -- calls of members -----------------------------------------------------------------------------------------------------
@@ -136,7 +132,16 @@ class Gangs(SchedulerPlugin):
             found.leave(rank)
             self._changed.set()
             return _over(found)
-        return {"state": Reply.GOOD, "hosts": found.hosts, "master_addr": found.members[0].worker.node}
+        member = found.members[rank]
+        return {
+            "state": Reply.GOOD,
+            "hosts": found.hosts,
+            "local_rank": member.local_rank,
+            "local_size": member.local_size,
+            "node_rank": member.node_rank,
+            "nodes": member.nodes,
+            "master_addr": found.members[0].worker.node,
+        }
 
     async def exchange(
         self, gang: str, rank: int, number: int, operation: str, part: bytes, timeout: float
@@ -148,7 +153,7 @@ class Gangs(SchedulerPlugin):
         try:
             complete = found.put(number, rank, operation, part)
         except MismatchError as error:
-            self._end(found, GangFailure(FailureKind.CLIENT, str(error), rank))
+            self._end(found, GangEnd(str(error), rank))
             return _over(found)
         await _first(complete, found.over, timeout=timeout)
         if complete.done():
@@ -158,14 +163,19 @@ class Gangs(SchedulerPlugin):
         found.rounds.give_up(number, rank)
         return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
-    def leave(self, gang: str, rank: int, spoilt: bool, worker: str = "") -> None:
+    def leave(self, gang: str, rank: int, *, spoilt: bool) -> None:
         """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `Stage.SPOILT`."""
         if (found := self._gangs.get(gang)) is not None:
             if (why := found.leave(rank, spoilt=spoilt)) is not None:
-                self._end(found, GangFailure(FailureKind.CLIENT, why, rank))
+                self._end(found, GangEnd(why, rank))
             self._changed.set()
 
     # -- events of the scheduler ----------------------------------------------------------------------------------------------
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Called by distributed when an event is logged."""
+        if topic == LEAVE:
+            self.leave(msg["gang"], msg["rank"], spoilt=msg["spoilt"])
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Called by distributed when a worker has come."""
@@ -177,14 +187,14 @@ class Gangs(SchedulerPlugin):
             if (rank := gang.rank_of(worker)) is not None and not gang.settled.done():
                 when = "while the gang ran" if gang.started.done() else "before the gang started"
                 gang.die(rank)
-                self._end(gang, GangFailure(FailureKind.DIED, f"died {when}", rank))
+                self._end(gang, GangEnd(f"died {when}", rank))
         self._changed.set()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Called by distributed when a client is gone."""
         for gang in list(self._gangs.values()):
             if gang.client == client:
-                self._end(gang, GangFailure(FailureKind.CLIENT, "its client is gone"))
+                self._end(gang, GangEnd("its client is gone"))
 
     async def close(self) -> None:
         """Called by distributed when the scheduler closes."""
@@ -287,7 +297,7 @@ class Gangs(SchedulerPlugin):
                 else gang.waits_for
             )
             text = f"not started within {seconds:g} s: {why}. Fix: a longer start_timeout, or wait for what is missing first"
-            self._end(gang, GangFailure(FailureKind.TIMEOUT, text))
+            self._end(gang, GangEnd(text, late=True))
 
     async def _limit_run(self, gang: Gang, timeout: float | None) -> None:
         await _first(gang.started, gang.over)
@@ -295,17 +305,19 @@ class Gangs(SchedulerPlugin):
             await _first(gang.over, timeout=timeout)
             ranks = ", ".join(str(member.rank) for member in gang.at(Stage.JOINED))
             why = f"rank(s) {ranks} still ran" if ranks else "its results were not collected"
-            self._end(gang, GangFailure(FailureKind.TIMEOUT, f"not ended within {timeout:g} s: {why}"))
+            self._end(gang, GangEnd(f"not ended within {timeout:g} s: {why}", late=True))
 
     # -- the end --------------------------------------------------------------------------------------------------------------
 
-    def _end(self, gang: Gang, failure: GangFailure) -> None:
+    def _end(self, gang: Gang, end: GangEnd) -> None:
         """End a gang, unless it is over: cancel its members, and free its workers."""
-        if gang.fail(failure):
-            for member in gang.at(Stage.JOINED):
-                if member.worker.address in self._scheduler.workers:
-                    self._scheduler.worker_send(member.worker.address, {"op": CANCEL, "gang": gang.name})
-            self._begin(self._settle(gang))
+        if gang.over.done():
+            return
+        gang.over.set_result(end)
+        for member in gang.at(Stage.JOINED):
+            if member.worker.address in self._scheduler.workers:
+                self._scheduler.worker_send(member.worker.address, {"op": CANCEL, "gang": gang.name})
+        self._begin(self._settle(gang))
 
     async def _settle(self, gang: Gang) -> None:
         """Wait for members to return, end the others, and release the workers once they are back."""
@@ -364,19 +376,13 @@ async def _first(*futures: asyncio.Future[Any], timeout: float | None = None) ->
 
 def _over(gang: Gang) -> dict[str, Any]:
     """The answer of a gang that is over."""
-    failure = gang.over.result()
-    answer = {
-        "state": Reply.OVER,
-        "kind": failure.kind,
-        "why": failure.text,
-        "text": failure.text,
-        "rank": failure.rank,
-    }
-    if failure.rank is None:
-        return answer
+    end = gang.over.result()
+    if end.rank is None:
+        return {"state": Reply.OVER, "why": end.text, "late": end.late}
     return {
-        **answer,
-        "why": f"rank {failure.rank} {failure.text}",
-        "worker": gang.members[failure.rank].worker.name,
-        "host": gang.hosts[failure.rank],
+        "state": Reply.OVER,
+        "why": gang.on_member(end.rank, end.text),
+        "rank": end.rank,
+        "worker": gang.members[end.rank].worker.name,
+        "host": gang.hosts[end.rank],
     }

@@ -7,11 +7,9 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.gang import FailureKind, GangMember
 from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, one_line
 
 if TYPE_CHECKING:
@@ -130,16 +128,16 @@ def spmd(
         _thread.calls = False
 
 
-@dataclass
 class _Run:
     """One call of `spmd`, in the client's event loop."""
 
-    client: Any
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    limits: dict[str, Any]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, client: Any, fn: Callable[..., Any], args: tuple[Any, ...], limits: dict[str, Any]
+    ) -> None:
+        self.client = client
+        self.fn = fn
+        self.args = args
+        self.limits = limits
         self._name = uuid.uuid4().hex
         self._running: asyncio.Task[Any] | None = None
         self._abandoned = False
@@ -169,11 +167,10 @@ class _Run:
                     raise InputError(f"spmd: {opened['why']}")
                 if opened["state"] == Reply.OVER:
                     raise _error(opened)
-                results = await self._results([GangMember.from_data(data) for data in opened["members"]])
+                results = await self._results(opened["workers"])
             except BaseException as error:
                 # ignored if the error is the scheduler's: the first failure counts
-                why = f"cancelled by its client: {type(error).__name__}"
-                await self._scheduler(Call.FAIL, kind=FailureKind.CLIENT, text=why, rank=None, error=None)
+                await self._scheduler(Call.FAIL, text=f"cancelled by its client: {type(error).__name__}")
                 if isinstance(error, Exception):
                     closed = await self._scheduler(Call.CLOSE)
                     for note in closed["notes"]:
@@ -188,10 +185,10 @@ class _Run:
                 raise
             raise ClusterLostError(f"spmd: the connection to the scheduler is lost: {error}") from error
 
-    async def _results(self, members: Sequence[GangMember]) -> list[Any]:
+    async def _results(self, workers: Sequence[str]) -> list[Any]:
         """The results of all members; raises an SpmdError if one fails."""
         # raises if an object can't be pickled
-        futures = [self._submit(member, len(members)) for member in members]
+        futures = [self._submit(rank, worker) for rank, worker in enumerate(workers)]
         watching = asyncio.ensure_future(self._scheduler(Call.WATCH))
         # not `Client.gather`, which leaves tasks behind when it is cancelled
         fetching = [asyncio.ensure_future(_result(future)) for future in futures]
@@ -214,19 +211,18 @@ class _Run:
             await asyncio.gather(watching, *fetching, all_fetched, return_exceptions=True)
             await self.client.cancel(futures, asynchronous=True)
 
-    def _submit(self, member: GangMember, size: int) -> Any:
+    def _submit(self, rank: int, worker: str) -> Any:
         from dask_gpu_mpi.gang.member import run_member
 
         return self.client.submit(
             run_member,
             self._name,
-            member,
-            size,
+            rank,
             self.limits["start_timeout"],
             self.fn,
             *self.args,
-            key=f"spmd-{getattr(self.fn, '__name__', 'function')}-{self._name}-{member.rank}",
-            workers=[member.worker.address],
+            key=f"spmd-{getattr(self.fn, '__name__', 'function')}-{self._name}-{rank}",
+            workers=[worker],
             allow_other_workers=False,
             priority=PRIORITY,
             retries=0,
@@ -241,7 +237,7 @@ class _Run:
         message = error_message(error)
         kept = {key: message[key] for key in ("exception", "traceback")}
         text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
-        await self._scheduler(Call.FAIL, kind=FailureKind.RAISED, text=text, rank=rank, error=kept)
+        await self._scheduler(Call.FAIL, text=text, rank=rank, error=kept)
 
     async def _scheduler(self, operation: Call, **content: Any) -> Any:
         if (scheduler := self.client.scheduler) is None:
@@ -265,17 +261,14 @@ def _error(answer: dict[str, Any]) -> SpmdError:
     """The error for an answer of the scheduler."""
     from distributed.core import clean_exception
 
-    if answer.get("rank") is None:
-        cls = SpmdTimeoutError if answer.get("kind") == FailureKind.TIMEOUT else SpmdError
-        return cls(f"spmd: {answer['why']}")
-    worker, host = answer["worker"], answer["host"]
-    error = SpmdError(
-        f"spmd: rank {answer['rank']} (worker {worker} on {host}) {answer['text']}",
-        rank=answer["rank"],
-        worker=worker,
-        host=host,
+    cls = SpmdTimeoutError if answer.get("late") else SpmdError
+    error = cls(
+        f"spmd: {answer['why']}",
+        rank=answer.get("rank"),
+        worker=answer.get("worker"),
+        host=answer.get("host"),
     )
-    if answer.get("error"):
-        _, cause, traceback = clean_exception(answer["error"]["exception"], answer["error"]["traceback"])
+    if carried := answer.get("error"):
+        _, cause, traceback = clean_exception(carried["exception"], carried["traceback"])
         error.__cause__ = None if cause is None else cause.with_traceback(traceback)
     return error

@@ -206,17 +206,9 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.stream_handlers",
-        "gang/member gang/scheduler_plugin",
-        _DISTRIBUTED,
-        why="the scheduler tells the workers of a gang that it is over, and they tell it that they have returned",
-        without="as `Server.handlers`",
-    ),
-    *_of(
-        "distributed.core",
-        "ConnectionPool.connect ConnectionPool.reuse",
         "gang/member",
         _DISTRIBUTED,
-        why="members wait longer for a scheduler that is busy than Dask does for a connection",
+        why="the scheduler tells the workers of a gang that it is over",
         without="as `Server.handlers`",
     ),
     *_of(

@@ -46,7 +46,7 @@ def fail(group, error):
     try:
         group.barrier()
     except GangCancelledError as cancelled:
-        assert "rank 1 raised" in str(cancelled)
+        assert "rank 1 (worker 1 on " in str(cancelled) and " raised " in str(cancelled)
         raise RuntimeError("a later error") from cancelled
 
 

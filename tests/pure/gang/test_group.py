@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import Candidate, GangMember
 from dask_gpu_mpi.gang.group import Call, Group, Reply
 
 
@@ -28,8 +27,8 @@ class Scheduler:
 
 
 def group(scheduler: Scheduler, rank: int = 0) -> Group:
-    member = GangMember(rank, Candidate("0", "", ""), 0, 1, 0, 2)
-    return Group(member, ("h1", "h2"), ("10.0.0.1", 4000), 0, scheduler, threading.Event())
+    place = {"local_rank": 0, "local_size": 1, "node_rank": 0, "device": 0}
+    return Group(rank, ("h1", "h2"), scheduler, threading.Event(), **place, master=("10.0.0.1", 4000))
 
 
 def test_operations_are_numbered() -> None:

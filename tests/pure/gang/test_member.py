@@ -14,22 +14,22 @@ from distributed.core import clean_exception
 
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang import member
-from dask_gpu_mpi.gang.gang import Candidate, GangMember
 from dask_gpu_mpi.gang.group import Group
 from dask_gpu_mpi.gang.member import applied, device_of, variables_of
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
 
-def group(cancelled: threading.Event) -> Group:
-    place = GangMember(0, Candidate("0", "", ""), 0, 1, 0, 1)
-    return Group(place, ("h1",), ("10.0.0.1", 4000), None, lambda *_: {}, cancelled)
+def group(cancelled: threading.Event, master: str = "10.0.0.1") -> Group:
+    hosts = tuple(f"h{rank}" for rank in range(8))
+    place = {"local_rank": 1, "local_size": 4, "node_rank": 1}
+    return Group(5, hosts, lambda *_: {}, cancelled, **place, device=None, master=(master, 4000))
 
 
 def test_result() -> None:
     def function(group: Group, *args: Any) -> Any:
         return group.rank, *args
 
-    assert member._run(function, group(threading.Event()), (1, 2), pytest.fail) == (True, (0, 1, 2))
+    assert member._run(function, group(threading.Event()), (1, 2), pytest.fail) == (True, (5, 1, 2))
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
@@ -132,28 +132,18 @@ def test_interface_of_an_address() -> None:
     assert member.interface_of("203.0.113.7") is None
 
 
-PLACE = GangMember(5, Candidate("1-1", "tls://10.0.0.2:1", "10.0.0.2"), 1, 4, 1, 2)
+def variables(master: str = "10.0.0.1", interface: str | None = "ib0") -> dict[str, str]:
+    return variables_of(group(threading.Event(), master), 2, interface)
 
 
 def test_names_and_values() -> None:
-    assert variables_of(PLACE, 8, "10.0.0.1", 4000, "ib0") == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "NODE_RANK": "1",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "4000",
-        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:4000",
-        "JAX_NUM_PROCESSES": "8",
-        "JAX_PROCESS_ID": "5",
-        "NCCL_SOCKET_IFNAME": "=ib0",
-        "GLOO_SOCKET_IFNAME": "ib0",
-    }
-    assert variables_of(PLACE, 8, "fd00::1", 4000, None)["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
-    assert "NCCL_SOCKET_IFNAME" not in variables_of(PLACE, 8, "10.0.0.1", 4000, None)
+    """Those of both nodes; all of one node's: tests/mpi/test_spmd.py."""
+    found = variables()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    assert [found[name] for name in names] == ["5", "8", "1", "4", "1", "2"]
+    assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
+    assert variables("fd00::1")["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
+    assert "NCCL_SOCKET_IFNAME" not in variables(interface=None)
 
 
 def test_they_are_there_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +151,7 @@ def test_they_are_there_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     before = dict(os.environ)
-    with applied(variables_of(PLACE, 8, "10.0.0.1", 4000, "ib0")):
+    with applied(variables()):
         assert os.environ["RANK"] == "5"
         assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
         assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"

@@ -60,8 +60,13 @@ def test_until_when_it_starts(limits: dict[str, Any], start: float) -> None:
 
 
 def answer(**more: Any) -> dict[str, Any]:
-    named = {"rank": 3, "worker": "1-1", "host": "h2", "text": "raised ValueError('bad')"}
-    return {"state": "over", "kind": "raised", "why": "", "error": None, **named, **more}
+    named = {
+        "rank": 3,
+        "worker": "1-1",
+        "host": "h2",
+        "why": "rank 3 (worker 1-1 on h2) raised ValueError('bad')",
+    }
+    return {"state": "over", "error": None, **named, **more}
 
 
 def test_a_members_error_is_the_cause() -> None:
@@ -81,7 +86,7 @@ def test_a_members_error_is_the_cause() -> None:
 
 
 def test_errors_of_the_whole_gang() -> None:
-    late = module._error(answer(kind="timeout", rank=None, why="not ended within 3 s"))
+    late = module._error({"state": "over", "why": "not ended within 3 s", "late": True})
     assert isinstance(late, SpmdTimeoutError)
     assert isinstance(late, TimeoutError)
     assert str(late) == "spmd: not ended within 3 s"
