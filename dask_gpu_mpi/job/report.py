@@ -12,8 +12,10 @@ import contextlib
 import importlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
+
+from distributed import rpc
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
@@ -27,7 +29,7 @@ from dask_gpu_mpi.view.report_summary import printed
 ASKING, CONNECTING = 3.0, 10.0
 #: Seconds between fetches while the script runs: with a lost scheduler, only the time since the last fetch is lost.
 REFRESHING = 60.0
-#: Seconds after the start at which the modules of the page are imported: the start is over, and the end need not wait for them.
+#: Seconds after the start at which the modules of the page are imported, so that the end need not wait for them.
 PREPARING = 5.0
 #: Seconds for the connection to end; a report that is still being written is not awaited longer.
 CLOSING = 1.0
@@ -46,93 +48,66 @@ class Reporter:
         self, joined: Joined, security: Any, warnings: Sequence[str], *, started: float, ready: float
     ) -> None:
         self._joined = joined
-        self._security = security
         self._warnings = tuple(warnings)
         self._started = started
         self._ready = ready
-        self._comm: Any = None
-        self._connecting: asyncio.Future[None] | None = None
+        address = joined.cluster.address
+        arguments = {} if security is None else security.get_connection_args("client")
+        self._scheduler: Any = rpc(address, timeout=CONNECTING, connection_args=arguments)
         self._record: Mapping[str, Any] | None = None
-        #: Whether the scheduler has answered the last request; and whether that was the one before its shutdown.
-        self._answered = self._was_last = False
+        #: Whether the scheduler has answered the last request.
+        self._answered = False
+        #: Whether it has answered the request before its shutdown: there will be no other record.
+        self._complete = False
         self._writing: concurrent.futures.Future[list[str]] | None = None
-        self._asking = asyncio.Lock()
+        self._one_request = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True)
         self._thread.start()
-        self._submit(self._connected)
         if joined.options.recorded:
-            self._submit(self._refresh)
-            if joined.options.report is not None and is_page(joined.options.report):
-                self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
+            self._submit(self._refresh())
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()  # frees three descriptors
 
-    def _submit(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], *details: Any
-    ) -> concurrent.futures.Future[Any]:
-        return asyncio.run_coroutine_threadsafe(function(*details), self._loop)
-
-    async def _connect(self) -> None:
-        from distributed.comm.core import connect
-
-        address = self._joined.cluster.address
-        arguments = {} if self._security is None else self._security.get_connection_args("client")
-        self._comm = await connect(address, timeout=CONNECTING, **arguments)
-
-    async def _connected(self) -> Any:
-        """The connection; a new one if it is closed."""
-        if self._comm is None or self._comm.closed():
-            if self._connecting is None or self._connecting.done():
-                self._connecting = asyncio.ensure_future(self._connect())
-            # shielded: a caller that stops waiting must not end the connection, which the next one needs
-            await asyncio.shield(self._connecting)
-        return self._comm
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _refresh(self) -> None:
+        """Connect, import the modules of the page, and request the record from time to time."""
+        with contextlib.suppress(Exception):  # an error that lasts is reported at the end
+            await self._request()
+        await asyncio.sleep(PREPARING)
+        if is_page(self._joined.options.report or ""):
+            with contextlib.suppress(Exception):  # reported when the report is made
+                await asyncio.to_thread(importlib.import_module, "dask_gpu_mpi.view.report_figures")
         while True:
+            with contextlib.suppress(Exception):
+                await self._request()
             await asyncio.sleep(REFRESHING)
-            with contextlib.suppress(Exception):  # an error that lasts is reported at the end
-                async with asyncio.timeout(REFRESHING):
-                    await self._ask()
 
-    async def _ask(self) -> None:
-        async with self._asking:  # on one connection an answer belongs to the request before it
-            await self._ask_alone()
-
-    async def _ask_alone(self) -> None:
-        from distributed.core import send_recv
-
-        if self._was_last and (self._comm is None or self._comm.closed()):
-            return  # it has been shut down, and its record is complete
-        comm = await self._connected()
-        try:
-            record = await send_recv(comm, op=RECORD_OPERATION)
-        except BaseException:
-            self._comm = None  # a late answer would count as the next one
-            comm.abort()
-            raise
-        if (
-            isinstance(record, Mapping) and "series" in record
-        ):  # else the cluster's scheduler is another job's
-            self._record = record
+    async def _request(self) -> None:
+        """Request the scheduler's record; a request whose answer is late is not repeated until it comes."""
+        async with self._one_request:
+            if self._complete:
+                return
+            record = await getattr(self._scheduler, RECORD_OPERATION)()
+            if isinstance(record, Mapping) and "series" in record:  # else it is another job's scheduler
+                self._record = record
 
     def fetch(self, timeout: float = ASKING, *, last: bool = False) -> bool:
         """Request the scheduler's record, and return whether it has answered in time; otherwise the last record is kept.
 
         `last`: the scheduler is about to be shut down.
         """
-        asking = self._submit(self._ask)
         try:
-            asking.result(timeout)
+            self._submit(self._request()).result(timeout)
             self._answered = True
         except Exception:
-            asking.cancel()
             self._answered = False
-        self._was_last = self._answered and (last or self._was_last)
+        self._complete |= self._answered and last
         return self._answered
 
     def begin(self, path: str | None, outcome: Outcome, *, fetch: bool, lost: bool = False) -> None:
@@ -153,7 +128,7 @@ class Reporter:
                 "end when the scheduler has no work left"
             )
         summary = self._joined.options.summary
-        self._writing = self._submit(self._write, path, self._job(outcome), summary)
+        self._writing = self._submit(self._write(path, self._job(outcome), summary))
 
     async def _write(self, path: str | None, job: ReportedJob, summary: bool) -> list[str]:
         """Write the file, if there is a path, and return the lines to print: those of the summary, if it is requested."""
@@ -209,12 +184,11 @@ class Reporter:
             write_report(path, assemble(self._job(outcome), self._record))
             return
         if ask and not self.fetch(CONNECTING):
-            self._submit(self._connected)  # for the end, which can't start a thread to resolve an address
             raise TimeoutError(
                 f"session.report: the scheduler did not answer within {CONNECTING:g} s, and {path!r} was not written. Fix: call "
                 "it again when the scheduler has less work"
             )
-        self.wait(self._submit(self._write, path, self._job(outcome), False))
+        self.wait(self._submit(self._write(path, self._job(outcome), False)))
 
     def close(self) -> None:
         """End the connection, and the thread."""
@@ -223,22 +197,11 @@ class Reporter:
         self._thread.join(CLOSING)
 
     def _close(self) -> None:
-        if self._comm is not None:
-            self._comm.abort()
+        for comm in self._scheduler.comms:
+            comm.abort()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
-
-
-def _prepare() -> None:
-    """Import the modules of the page; not in the reporter's thread, which may have to handle an answer of the scheduler."""
-    with contextlib.suppress(RuntimeError):  # the interpreter ends, and no thread can start
-        threading.Thread(target=_import_page, name="dask_gpu_mpi report page", daemon=True).start()
-
-
-def _import_page() -> None:
-    with contextlib.suppress(Exception):  # reported when the report is made
-        importlib.import_module("dask_gpu_mpi.view.report_figures")
 
 
 def _clock(record: Mapping[str, Any]) -> str:

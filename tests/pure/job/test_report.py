@@ -151,7 +151,7 @@ def test_what_was_fetched_before_a_shutdown_is_all(
 ) -> None:
     assert reporter.fetch(20.0, last=True)
     scheduler.call(scheduler.over.set)
-    until(reporter._comm.closed)
+    until(lambda: all(comm.closed() for comm in reporter._scheduler.comms))
     path = tmp_path / "report.json"
     reporter.begin(str(path), ("the script ended", 0), fetch=True)
     reporter.finish()
@@ -170,7 +170,7 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
     reporter = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
     until(lambda: scheduler.asked >= 3)
     scheduler.call(scheduler.over.set)
-    until(reporter._comm.closed)
+    until(lambda: all(comm.closed() for comm in reporter._scheduler.comms))
     reporter.begin(str(path), ("the cluster was lost", 1), fetch=False, lost=True)
     reporter.finish()
     assert seen(path) == (False, 3)
@@ -180,20 +180,17 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False), (None, False)])
+@pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False)])
 def test_what_makes_a_page_is_imported_before_the_end(
-    path: str | None, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
+    path: str, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "dask_gpu_mpi.view.report_figures"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    module._import_page()
-    assert name in sys.modules
-    done = threading.Event()
     monkeypatch.setattr(module, "PREPARING", 0.0)
-    monkeypatch.setattr(module, "_import_page", done.set)
+    monkeypatch.setattr(module, "REFRESHING", 0.0)
     reporter = Reporter(joined_to(scheduler, path), None, (), started=100.0, ready=101.0)
     try:
-        assert reporter.fetch(20.0)
-        assert done.wait(20.0 if imported else 0.1) is imported
+        until(lambda: scheduler.asked >= 3)
+        assert (name in sys.modules) is imported
     finally:
         reporter.close()
