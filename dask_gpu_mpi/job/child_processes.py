@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.frames import identity
@@ -62,7 +61,7 @@ SHARED_MEMORY = "/dev/shm"
 class ClusterFile:
     """The file, and the environment by which the script's children find it, until `close`.
 
-    OSError: it can't be written, or other processes could not read it. ValueError: the user's ``DASK_CONFIG`` is malformed.
+    OSError: it can't be written. ValueError: the user's ``DASK_CONFIG`` is malformed.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -77,11 +76,6 @@ class ClusterFile:
         self._fd = _nameless_file(yaml.safe_dump(content))
         self._identity = identity(self._fd)
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        try:
-            _check_readable(self.path)
-        except OSError:
-            os.close(self._fd)
-            raise
         before = {name: os.environ.pop(name) for name in [*_overriding(os.environ, settings)]}
         os.environ.update({CONFIG: self.path, BEFORE: json.dumps([self.path, before])})
 
@@ -115,7 +109,7 @@ def _record(environ: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
     try:
         path, before = json.loads(environ.get(BEFORE, ""))
         return str(path), {str(name): str(value) for name, value in before.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError):
         return None
 
 
@@ -140,29 +134,16 @@ def _nameless_file(text: str) -> int:
     """The descriptor of a new file with this text, which is readable for its owner only and in no folder."""
     import tempfile
 
-    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
-        try:
-            fd, name = tempfile.mkstemp(prefix="dgm-", dir=folder)
-        except OSError as error:
-            failure = error
-            continue
-        try:
-            os.unlink(name)
-            with open(fd, "w", encoding="utf-8", closefd=False) as file:
-                file.write(text)
-        except OSError as error:  # it is full
-            os.close(fd)
-            failure = error
-        else:
-            return fd
-    raise failure
+    def in_folder(folder: str) -> int:
+        with tempfile.TemporaryFile("w", encoding="utf-8", dir=folder) as file:
+            file.write(text)
+            file.flush()
+            return os.dup(file.fileno())
 
-
-def _check_readable(path: str) -> None:
-    """Raise an OSError if other processes of this user can't read the files that this one has open (proc(5))."""
-    os.stat(path)
-    if os.stat(f"/proc/{os.getpid()}").st_uid != os.geteuid():
-        raise PermissionError(0, "this process is not dumpable", path)
+    try:
+        return in_folder(SHARED_MEMORY)
+    except OSError:  # there is none, or it is full
+        return in_folder(tempfile.gettempdir())
 
 
 def _forget_settings(config: Any, path: str, own: str | None) -> None:
@@ -208,8 +189,8 @@ class ChildrenOfCluster:
 # A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 #
 # The process is an MPI rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
-# program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
-# inherit those of MPI and of the launcher, which it could keep open when the job has ended.
+# program's exit code. Of this process's descriptors the program inherits standard input and output only: it could keep those of
+# MPI and of the launcher open when the job has ended.
 
 #: Seconds that the program has to end when a signal ends the script.
 GRACE = 3.0
@@ -220,7 +201,6 @@ class ExecAsChild:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._not_of_script = _inheritable()
         self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
         self._ours = {
             "execv": functools.partial(self._exec, "execv"),
@@ -238,25 +218,10 @@ class ExecAsChild:
     def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
         if os.getpid() != self._owner or isinstance(path, int):
             self._before[name](path, argv, *env)
-        passed = [fd for fd, _ in _inheritable() - self._not_of_script]
-        run_to_its_end(path, argv, *env, pass_fds=passed)
+        run_to_its_end(path, argv, *env)
 
 
-def _inheritable() -> set[tuple[int, tuple[int, int]]]:
-    """The descriptors of this process that a program would inherit, each with its file."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/dev/fd"):
-            with contextlib.suppress(OSError):  # the one by which the folder was read
-                file = os.fstat(fd := int(name))
-                if os.get_inheritable(fd):
-                    found.add((fd, (file.st_dev, file.st_ino)))
-    return found
-
-
-def run_to_its_end(
-    path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
-) -> NoReturn:
+def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None) -> NoReturn:
     """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
     flush()
     # It dies with this process, of which it takes the place.
@@ -264,7 +229,6 @@ def run_to_its_end(
         list(argv),
         executable=path,
         env=env,
-        pass_fds=pass_fds,
         preexec_fn=functools.partial(die_with_parent, os.getpid()),
     )
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import difflib
 import importlib.util
 import io
@@ -50,7 +49,11 @@ def _execute(program: Program) -> None:
     # It stays there: threads that outlive the main program, and pickle, find names in it.
     sys.modules["__main__"] = module
     if program.kind in (ProgramKind.MODULE, ProgramKind.FOLDER):
-        _run_module(program)
+        # by the function that Python's main program calls (CPython: main.c, pymain_run_module)
+        is_module = program.kind is ProgramKind.MODULE
+        runpy._run_module_as_main(  # type: ignore[attr-defined]
+            program.text if is_module else "__main__", alter_argv=is_module
+        )
         return
     if program.kind is ProgramKind.CODE:
         # Python 3.14: indented code as well (cpython#103998)
@@ -74,18 +77,6 @@ def _main_module() -> types.ModuleType:
     if sys.version_info < (3, 14):  # 3.14 no longer has it: cpython#124634
         module.__dict__.update(__annotations__={})
     return module
-
-
-def _run_module(program: Program) -> None:
-    """Run it as ``python -m`` does, by the function that Python's main program calls (CPython: main.c, pymain_run_module)."""
-    run_as_main = getattr(runpy, "_run_module_as_main", None)
-    is_module = program.kind is ProgramKind.MODULE
-    if run_as_main is not None:
-        run_as_main(program.text if is_module else "__main__", alter_argv=is_module)
-    elif is_module:
-        runpy.run_module(program.text, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(program.text, run_name="__main__")
 
 
 def _from_script(trace: Any) -> Any:
@@ -189,40 +180,35 @@ class Program:
             return _folder(self.text)
         if self.kind is ProgramKind.FOLDER:
             return absolute(self.text)
-        try:
-            return os.getcwd()
-        except FileNotFoundError:  # the working directory was deleted
-            return None
+        return _working_directory() or None
+
+
+def _working_directory() -> str:
+    """The working directory; empty: it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def absolute(path: str) -> str:
     """The script's ``__file__``: not normalized, since ``link/..`` is another folder than it seems."""
-    try:
-        return os.getcwd() if path == "." else os.path.join(os.getcwd(), path)
-    except FileNotFoundError:
-        return path  # Python does the same
+    folder = _working_directory()
+    return folder if path == "." and folder else os.path.join(folder, path)
 
 
 def _own_entries() -> set[str]:
     """The entry that Python may have put before ``sys.path``: none, with `-m` in a deleted working directory."""
     if sys.argv[:1] == ["-c"]:
         return {""}  # `launch` has removed it, so the first entry may be the user's, of PYTHONPATH
-    own = {"", _folder(sys.argv[0])} if sys.argv else {""}
-    with contextlib.suppress(FileNotFoundError):
-        own.add(os.getcwd())
-    return own
+    return {"", _working_directory(), *map(_folder, sys.argv[:1])}
 
 
 def _folder(path: str) -> str:
     """The folder of the script itself, not of a symbolic link to it."""
-    try:
-        return os.path.dirname(os.path.realpath(path))
-    except FileNotFoundError:  # the working directory was deleted
-        return os.path.dirname(path)
+    return os.path.dirname(os.path.realpath(path) if _working_directory() else path)
 
 
 def _where() -> str:
-    try:
-        return f"working directory {os.getcwd()!r}"
-    except FileNotFoundError:
-        return "the working directory was deleted"
+    folder = _working_directory()
+    return f"working directory {folder!r}" if folder else "the working directory was deleted"

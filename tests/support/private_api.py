@@ -87,7 +87,7 @@ TABLE: tuple[PrivateName, ...] = (
         "job/program",
         _PYTHON,
         why="-m MODULE, a folder and a zip file run as Python's main program runs them, in a __main__ that stays",
-        without="threads that outlive the main program, and pickle, no longer find what __main__ had",
+        without="-m MODULE, a folder and a zip file end with an AttributeError",
     ),
     *_of(
         "os",

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job import program as module
 from dask_gpu_mpi.job.program import Program, ProgramKind
 from dask_gpu_mpi.sites.command import START
 from support import ROOT
@@ -344,19 +343,3 @@ def test_main_stays_for_threads(tmp_path: Path, words: tuple[str, ...]) -> None:
     make_programs(tmp_path, THREAD)
     _, ours = run_both(*words, cwd=tmp_path)
     assert ours.stdout == b"5\n", ours.stderr.decode()
-
-
-@pytest.mark.parametrize("kind", [ProgramKind.MODULE, ProgramKind.FOLDER])
-def test_without_pythons_own_function(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_programs(tmp_path, "import sys\nprint(__name__, sys.argv[1:])\n")
-    monkeypatch.chdir(tmp_path)
-    for name in ("argv", "path"):
-        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.delattr("runpy._run_module_as_main")
-    program = Program(kind, "s" if kind is ProgramKind.MODULE else "folder", ("a",))
-    program.prepare()
-    module.run_script(program)
-    assert capsys.readouterr().out == "__main__ ['a']\n"
