@@ -6,13 +6,12 @@ import contextlib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
 from html import escape
 
 from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock, counted
-from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
 from dask_gpu_mpi.network.credentials import ssh_line
@@ -22,54 +21,33 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
 
-# A session in a notebook: a card with its nodes, GPUs, dashboard and the time left, as HTML.
-
 #: The notebook's colours of text and borders, so that it is legible on a light page and on a dark one.
 STYLE = "border: 1px solid currentColor; border-radius: 4px; padding: 8px 12px; display: inline-block; color: inherit"
 CELL = "text-align: left; padding: 1px 12px 1px 0; color: inherit; background: none"
 
 
-@dataclass(frozen=True)
-class Card:
-    """The content of the card."""
-
-    address: str
-    #: Whether the cluster has been ended.
-    closed: bool
-    #: Network names of the job's nodes.
-    nodes: tuple[str, ...]
-    gpus: int
-    workers: int
-    #: Link to the dashboard; None: there is none.
-    dashboard: str | None
-    #: Seconds until the batch system ends the job; None: unknown.
-    seconds_left: float | None
-
-    def html(self) -> str:
-        """The card; everything in it is escaped."""
-        rows = [
-            ("Nodes", escape(_names(self.nodes))),
-            ("GPUs", str(self.gpus)),
-            ("Workers", str(self.workers)),
-            ("Scheduler", escape(self.address)),
-        ]
-        if not self.closed:
-            left = "unknown" if self.seconds_left is None else clock(self.seconds_left)
-            rows += [("Dashboard", _link(self.dashboard)), ("Time left", left)]
-        lines = "".join(
-            f'<tr style="background: none"><th style="{CELL}">{name}</th><td style="{CELL}">{value}</td></tr>'
-            for name, value in rows
-        )
-        state = "closed" if self.closed else "open"
-        return (
-            f'<div style="{STYLE}"><strong>dask-gpu-mpi session</strong> ({state})'
-            f'<table style="border: none; margin: 4px 0 0 0">{lines}</table></div>'
-        )
-
-
-def _names(nodes: tuple[str, ...]) -> str:
+def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
+    """A session in a notebook, as HTML; everything in it is escaped. `seconds_left`: until the batch system ends the job."""
+    nodes = [host.host for host in plan.hosts]
     names = ", ".join(nodes[:4]) + (", ..." if len(nodes) > 4 else "")
-    return f"{len(nodes)} ({names})" if nodes else "0"
+    rows = [
+        ("Nodes", escape(f"{len(nodes)} ({names})")),
+        ("GPUs", str(gpu_count(plan))),
+        ("Workers", str(len(plan.workers))),
+        ("Scheduler", escape(address)),
+    ]
+    if not closed:
+        left = "unknown" if seconds_left is None else clock(seconds_left)
+        rows += [("Dashboard", _link(link)), ("Time left", left)]
+    lines = "".join(
+        f'<tr style="background: none"><th style="{CELL}">{name}</th><td style="{CELL}">{value}</td></tr>'
+        for name, value in rows
+    )
+    state = "closed" if closed else "open"
+    return (
+        f'<div style="{STYLE}"><strong>dask-gpu-mpi session</strong> ({state})'
+        f'<table style="border: none; margin: 4px 0 0 0">{lines}</table></div>'
+    )
 
 
 def _link(link: str | None) -> str:
@@ -187,15 +165,11 @@ def open_warnings(address: str, options: Options) -> list[str]:
 
 def version_warnings(*, gpus: bool) -> list[Problem]:
     """Warnings about the installed Dask and, for GPU workers, the installed dask-cuda."""
-    from importlib.metadata import PackageNotFoundError, requires, version
+    from importlib.metadata import PackageNotFoundError, requires
 
-    installed: dict[str, str] = {}
-    for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
-        # a package without metadata, on PYTHONPATH, has no version, or an empty one
+    versions = installed(["distributed", "dask-cuda"] if gpus else ["distributed"])
+    warnings = untested(versions)
+    if len(versions) == 2:
         with contextlib.suppress(PackageNotFoundError):
-            installed[name] = version(name) or ""
-    warnings = untested(installed)
-    if gpus and all(installed.get(name) for name in ("distributed", "dask-cuda")):
-        with contextlib.suppress(PackageNotFoundError):
-            warnings += pin_warnings(installed, requires("rapids-dask-dependency") or ())
+            warnings += pin_warnings(versions, requires("rapids-dask-dependency") or ())
     return warnings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.start import command_session, prepare_process, refuse_second, start
+from dask_gpu_mpi.job.start import command_session, prepare_process, start
 from dask_gpu_mpi.options.convert import show
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -155,7 +155,9 @@ def initialize(
         _warn_of_other_options(explicit, running[1], whole_world=comm is None, exits=exit)
         return running[0]
     prepare_process()
-    member, session = start(_reader(explicit), comm=comm, leave_open=not exit)
+    member, session = start(
+        functools.partial(resolve, explicit, source="keyword"), comm=comm, leave_open=not exit
+    )
     if session is not None:
         return session
     code = member.serve()
@@ -222,8 +224,12 @@ def execute(
     given.update(name=given.pop("worker_name"), local_directory=local_directory or None)
     explicit = _specified(given) | options
     prepare_process()
-    has_client = client_function is not None
-    member, session = start(_reader(explicit), comm=comm, leave_open=True, has_client=has_client)
+    member, session = start(
+        functools.partial(resolve, explicit, source="keyword"),
+        comm=comm,
+        leave_open=True,
+        has_client=client_function is not None,
+    )
     if client_function is None or session is None:
         member.serve()
         outcome.retire()
@@ -292,12 +298,6 @@ def send_close_signal() -> None:
     session = current_session()
     if session is not None:
         session.close()
-
-
-def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
-    """A function that reads the options, in a process that may still start a cluster."""
-    refuse_second()
-    return functools.partial(resolve, explicit, source="keyword")
 
 
 def _warn_of_other_options(

@@ -28,9 +28,9 @@ from dask_gpu_mpi.job.dask_client import (
     has_lost_client,
     made_client,
     prefer_cluster,
+    prefer_no_cluster,
     security_of,
     shuffle_settings,
-    shut_down_once,
     silence_dask,
 )
 from dask_gpu_mpi.job.member import Member
@@ -90,8 +90,7 @@ class ClientEnd:
         import dask
 
         register_defaults()
-        shut_down_once(self._fetch_record)
-        prefer_cluster(self._address)
+        prefer_cluster(self._address, self._fetch_record)
         cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
         # The cluster of another job has another dashboard, and workers that are not in this plan.
@@ -148,7 +147,7 @@ class ClientEnd:
 
     def give_back(self) -> None:
         """Restore the process: the script continues without the cluster."""
-        prefer_cluster(None)
+        prefer_no_cluster()
         if self._settings is not None:
             self._settings.take_back()
         if self._children is not None:

@@ -57,8 +57,7 @@ class DaskSettings:
         self._changes = [(key, value, dask.config.set({key: value})) for key, value in settings.items()]
         # dask.config.refresh() starts again from the defaults, so the settings are added there as well.
         self._defaults: dict[str, Any] = {}
-        for key, value in settings.items():
-            dask.config.update(self._defaults, _nest(key, value))
+        dask.config.set(settings, config=self._defaults)
         dask.config.update_defaults(self._defaults)
 
     def take_back(self) -> None:
@@ -70,11 +69,6 @@ class DaskSettings:
             if dask.config.get(key, None) == value:
                 change.__exit__(None, None, None)
         self._changes = []
-
-
-def _nest(key: str, value: Any) -> dict[str, Any]:
-    head, _, rest = key.partition(".")
-    return {head: _nest(rest, value) if rest else value}
 
 
 #: Address of the scheduler of the open session.
@@ -135,42 +129,20 @@ def abandon_clients(address: str) -> None:
                 client.status = "closed"
 
 
-def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
-    """Make ``Client.shutdown()`` do nothing on a closed client, on which it fails with internal errors.
+def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
+    """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
 
-    A script may end its cluster twice, by this and by `Session.close`. Before a cluster is shut down, `before` is called.
+    Another cluster gets a warning, and ``Client(n_workers=...)`` connects to this one. ``Client.shutdown()`` calls
+    `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
+    twice, by this and by `Session.close`.
     """
-    global _before_shutdown
-    from distributed import Client
-
-    _before_shutdown = before
-    shutdown = Client.shutdown
-    if getattr(shutdown, "once", False):
-        return
-
-    @functools.wraps(shutdown)
-    def once(self: Client) -> Any:
-        if self.status == "closed" and not self.asynchronous:
-            return None
-        _before_shutdown()
-        return shutdown(self)
-
-    once.once = True  # type: ignore[attr-defined]
-    Client.shutdown = once  # type: ignore[method-assign]
-
-
-def prefer_cluster(address: str | None) -> None:
-    """Warn from now on if the script starts another cluster, and let ``Client(n_workers=...)`` connect to this one.
-
-    `address`: of the job's scheduler; None: the job's cluster is over, and the script may start one.
-    """
-    global _address, _made_client
-    _address, _made_client = address, False
+    global _address, _made_client, _before_shutdown
+    _address, _made_client, _before_shutdown = address, False, before_shutdown
     import dask
     from distributed import Client, LocalCluster
 
-    make_cluster, make_client = LocalCluster.__init__, Client.__init__
-    if address is None or getattr(make_cluster, "warns", False):
+    make_cluster, make_client, shutdown = LocalCluster.__init__, Client.__init__, Client.shutdown
+    if getattr(shutdown, "once", False):  # for a cluster before this one
         return
 
     @functools.wraps(make_cluster)
@@ -191,9 +163,23 @@ def prefer_cluster(address: str | None) -> None:
             kwargs = _without_cluster_options(kwargs, make_client, make_cluster)
         make_client(self, address, *args, **kwargs)
 
-    cluster.warns = True  # type: ignore[attr-defined]
+    @functools.wraps(shutdown)
+    def once(self: Client) -> Any:
+        if self.status == "closed" and not self.asynchronous:
+            return None
+        _before_shutdown()
+        return shutdown(self)
+
+    once.once = True  # type: ignore[attr-defined]
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
     Client.__init__ = client  # type: ignore[method-assign]
+    Client.shutdown = once  # type: ignore[method-assign]
+
+
+def prefer_no_cluster() -> None:
+    """The job's cluster is over, and the script may start another one."""
+    global _address
+    _address = None
 
 
 def made_client() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -39,9 +40,6 @@ class Walltime:
         self._environ = environ
         self._numbers = [signal.SIGTERM, *([getattr(signal, f"SIG{signal_name}")] if signal_name else [])]
         self._on_signal = on_signal
-        self._asked = False
-        #: Seconds since the epoch.
-        self._end: float | None = None
         self._callback: Callable[[], Any] | None = None
         self._before = 0.0
         #: Whether this process has been sent the signal because time is short.
@@ -50,11 +48,13 @@ class Walltime:
         self._replaced = False
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None if it does not report that. It is queried once."""
-        if not self._asked:
-            self._asked = True
-            self._end = end_time(self._environ)
+        """Seconds until the batch system ends the job; None if it does not report that."""
         return None if self._end is None else max(0.0, self._end - time.time())
+
+    @functools.cached_property
+    def _end(self) -> float | None:
+        """Seconds since the epoch; the batch system is queried once."""
+        return end_time(self._environ)
 
     def call_back(self, callback: Callable[[], Any], before: float) -> None:
         """Call `callback` once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
@@ -64,8 +64,8 @@ class Walltime:
         for number in self._numbers:
             if not is_ours(number):
                 self._handle(number)
-        self._callback, self._before = callback, before
         self.time_left()  # queries the batch system now, and not when time is short
+        self._callback, self._before = callback, before
 
     def _handle(self, number: int) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.announcement import Card, gpu_count
+from dask_gpu_mpi.job.announcement import card
 from dask_gpu_mpi.job.client_end import ClientEnd
 from dask_gpu_mpi.job.dask_client import security_of
 from dask_gpu_mpi.plan.plan import Plan
@@ -57,16 +57,8 @@ class Session:
 
     def _repr_html_(self) -> str:
         """The card that Jupyter shows."""
-        plan = self.plan
-        return Card(
-            address=self.address,
-            closed=self.closed,
-            nodes=tuple(host.host for host in plan.hosts),
-            gpus=gpu_count(plan),
-            workers=len(plan.workers),
-            dashboard=self.dashboard_link,
-            seconds_left=None if self.closed else self.time_left(),
-        ).html()
+        left = None if self.closed else self.time_left()
+        return card(self.plan, self.address, self.dashboard_link, closed=self.closed, seconds_left=left)
 
     @property
     def closed(self) -> bool:

@@ -315,7 +315,7 @@ def test_execute_ends_the_cluster_with_its_function(
 
 def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its address and its link; and a shuffle by tasks where all workers have GPUs."""
-    for name in ("shut_down_once", "prefer_cluster", "before_finalize", "ChildrenOfCluster"):
+    for name in ("prefer_cluster", "before_finalize", "ChildrenOfCluster"):
         monkeypatch.setattr(client_end, name, lambda *_: SimpleNamespace(release=lambda: None))
     monkeypatch.setattr(client_end.Monitor, "start", lambda monitor: None)
     member.joined.options = Options()  # type: ignore[assignment]

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.dask_client import _nest
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
     connection_config,
@@ -108,8 +107,9 @@ def test_a_switch_leaves_the_users_environment_of_ucx(section: str) -> None:
     assert dask.config.get("distributed-ucxx.environment") == both
     # and as the client's session tells it to dask.config.refresh
     nested: dict[str, Any] = {"distributed-ucxx": {"environment": {"rndv-thresh": "8192"}}}
-    for key, value in settings.items():
-        dask.config.update(nested, _nest(key, value))
+    ours: dict[str, Any] = {}
+    dask.config.set(settings, config=ours)
+    dask.config.update(nested, ours)
     assert nested["distributed-ucxx"]["environment"] == both
     # a worker is told by its switch, and keeps the rest
     told = _workers_config(dask.config.config, switched=True)
