@@ -109,7 +109,7 @@ def _record(environ: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
     try:
         path, before = json.loads(environ.get(BEFORE, ""))
         return str(path), {str(name): str(value) for name, value in before.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

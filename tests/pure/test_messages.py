@@ -36,7 +36,6 @@ WITHOUT_FIX = {
     "this rank could not end the cluster": "a defect of this package",
     "the cluster started without this rank": "a defect of this package",
     "the gang is cancelled: {}": "the reason follows: what another rank raised",
-    "spmd: rank {} (worker": "what the user's function raised",
     "spmd: the connection to the scheduler is lost": "the cluster is lost: the job's own line has the reason",
     "restarting its process": "an event",
     "top: the scheduler at": "the cluster has ended",
