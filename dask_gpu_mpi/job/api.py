@@ -234,7 +234,7 @@ def execute(
         member.serve()
         outcome.retire()
         return None
-    from dask_gpu_mpi.job.client_end import current_end
+    from dask_gpu_mpi.job.session import current_end
 
     try:
         return client_function(*client_args, **(client_kwargs or {}))

@@ -34,8 +34,7 @@ from dask_gpu_mpi.base.timeouts import (
 )
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
-from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Ending, EndKind, beat_interval
+from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Closing, EndCoordinator, Ending, EndKind, beat_interval
 from dask_gpu_mpi.mpi.library import is_open_mpi
 from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.network.reachability import connect_only

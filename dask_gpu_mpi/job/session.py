@@ -1,21 +1,298 @@
-"""The script's object of a running cluster; the end of the script's process is in `client_end`."""
+"""The running cluster in the script: its object `Session`, and `ClientEnd`, which ends both in whatever way the script ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.announcement import card
-from dask_gpu_mpi.job.client_end import ClientEnd
-from dask_gpu_mpi.job.dask_client import security_of
+from dask_gpu_mpi.base.signals import python_ends, undisturbed
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.timeouts import REASON_TIMEOUT
+from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
+from dask_gpu_mpi.job import outcome
+from dask_gpu_mpi.job.announcement import all_warnings, card
+from dask_gpu_mpi.job.child_processes import ChildrenOfCluster
+from dask_gpu_mpi.job.dask_client import (
+    DaskSettings,
+    abandon_clients,
+    close_clients,
+    has_lost_client,
+    made_client,
+    prefer_cluster,
+    prefer_no_cluster,
+    security_of,
+    shuffle_settings,
+    silence_dask,
+)
+from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.job.monitor import Monitor, Walltime
+from dask_gpu_mpi.job.outcome import Outcome
+from dask_gpu_mpi.mpi.library import abort, before_finalize
+from dask_gpu_mpi.network.credentials import link_template
+from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from dask_gpu_mpi.job.report import Reporter
+
+
+_current_end: ClientEnd | None = None
+
+
+class Use(Enum):
+    """The state of the script's session."""
+
+    OPEN = "the cluster runs"
+    CLOSED = "the script has closed it, and continues; the other ranks wait for its end"
+    ENDED = "the script has closed it, and continues, like all ranks: nothing is left to do at its end"
+    FINISHED = "the script has ended, or this is a forked child that does not own the cluster"
+
+
+class ClientEnd:
+    """The changes that a cluster makes in the client's process, and the end of both; the script's `Session` uses it."""
+
+    def __init__(
+        self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
+    ) -> None:
+        global _current_end
+        self.member = member
+        self.walltime = Walltime(member.joined.environ, member.joined.options.walltime_signal, on_signal)
+        self.ready_seconds = time.monotonic() - started
+        self.use = Use.OPEN
+        #: The process that owns the cluster; a child that it forks has a copy of this object.
+        self.owner = os.getpid()
+        self._address = member.joined.cluster.address
+        self._started = started
+        self._monitor = Monitor(member, self.walltime)
+        self._reporter: Reporter | None = None
+        self._settings: DaskSettings | None = None
+        self._children: ChildrenOfCluster | None = None
+        self._silenced: list[logging.Logger] = []
+        _current_end = self
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cluster has been ended."""
+        return self.use is not Use.OPEN
+
+    def open(self) -> None:
+        """Let a plain ``Client()`` find the cluster, and watch it while the script runs."""
+        # First, since distributed registers its defaults on import, which would replace those registered here.
+        import distributed  # noqa: F401, I001
+        import dask
+
+        register_defaults()
+        prefer_cluster(self._address, self._fetch_record)
+        cluster, options = self.member.joined.cluster, self.member.joined.options
+        settings = {"scheduler-address": cluster.address, **cluster.config}
+        # The cluster of another job has another dashboard, and workers that are not in this plan.
+        if options.scheduler:
+            template = dask.config.get("distributed.dashboard.link")
+            settings["distributed.dashboard.link"] = link_template(cluster.dashboard or "", template)
+            assert cluster.plan is not None  # the client rank is given it
+            settings |= shuffle_settings(cluster.plan)
+        self._settings = DaskSettings(settings)
+        self._children = ChildrenOfCluster(settings)
+        # For a script that calls MPI.Finalize(), before which the other ranks don't call it. The function that is set last, after
+        # the mailbox's, is called first.
+        before_finalize(self.finish)
+        self._monitor.start()
+        if options.recorded:
+            self._make_reporter()
+
+    def close(self) -> None:
+        """End the cluster; the script continues. May be called again."""
+        if self.closed:
+            return
+        self.use = Use.CLOSED
+        final = self.member.leave_open
+        # The steps run from the last to the first, even if one raises: a Ctrl-C, for example.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.give_back)
+            steps.callback(self._finish_report)
+            steps.callback(self.member.client_done, final=final)
+            steps.callback(close_clients, self._address)
+            steps.callback(self._begin_report, fetch=True)
+            steps.callback(self._warn_if_unused)
+            self._monitor.stop()
+        if final:
+            self.use = Use.ENDED
+            self._over()
+        elif self.member.joined.options.tolerate_lost_ranks:
+            self._monitor.keep_beating()
+
+    def finish(self) -> None:
+        """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""
+        if self.use in (Use.ENDED, Use.FINISHED) or os.getpid() != self.owner:
+            return
+        had_cluster, self.use = not self.closed, Use.FINISHED
+        try:
+            with undisturbed():
+                self._end_the_job(had_cluster)
+        except BaseException:
+            # The other ranks are not informed, and would wait for this one forever.
+            say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                abort(outcome.FAILED)
+            flush()
+            os._exit(outcome.FAILED)
+
+    def give_back(self) -> None:
+        """Restore the process: the script continues without the cluster."""
+        prefer_no_cluster()
+        if self._settings is not None:
+            self._settings.take_back()
+        if self._children is not None:
+            self._children.release()
+        for logger in self._silenced:
+            logger.disabled = False
+        # A DaskGpuMpiError that is being raised, perhaps through a `finally`, still needs the hook.
+        if self.member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
+            outcome.retire()
+
+    def end_script(self, number: int, frame: FrameType | None) -> NoReturn:
+        """End the script by an exception, in the main thread, since the job has to end."""
+        self.member.signal_relay.script_is_interrupted()
+        if self.member.ending.lost is not None:
+            raise ClusterLostError(self.member.ending.lost, reported=True)
+        called = self.walltime.run_callback(number, frame)
+        code = outcome.WALLTIME if called else outcome.code_of_signal(number)
+        end = outcome.SignalExit(number, code)
+        # The script may catch it, and end with another code; once Python ends, it can't.
+        outcome.note((end.outcome[0], code if python_ends() else None))
+        raise end
+
+    def write_report(self, path: str) -> None:
+        """Write the report of the job until now."""
+        reporter = self._make_reporter()
+        reporter.write_now(
+            path, self._outcome() if self.closed else ("the script runs", None), ask=not self.closed
+        )
+        if self.use in (Use.ENDED, Use.FINISHED):
+            reporter.close()  # there is no later call that does
+
+    def _await_reason(self) -> None:
+        """Wait for the report of the scheduler's death, which may be why the script failed: its client notices that first."""
+        member = self.member
+        member.pump(0.0)
+        member.pump(0.0)  # this rank's messages to itself, from the first
+        member.pump_until(
+            lambda: member.ending.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
+        )
+
+    def _end_the_job(self, had_cluster: bool) -> None:
+        self._monitor.stop()
+        if self._children is not None:
+            self._children.release()
+        if had_cluster:
+            self._await_reason()
+            self._warn_if_unused()
+        self._silenced = silence_dask()
+        self._begin_report(fetch=had_cluster)
+        close_clients(self._address)
+        self.member.client_done(
+            final=True, code=self._outcome()[1] or outcome.failure() or outcome.code_of_exit() or 0
+        )
+        self._finish_report()
+        self._over()
+        if self.member.launcher_gone() or self.member.descriptors_lost:
+            flush()
+            os._exit(outcome.FAILED)  # MPI can't be left in an orderly way
+
+    def _warn_if_unused(self) -> None:
+        """Print a warning if the script has ended well without using the cluster."""
+        member = self.member
+        code = self._outcome()[1]
+        # not known after a signal, nor after sys.exit() in a script with initialize()
+        ended_well = code == 0 or (code is None and outcome.noted() is None)
+        if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
+            say(
+                "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
+                "runs in the script's own process. Fix: client = Client() before the first compute()"
+            )
+
+    def _over(self) -> None:
+        """Release the last objects: the cluster is over, and this process has nothing left to end."""
+        abandon_clients(self._address)
+        if self._reporter is not None:
+            self._reporter.close()
+        atexit.unregister(self.finish)
+        say(f"ended after {time.monotonic() - self._started:.1f} s")
+
+    def _make_reporter(self) -> Reporter:
+        if self._reporter is None:
+            from dask_gpu_mpi.job.report import Reporter
+
+            now = time.time()
+            began = now - (time.monotonic() - self._started)
+            joined = self.member.joined
+            self._reporter = Reporter(
+                joined,
+                security_of(self._address, joined.cluster.config),
+                all_warnings(joined),
+                started=began,
+                ready=began + self.ready_seconds,
+            )
+        return self._reporter
+
+    def _fetch_record(self) -> None:
+        """Request the scheduler's record now, since the cluster is about to end."""
+        if self._reporter is not None and not self.closed:
+            self._reporter.fetch(last=True)
+
+    def _begin_report(self, *, fetch: bool) -> None:
+        """Begin to make the report, if the user requested one, while the cluster ends."""
+        if self._reporter is not None and self.member.joined.options.recorded:
+            lost = self.member.ending.lost is not None
+            self._reporter.begin(
+                self.member.joined.options.report, self._outcome(), fetch=fetch and not lost, lost=lost
+            )
+
+    def _finish_report(self) -> None:
+        if self._reporter is not None:
+            self._reporter.finish()
+
+    def _outcome(self) -> Outcome:
+        """How the job ends."""
+        if (lost := self.member.ending.lost) is not None:
+            return f"the cluster was lost: {lost}", outcome.FAILED
+        # a function of `execute` that raises
+        if (error := sys.exception()) is not None:
+            return outcome.outcome_of_error(error)
+        if (noted := outcome.noted()) is not None:
+            return noted
+        if self.use is Use.CLOSED:
+            return "the session was closed; the script continues", None
+        return "the script ended", None
+
+
+def _disown() -> None:
+    """Called in a forked child: the cluster belongs to the parent, and so do threads that hold a lock of this package."""
+    if _current_end is not None:
+        _current_end.use = Use.FINISHED
+        # Dask closes clients at the end of a process, and waits for their event loop, which a child does not have.
+        abandon_clients(_current_end.member.joined.cluster.address)
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def current_end() -> ClientEnd | None:
+    """The last cluster's, if this process is or was its client."""
+    return _current_end
+
 
 _current: Session | None = None
 

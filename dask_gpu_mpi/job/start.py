@@ -26,9 +26,8 @@ from dask_gpu_mpi.options.model import Options
 
 # Modules whose import takes long are imported while the agent starts.
 if TYPE_CHECKING:
-    from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.job.member import Member
-    from dask_gpu_mpi.job.session import Session
+    from dask_gpu_mpi.job.session import ClientEnd, Session
 
 #: This process's part in its last cluster.
 _member: Member | None = None
@@ -87,10 +86,9 @@ def start(
             report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
         timeline.lap("start the agent")
         from dask_gpu_mpi.job.announcement import announce, announce_waiting
-        from dask_gpu_mpi.job.client_end import ClientEnd
         from dask_gpu_mpi.job.ending import PAYLOADS
         from dask_gpu_mpi.job.member import Member
-        from dask_gpu_mpi.job.session import Session
+        from dask_gpu_mpi.job.session import ClientEnd, Session
         from dask_gpu_mpi.startup.bringup import join
         from dask_gpu_mpi.startup.start_context import StartContext
 
@@ -216,7 +214,7 @@ def handle_loss() -> None:
 
 
 def _on_loss(number: int, frame: FrameType | None) -> None:
-    from dask_gpu_mpi.job.client_end import current_end
+    from dask_gpu_mpi.job.session import current_end
 
     end = current_end()
     if end is not None and end.member.ending.lost is not None:  # else another process has sent it
@@ -230,7 +228,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     install(number, lambda *_: None)
     if _script_has_ended(frame):
         return
-    from dask_gpu_mpi.job.client_end import Use, current_end
+    from dask_gpu_mpi.job.session import Use, current_end
 
     end = current_end()
     if end is not None:
@@ -250,7 +248,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came after the script's end, for example by an exception, and before ours: no code can receive it."""
-    from dask_gpu_mpi.job.client_end import ClientEnd
+    from dask_gpu_mpi.job.session import ClientEnd
     from dask_gpu_mpi.mpi.mailbox import Mailbox
 
     ours = {

@@ -63,12 +63,12 @@ assert spmd(client, member) == [2, 2]
 #: Before the script: rank 1 is stopped once its part is closed, as if it removed what its workers have spilled.
 STOPS_CLOSED = """
 if rank() == 1:
-    from dask_gpu_mpi.job import end_coordinator
-    end_agent = end_coordinator.Closing._end_agent
+    from dask_gpu_mpi.job import ending
+    end_agent = ending.Closing._end_agent
     def stop(closing):
         end_agent(closing)
         os.kill(os.getpid(), signal.SIGSTOP)
-    end_coordinator.Closing._end_agent = stop
+    ending.Closing._end_agent = stop
 """
 
 

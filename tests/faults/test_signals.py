@@ -51,7 +51,7 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
 
 #: What happens at the end of `ClientEnd.open`, when the cluster is there and the script has not got its session yet.
 OPENED = """
-from dask_gpu_mpi.job.client_end import ClientEnd
+from dask_gpu_mpi.job.session import ClientEnd
 opened = ClientEnd.open
 
 def _open(self):

@@ -16,7 +16,7 @@ import pytest
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.timeouts import RANK_0_LOST, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
-from dask_gpu_mpi.job import end_coordinator
+from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job import member as module
 from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.options.model import Options
@@ -332,7 +332,7 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
 ) -> None:
     """The script continues after a stop, and closes its part only at its end."""
     aborts: list[int] = []
-    monkeypatch.setattr(end_coordinator, "abort", aborts.append)
+    monkeypatch.setattr(ending, "abort", aborts.append)
     rank, channels = member(mail("over", (False, None, 0), 1), rank=0)
     rank.pump(0.0)
     rank.pump(0.0)
@@ -518,7 +518,7 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
     stays, goes = tmp_path / "stays", tmp_path / "goes"
     stays.mkdir()
     seconds: list[float] = []
-    monkeypatch.setattr(end_coordinator, "remove_scratch", lambda path, *, within: seconds.append(within))
+    monkeypatch.setattr(ending, "remove_scratch", lambda path, *, within: seconds.append(within))
     closing, channels = member(rank=0, shutdown_timeout=10.0)
     channels.agent, channels.left = Agent(channels.said), [str(stays), str(goes)]
     closing._closing.run()

@@ -16,8 +16,8 @@ import pytest
 
 from dask_gpu_mpi.base.signals import LOST, Action, install
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job import client_end, outcome, start
 from dask_gpu_mpi.job import monitor as module
+from dask_gpu_mpi.job import outcome, start
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
@@ -219,13 +219,13 @@ def test_thread_is_waited_for_no_longer_than_the_shutdown() -> None:
 
 def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
     """A session of a cluster that is not there."""
-    for of in (session_module, client_end):
-        monkeypatch.setattr(of, "_current", None)
+    for name in ("_current", "_current_end"):
+        monkeypatch.setattr(session_module, name, None)
     cluster = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
     joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
     relay = SimpleNamespace(script_is_interrupted=lambda: None)
     member: Any = SimpleNamespace(joined=joined, signal_relay=relay, ending=Ending())
-    return session_module.Session(client_end.ClientEnd(member, 0.0, start.on_signal))
+    return session_module.Session(session_module.ClientEnd(member, 0.0, start.on_signal))
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ import dask
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import api, client_end
-from dask_gpu_mpi.job import session as session_module
-from dask_gpu_mpi.job.client_end import ClientEnd
+from dask_gpu_mpi.job import api
+from dask_gpu_mpi.job import session as module
 from dask_gpu_mpi.job.ending import Ending
-from dask_gpu_mpi.job.session import Session
+from dask_gpu_mpi.job.session import ClientEnd, Session
 from dask_gpu_mpi.options.model import Options
 
 
@@ -55,9 +54,9 @@ class Member:
 
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> Member:
-    monkeypatch.setattr(session_module, "_current", None)
-    monkeypatch.setattr(client_end, "_current", None)
-    monkeypatch.setattr(client_end, "silence_dask", list)
+    monkeypatch.setattr(module, "_current", None)
+    monkeypatch.setattr(module, "_current_end", None)
+    monkeypatch.setattr(module, "silence_dask", list)
     return Member()
 
 
@@ -102,7 +101,7 @@ def test_whether_a_close_is_the_end_of_the_other_ranks(
 ) -> None:
     """Where they go on, nothing is left to do when this process ends; else they wait for the script's end."""
     calls: list[Any] = []
-    monkeypatch.setattr(client_end.atexit, "unregister", calls.append)
+    monkeypatch.setattr(module.atexit, "unregister", calls.append)
     member.leave_open = others_go_on
     with make(member) as session:
         pass
@@ -161,12 +160,12 @@ def test_why_a_client_has_lost_its_scheduler_is_awaited(
     """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
     waits: list[tuple[Callable[[], bool], float]] = []
     monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
-    monkeypatch.setattr(client_end.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
     make_end(member)._await_reason()
     ((done, limit),) = waits
     assert limit == 101.0
     for lost, over in itertools.product([False, True], repeat=2):
-        monkeypatch.setattr(client_end, "has_lost_client", lambda lost=lost: lost)
+        monkeypatch.setattr(module, "has_lost_client", lambda lost=lost: lost)
         member.ending = Ending()
         if over:
             member.ending.stopped = True
@@ -188,7 +187,7 @@ def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch
 @pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
 def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(client_end.os, "_exit", codes.append)
+    monkeypatch.setattr(module.os, "_exit", codes.append)
     if attribute == "launcher":
         monkeypatch.setattr(member, "launcher_gone", lambda: True)
     else:
@@ -201,8 +200,8 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[str] = []
-    monkeypatch.setattr(client_end, "abort", lambda code: codes.append(f"abort {code}"))
-    monkeypatch.setattr(client_end.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    monkeypatch.setattr(module, "abort", lambda code: codes.append(f"abort {code}"))
+    monkeypatch.setattr(module.os, "_exit", lambda code: codes.append(f"exit {code}"))
     monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
     make_end(member).finish()
     assert codes == ["abort 1", "exit 1"]
@@ -224,7 +223,7 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
 ) -> None:
     """A lost cluster, or an error of ours that is being raised."""
     retired: list[bool] = []
-    monkeypatch.setattr(client_end.outcome, "retire", lambda: retired.append(True))
+    monkeypatch.setattr(module.outcome, "retire", lambda: retired.append(True))
     end = make_end(member)
     member.ending.lost = "the scheduler" if lost else None
     try:
@@ -316,8 +315,8 @@ def test_execute_ends_the_cluster_with_its_function(
 def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its address and its link; and a shuffle by tasks where all workers have GPUs."""
     for name in ("prefer_cluster", "before_finalize", "ChildrenOfCluster"):
-        monkeypatch.setattr(client_end, name, lambda *_: SimpleNamespace(release=lambda: None))
-    monkeypatch.setattr(client_end.Monitor, "start", lambda monitor: None)
+        monkeypatch.setattr(module, name, lambda *_: SimpleNamespace(release=lambda: None))
+    monkeypatch.setattr(module.Monitor, "start", lambda monitor: None)
     member.joined.options = Options()  # type: ignore[assignment]
     member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
     member.joined.cluster.plan.workers = (SimpleNamespace(kind="gpu", devices=()),)

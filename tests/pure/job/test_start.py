@@ -23,11 +23,11 @@ import pytest
 from dask_gpu_mpi import connect
 from dask_gpu_mpi.base.signals import LOST, Action, is_ours
 from dask_gpu_mpi.errors import ClusterLostError, InputError, StartupError
-from dask_gpu_mpi.job import client_end, outcome
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
-from dask_gpu_mpi.job.client_end import Use
 from dask_gpu_mpi.job.program import run_script
+from dask_gpu_mpi.job.session import Use
 
 
 def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def _handlers_are_given_back() -> Iterator[None]:
 
 
 def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_end, "_current", None)
+    monkeypatch.setattr(session_module, "_current_end", None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     module.prepare_process()
     with pytest.raises(SystemExit) as ended:
@@ -126,7 +126,7 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
 
     member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
     session = SimpleNamespace(member=member, use=Use.OPEN, end_script=end)
-    monkeypatch.setattr(client_end, "_current", session)
+    monkeypatch.setattr(session_module, "_current_end", session)
     module.handle_loss()
     with pytest.raises(ClusterLostError) if lost else contextlib.nullcontext():
         signal.raise_signal(LOST)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.job import end_coordinator
-from dask_gpu_mpi.job.end_coordinator import EndCoordinator
-from dask_gpu_mpi.job.ending import Ending
+from dask_gpu_mpi.job import ending
+from dask_gpu_mpi.job.ending import EndCoordinator, Ending
 from dask_gpu_mpi.plan.model import Role
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -130,7 +129,7 @@ def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: str
 @pytest.fixture
 def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     codes: list[int] = []
-    monkeypatch.setattr(end_coordinator, "abort", codes.append)
+    monkeypatch.setattr(ending, "abort", codes.append)
     return codes
 
 
@@ -204,7 +203,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(end_coordinator, "time", clock)
+    monkeypatch.setattr(ending, "time", clock)
     return clock
 
 
@@ -212,7 +211,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def finalizes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Empty while MPI is to be finalized."""
     calls: list[str] = []
-    monkeypatch.setattr(end_coordinator, "do_not_finalize", lambda instead: calls.append("not finalized"))
+    monkeypatch.setattr(ending, "do_not_finalize", lambda instead: calls.append("not finalized"))
     return calls
 
 
