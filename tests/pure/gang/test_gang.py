@@ -71,34 +71,12 @@ async def test_who_runs_until_when() -> None:
     assert gang.to_end() == []
 
 
-def workers(**nodes: str) -> list[Candidate]:
-    return [
-        Candidate(name, f"tls://{node}:{name}", node)
-        for node, names in nodes.items()
-        for name in names.split()
-    ]
-
-
 def test_all_workers_with_a_gpu_where_there_are_some() -> None:
     gpu, cpu = Candidate("0-0", "a", "h", has_gpu=True), Candidate("0-cpu-0", "b", "h")
     assert choose(None, [gpu, cpu]) == (["0-0"], [])
     assert choose(None, [cpu]) == (["0-cpu-0"], [])
     assert choose(["0-cpu-0", "b", "a"], [gpu, cpu]) == (["0-cpu-0", "0-0"], [])
     assert choose(None, []) == ([], [])
-
-
-def test_ranks_of_a_node_are_neighbours() -> None:
-    members = rank_members(workers(h1="1-1 11-0 1-0", h2="2-0 0-0"))
-    assert [member.rank for member in members] == [0, 1, 2, 3, 4]
-    assert [member.worker.name for member in members] == ["0-0", "2-0", "1-0", "1-1", "11-0"]
-    assert [(member.node_rank, member.local_rank, member.local_size) for member in members] == [
-        (0, 0, 2),
-        (0, 1, 2),
-        (1, 0, 3),
-        (1, 1, 3),
-        (1, 2, 3),
-    ]
-    assert {member.nodes for member in members} == {2}
 
 
 def test_a_gang_that_waits_is_not_passed_by_one_that_overlaps() -> None:
@@ -109,16 +87,6 @@ def test_a_gang_that_waits_is_not_passed_by_one_that_overlaps() -> None:
     assert leases.ask("d", "4") == ["d"]
     assert leases.release("a") == ["b"]
     assert leases.release("b") == ["c"]
-
-
-def test_one_that_gives_up_lets_others_pass() -> None:
-    leases = Leases()
-    leases.ask("a", "1")
-    leases.ask("b", "12")
-    leases.ask("c", "2")
-    assert leases.release("b") == ["c"]
-    assert leases.release("unknown") == []
-    assert leases.ask("b", "1") == []
 
 
 @given(st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=12))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 from types import SimpleNamespace
@@ -108,22 +107,6 @@ def test_process_group_of_pytorch(
     if functions is not None:
         monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**functions))  # type: ignore[arg-type]
     assert member.torch_is_initialised() is initialised
-
-
-def test_only_a_gang_of_this_process_hears_of_its_end() -> None:
-    event = member._cancelled["mine"] = threading.Event()
-    try:
-        member._on_cancel("another")
-        assert not event.is_set()
-        member._on_cancel("mine")
-        assert event.is_set()
-    finally:
-        del member._cancelled["mine"]
-
-
-def test_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", member.free_port("127.0.0.1"))) as server:
-        assert server.getsockname()[1] > 0
 
 
 def test_interface_of_an_address() -> None:

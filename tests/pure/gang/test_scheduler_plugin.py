@@ -150,17 +150,6 @@ async def test_members_that_do_not_come_in_time() -> None:
 
 
 @in_loop
-async def test_a_worker_that_comes_starts_a_gang_at_once() -> None:
-    cluster = Cluster("1")
-    await cluster.begin()
-    with patch.object(scheduler_plugin, "LOST_INTERVAL", 60.0):
-        opening = asyncio.create_task(cluster.opened("g", "1", "2"))
-        await asyncio.sleep(0.01)
-        cluster.add("2")
-        assert (await asyncio.wait_for(opening, 5))["state"] == Reply.GOOD
-
-
-@in_loop
 async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.running("g", 0, 1)
@@ -288,7 +277,7 @@ async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
     cluster = Cluster("1")
     lost = [("2", "cpu"), ("3", "gpu")]
     cluster.plugins[JOB_PLUGIN] = SimpleNamespace(recently_lost=lambda seconds: lost)
-    await cluster.begin()
+    plugin = await cluster.begin()
     opening = asyncio.create_task(cluster.opened("g"))
     await asyncio.sleep(0.1)
     assert not opening.done()
@@ -298,18 +287,13 @@ async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
     lost.clear()  # it is back, or is waited for no longer
     assert len((await opening)["workers"]) == 1
     lost.append(("2", "cpu"))
+    next(iter(cluster.workers.values())).resources["GPU"] = 1
+    opening = asyncio.create_task(cluster.opened("of GPUs"))  # CPU workers are not waited for
+    await asyncio.sleep(0.01)
+    assert plugin._gangs["of GPUs"].waits_for == "another gang has its workers"
     assert (await cluster.opened("named", "1", start_timeout=0.05))["why"].count(
         "another gang has its workers"
     ) == 1
-
-
-@in_loop
-async def test_cpu_workers_are_not_waited_for_where_there_are_gpus() -> None:
-    cluster = Cluster("1")
-    next(iter(cluster.workers.values())).resources["GPU"] = 1
-    cluster.plugins[JOB_PLUGIN] = SimpleNamespace(recently_lost=lambda seconds: [("2", "cpu")])
-    await cluster.begin()
-    assert len((await cluster.opened("g"))["workers"]) == 1
 
 
 @in_loop

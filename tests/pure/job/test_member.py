@@ -222,13 +222,6 @@ def test_a_stop_and_then_the_end(is_client: bool) -> None:
         assert happened(rank) == "stopped ended closed"
 
 
-def test_a_signal_while_nobody_answers() -> None:
-    rank, _ = member()
-    rank.signals.got = (15, -TERM_GRACE - 1)
-    assert rank.serve() == 143
-    assert happened(rank) == "closed"
-
-
 @pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
 def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
     rank, _ = member()
@@ -281,23 +274,7 @@ def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
     assert capsys.readouterr().err.count("the cluster is lost") == 1
 
 
-@pytest.mark.parametrize("launched", [False, True])
-def test_the_launcher(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, _ = member(environ=LAUNCHED if launched else {})
-    assert not rank.launcher_gone()
-    monkeypatch.setattr(os, "getppid", lambda: 0)  # of no process
-    assert rank.launcher_gone() is launched
-
-
 # -- the client's rank
-
-
-def test_busy_is_told_once() -> None:
-    rank, channels = member()
-    rank.signal_relay.script_is_interrupted()
-    rank.pump(0.0)
-    rank.pump(0.0)
-    assert channels.said == [("busy", None)]
 
 
 @pytest.mark.parametrize(
@@ -503,13 +480,6 @@ def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting() -> None:
     # workers closed at 1.0; the deadline for them is 3.0, for all ranks 3.0 more, and for the scheduler one second more
     assert Channels.now == pytest.approx(500.0 + 7.0, abs=0.03)
     assert channels.kinds == ["close-workers", "closed", "removed", "closed"]
-
-
-def test_a_scheduler_closes_once_it_is_released() -> None:
-    wind_down(
-        1, timed=[(1.0, Event(None, "closed", [])), (2.0, Event(0, "release", None))], has_scheduler=True
-    )
-    assert Channels.now == pytest.approx(500.0 + 2.0, abs=0.03)
 
 
 def test_scratch_that_can_not_be_removed_in_time_is_named(

@@ -17,9 +17,6 @@ import pytest
 from dask_gpu_mpi.base.signals import LOST, Action, install
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import monitor as module
-from dask_gpu_mpi.job import outcome, start
-from dask_gpu_mpi.job import session as session_module
-from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 
 
@@ -196,38 +193,6 @@ def test_failure_at_the_end_is_nobodys(
     assert capsys.readouterr().err == ""
 
 
-def test_thread_is_waited_for_no_longer_than_the_shutdown() -> None:
-    at_work, waits = threading.Event(), []
-
-    def look(watched: Watched) -> None:
-        at_work.set()
-        watched.monitor._leaving.wait(5)
-
-    watched = Watched(look)
-    watched.monitor.start()
-    assert at_work.wait(5)
-    thread = watched.monitor._thread
-    assert thread is not None
-    assert thread.daemon
-    watched.monitor.stop()
-    assert not thread.is_alive()
-    slow: Any = SimpleNamespace(join=lambda timeout: waits.append(timeout))
-    watched.monitor._thread = slow
-    watched.monitor.stop()
-    assert waits == [8.0]
-
-
-def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
-    """A session of a cluster that is not there."""
-    for name in ("_current", "_current_end"):
-        monkeypatch.setattr(session_module, name, None)
-    cluster = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
-    joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
-    relay = SimpleNamespace(script_is_interrupted=lambda: None)
-    member: Any = SimpleNamespace(joined=joined, signal_relay=relay, ending=Ending())
-    return session_module.Session(session_module.ClientEnd(member, 0.0, start.on_signal))
-
-
 @pytest.fixture
 def signals() -> Iterator[None]:
     """What SIGTERM and SIGUSR2 do is as it was afterwards."""
@@ -238,34 +203,14 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_the_handler_that_was_there_comes_second_and_does_not_choose_the_code(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    calls: list[Any] = []
-
-    def own(number: int, _: Any) -> None:
-        calls.append(number)
-        raise SystemExit(0)
-
-    signal.signal(number, own)
-    make_session(monkeypatch).on_walltime(lambda: calls.append("callback"))
-    with pytest.raises(SystemExit) as ended:
-        signal.raise_signal(number)
-    assert ended.value.code == outcome.WALLTIME
-    assert calls == ["callback", number]
-    signal.raise_signal(number)  # Slurm's second
-    assert len(calls) == 2
-
-
-@pytest.mark.usefixtures("signals")
 def test_another_thread_can_not_replace_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = make_session(monkeypatch)
-    errors: list[InputError] = []
+    Clock(monkeypatch)
+    walltime = Walltime({}, None, lambda *_: None)
+    errors: list[BaseException] = []
 
     def call() -> None:
         try:
-            session.on_walltime(print)
+            walltime.call_back(print, 30.0)
         except InputError as error:
             errors.append(error)
 
@@ -277,7 +222,7 @@ def test_another_thread_can_not_replace_a_handler(monkeypatch: pytest.MonkeyPatc
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     in_a_thread()
     assert "called in the thread 'mine', while SIGTERM has another handler" in str(errors[0])
-    session.on_walltime(print)
+    walltime.call_back(print, 30.0)
     in_a_thread()
     assert len(errors) == 1
 

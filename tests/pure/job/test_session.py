@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import dask
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import api
 from dask_gpu_mpi.job import session as module
 from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.session import ClientEnd, Session
@@ -68,16 +66,26 @@ def make(member: Any) -> Session:
     return Session(make_end(member))
 
 
-def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
-    session = make(member)
-    assert (session.closed, repr(session).endswith(" open>")) == (False, True)
-    session.close()
+@pytest.mark.parametrize("others_go_on", [True, False])
+def test_the_end_is_told_once(
+    others_go_on: bool, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the other ranks go on, a close is their end, and nothing is left to do when this process ends."""
+    unregistered: list[Any] = []
+    monkeypatch.setattr(module.atexit, "unregister", unregistered.append)
+    member.leave_open = others_go_on
+    with make(member) as session:
+        assert (session.closed, repr(session).endswith(" open>")) == (False, True)
+        assert "(open)" in session._repr_html_()
     session.close()
     assert (session.closed, repr(session).endswith(" closed>")) == (True, True)
-    session._end.finish()
-    session._end.finish()
+    assert "(closed)" in session._repr_html_()
+    assert (member.done, len(unregistered)) == ([others_go_on], others_go_on)
+    for _ in range(2):
+        session._end.finish()  # called when MPI is finalized, or at the end of the process
     session.close()
-    assert member.done == [False, True]
+    assert member.done == ([True] if others_go_on else [False, True])
+    assert unregistered == [session._end.finish]
     assert capsys.readouterr().err.count("ended after") == 1
     with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
         session.spmd(print)
@@ -93,24 +101,6 @@ def test_what_the_script_starts_at_its_end_is_without_the_cluster(
     end._children = children
     way(end)
     assert len(released) == 1
-
-
-@pytest.mark.parametrize("others_go_on", [True, False])
-def test_whether_a_close_is_the_end_of_the_other_ranks(
-    others_go_on: bool, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where they go on, nothing is left to do when this process ends; else they wait for the script's end."""
-    calls: list[Any] = []
-    monkeypatch.setattr(module.atexit, "unregister", calls.append)
-    member.leave_open = others_go_on
-    with make(member) as session:
-        pass
-    assert member.done == [others_go_on]
-    assert calls == [session._end.finish] * others_go_on
-    session._end.finish()  # called when MPI is finalized, or at the end of the process
-    assert member.done == ([True] if others_go_on else [False, True])
-    assert calls == [session._end.finish]
-    assert capsys.readouterr().err.count("ended after") == 1
 
 
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
@@ -208,12 +198,6 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
 
 
-def test_without_tls_there_is_no_security(member: Member) -> None:
-    for address in ("tcp://h:1", "ucx://h:1"):
-        member.joined.cluster.address = address
-        assert make(member).security is None
-
-
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize(
     "error", [None, ValueError("x"), InputError("x")], ids=lambda each: type(each).__name__
@@ -233,83 +217,6 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
     except Exception:
         end.give_back()
     assert bool(retired) is not (lost or isinstance(error, InputError))
-
-
-def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    session = make(member)
-    monkeypatch.setattr(session._end.walltime, "call_back", lambda *args: calls.append(args))
-    session.on_walltime(print)
-    session.on_walltime(print, before=30.0)
-    assert calls == [(print, 120.0), (print, 30.0)]
-
-
-def test_its_card_in_a_notebook(member: Member) -> None:
-    workers = [SimpleNamespace(devices=("GPU-1",)), SimpleNamespace(devices=())]
-    member.joined.cluster.plan = SimpleNamespace(workers=workers, hosts=[SimpleNamespace(host="n1")])
-    member.joined.cluster.dashboard = link = "http://localhost:8787/status?token=abc"
-    session = make(member)
-    card = session._repr_html_()
-    assert all(text in card for text in ("(open)", "1 (n1)", "tls://nowhere", f'href="{link}"'))
-    session.close()
-    card = session._repr_html_()
-    assert "(closed)" in card
-    assert "localhost" not in card
-
-
-class Client:
-    """Dask's, as far as `spmd` needs it."""
-
-    asynchronous = False
-    status = "running"
-    current_one: Any = None
-
-    def __init__(self, address: str) -> None:
-        self.scheduler = SimpleNamespace(address=address)
-
-    @classmethod
-    def current(cls) -> Any:
-        if cls.current_one is None:
-            raise ValueError("there is none")
-        return cls.current_one
-
-
-@pytest.mark.parametrize(
-    ("address", "asynchronous", "taken"),
-    [("tls://nowhere", False, True), ("tls://another", False, False), ("tls://nowhere", True, False)],
-)
-def test_the_client_of_gangs(
-    member: Member, monkeypatch: pytest.MonkeyPatch, address: str, asynchronous: bool, taken: bool
-) -> None:
-    """The script's, where it fits; else one of the session's own, which stays until it is closed."""
-    import distributed
-
-    present, session = Client(address), make(member)
-    present.asynchronous = asynchronous
-    monkeypatch.setattr(distributed, "Client", Client)
-    monkeypatch.setattr(Client, "current_one", present)
-    monkeypatch.setattr(session, "client", lambda **_: Client("tls://nowhere"))
-    found = session._own_client()
-    assert (found is present) == taken
-    assert session._own_client() is found
-    monkeypatch.setattr(found, "status", "closed")
-    if not taken:
-        assert session._own_client() is not found
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_execute_ends_the_cluster_with_its_function(
-    raises: bool, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def function(number: int) -> float:
-        return 6 / number
-
-    session = make(member)
-    monkeypatch.setattr(api, "prepare_process", lambda: None)
-    monkeypatch.setattr(api, "start", lambda *_, **__: (member, session))
-    with pytest.raises(ZeroDivisionError) if raises else contextlib.nullcontext():
-        assert api.execute(function, (0 if raises else 3,)) == 2
-    assert member.done == [True]
 
 
 def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

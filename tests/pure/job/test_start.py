@@ -39,54 +39,16 @@ def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> No
         module._start_agent({})
 
 
-def member(*, leave_open: bool = True, over: bool = True, client: bool = True) -> Any:
-    """What this process is in its last cluster."""
-    return SimpleNamespace(
-        leave_open=leave_open,
-        ending=SimpleNamespace(over=over),
-        joined=SimpleNamespace(start=SimpleNamespace(is_client=client), host="n3", options="options"),
-        rank=2,
-        channels=SimpleNamespace(size=4),
-    )
-
-
 @pytest.mark.parametrize("leave_open", [True, False])
 @pytest.mark.parametrize("over", [True, False])
 def test_one_cluster_at_a_time(monkeypatch: pytest.MonkeyPatch, leave_open: bool, over: bool) -> None:
     monkeypatch.setattr(module, "_member", None)
     module.refuse_second()
-    monkeypatch.setattr(module, "_member", member(leave_open=leave_open, over=over))
-    if leave_open and over:
+    member = SimpleNamespace(leave_open=leave_open, ending=SimpleNamespace(over=over))
+    monkeypatch.setattr(module, "_member", member)
+    refused = pytest.raises(InputError, match=r"called a second time in this job .* Fix: remove this call")
+    with contextlib.nullcontext() if leave_open and over else refused:
         module.refuse_second()
-    else:
-        with pytest.raises(InputError, match=r"called a second time in this job .* Fix: remove this call"):
-            module.refuse_second()
-
-
-@pytest.mark.parametrize(
-    ("by_command", "closed", "found"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_session_of_the_command(
-    monkeypatch: pytest.MonkeyPatch, by_command: bool, closed: bool, found: bool
-) -> None:
-    session = SimpleNamespace(closed=closed)
-    monkeypatch.setattr(session_module, "current_session", lambda: session)
-    monkeypatch.setattr(module, "_by_command", by_command)
-    monkeypatch.setattr(module, "_member", None)
-    assert module.command_session() is None
-    monkeypatch.setattr(module, "_member", member())
-    assert module.command_session() == ((session, "options") if found else None)
-    monkeypatch.setattr(session_module, "current_session", lambda: None)
-    assert module.command_session() is None
-
-
-def test_traceback_of_a_rank_that_is_not_the_clients_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_member", None)
-    assert module._label() is None
-    monkeypatch.setattr(module, "_member", member())
-    assert module._label() is None
-    monkeypatch.setattr(module, "_member", member(client=False))
-    assert module._label() == "rank 2 of 4 on n3 failed:"
 
 
 @pytest.fixture(autouse=True)
