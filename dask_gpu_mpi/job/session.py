@@ -12,7 +12,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.announcement import Card, gpu_count
 from dask_gpu_mpi.job.client_end import ClientEnd
 from dask_gpu_mpi.job.dask_client import security_of
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan
 
 if TYPE_CHECKING:
     from distributed import Client

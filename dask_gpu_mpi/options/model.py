@@ -245,6 +245,14 @@ class Options:
         return min(2.0, self.shutdown_timeout / 2)
 
     @property
+    def script_rank(self) -> int:
+        """The rank that runs the script: the user's choice, else 0; in the layout exclusive the first without the scheduler."""
+        if self.client_rank is not None:
+            return self.client_rank
+        scheduler = self.scheduler_rank if self.scheduler else 0
+        return int(self.layout == "exclusive" and scheduler != 1)
+
+    @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:
         """The kind of the class: CUDAWorker needs GPUs, Nanny and Worker use none, others use those that there are."""
         cls = self.worker_class

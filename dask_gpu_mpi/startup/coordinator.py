@@ -30,8 +30,7 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers

@@ -11,8 +11,7 @@ import pytest
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job.end_coordinator import EndCoordinator
 from dask_gpu_mpi.job.ending import Ending, State
-from dask_gpu_mpi.plan.model import Role
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, Role
 
 
 class Rank0:
