@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.options.protocols import Transport
+from dask_gpu_mpi.options.model import Transport
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
