@@ -43,8 +43,7 @@ from dask_gpu_mpi.network.ucx import (
     transfer_config,
 )
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 

@@ -23,7 +23,7 @@ from dask_gpu_mpi.network.ucx import (
     stop_watching_ucx,
     transfer_config,
 )
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.model import WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dask_gpu_mpi.errors import OptionError
 
 #: Digits of the longest number at the end of a name that is folded.
 MOST_DIGITS = 18
+#: Places that a list has before it counts the others.
+MOST_PLACES = 8
 
 
 def printable(text: str) -> str:
@@ -108,6 +110,17 @@ def fold_names(names: Iterable[str]) -> str:
         parts = _fold(sorted(numbers), width)
         plain.append(f"{stem}{parts[0]}" if len(numbers) == 1 else f"{stem}[{','.join(parts)}]")
     return ",".join(plain)
+
+
+def listed(places: Sequence[str]) -> str:
+    """The first places, and the number of the others: a message about a large job stays short.
+
+    >>> listed(["h1", "h2"]), listed([f"h{number}" for number in range(10)])
+    ('h1, h2', 'h0, h1, h2, h3, h4, h5, h6, h7 and 2 more')
+    """
+    text = ", ".join(places[:MOST_PLACES])
+    more = len(places) - MOST_PLACES
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _fold(numbers: list[int], width: int) -> list[str]:

@@ -19,9 +19,8 @@ from dask_gpu_mpi.check.report import Evidence, Outcome
 from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_IN_CHECK, Node
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator, MakePlan, Phase, addresses_of, plan_of
 from dask_gpu_mpi.startup.messages import Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport

@@ -17,8 +17,8 @@ from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.reachability import Lost, Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import Protocol, WorkerUcx
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup.messages import Listening
 
 if TYPE_CHECKING:

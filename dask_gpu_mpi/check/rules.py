@@ -15,7 +15,7 @@ from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, Reach, count_pairs
-from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
+from dask_gpu_mpi.options.model import Protocol, WorkerUcx
 from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 from dask_gpu_mpi.startup.reachability import choose_transport
 

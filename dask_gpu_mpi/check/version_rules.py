@@ -13,7 +13,7 @@ from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.report import Evidence, Finding
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Protocol
 
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"

@@ -94,9 +94,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     from dask_gpu_mpi.job.start import prepare_process, start
 
     def check_client(rank: int, options: Options) -> None:
-        from dask_gpu_mpi.plan.roles import expected_client
-
-        if program is not None and rank == expected_client(options):
+        if program is not None and rank == options.script_rank:
             program.check(cli.commands)
 
     prepare_process()

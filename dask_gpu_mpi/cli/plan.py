@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dask_gpu_mpi.machine.inventory import Inventory
     from dask_gpu_mpi.options.model import Options
-    from dask_gpu_mpi.plan.plan import Plan
+    from dask_gpu_mpi.plan.model import Plan
 
 
 @help_of(

@@ -15,9 +15,8 @@ from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
 from dask_gpu_mpi.network.credentials import ssh_line
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
 

@@ -15,8 +15,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.start import command_session, prepare_process, start
 from dask_gpu_mpi.options.convert import show
-from dask_gpu_mpi.options.model import OPTIONS, Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol
 from dask_gpu_mpi.options.resolve import resolve
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dask_gpu_mpi.options.dask_config import is_configured
 if TYPE_CHECKING:
     from distributed import Client
 
-    from dask_gpu_mpi.plan.plan import Plan
+    from dask_gpu_mpi.plan.model import Plan
 
 
 #: The key of Dask's way to shuffle dataframes, which it reads when the graph is made, in the client's process.

@@ -40,7 +40,7 @@ from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan
 
 if TYPE_CHECKING:
     from distributed import Client

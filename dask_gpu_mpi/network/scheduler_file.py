@@ -19,8 +19,7 @@ from typing import Any
 from dask_gpu_mpi.base.files import UntrustedFileError, located, open_regular, read_trusted, replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
+from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.streams import away_from_here, environment, leave_directory
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.dask_config import is_configured
-from dask_gpu_mpi.options.rules import SWITCHES
+from dask_gpu_mpi.options.model import SWITCHES
 
 if TYPE_CHECKING:
     import asyncio

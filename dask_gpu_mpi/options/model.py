@@ -1,13 +1,82 @@
-"""Every option, once: its type, default and help (`OPTIONS`), and all values of a rank (`Options`)."""
+"""Every option, once: its type, default and help (`OPTIONS`), and all values of a rank (`Options`); the network protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
 
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
+
+#: A further value of the option `protocol`: TLS, with UCX for GPU memory if every rank can.
+AUTO = "auto"
+
+
+class Protocol(StrEnum):
+    """A protocol; equal to its name in Dask, messages and files.
+
+    >>> Protocol("tls").encrypts, Protocol.UCX.encrypts
+    (True, False)
+    >>> f"{Protocol.UCX}://h1:8786"
+    'ucx://h1:8786'
+    """
+
+    TLS = "tls"
+    TCP = "tcp"
+    UCX = "ucx"
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether connections are encrypted, and both ends show the job's certificate: there are credentials to make and send."""
+        return self is Protocol.TLS
+
+    @property
+    def moves_device_memory(self) -> bool:
+        """Whether it transfers from GPU to GPU: UCX, which must be loaded before MPI, with the same settings in every process."""
+        return self is Protocol.UCX
+
+    @classmethod
+    def of(cls, address: str) -> Protocol | None:
+        """The protocol of an address; None: one of distributed's others, or none.
+
+        >>> Protocol.of("tcp://h1:8786"), Protocol.of("ws://h1:8786"), Protocol.of("h1:8786")
+        ('tcp', None, None)
+        """
+        scheme, separator, _ = address.partition("://")
+        return cls(scheme) if separator and scheme in list(cls) else None
+
+    def __repr__(self) -> str:
+        """The same as of a text, for messages."""
+        return repr(self.value)
+
+
+class WorkerUcx(StrEnum):
+    """The data that goes over UCX between workers with TLS (`network.ucx_comm`): authenticated, not encrypted."""
+
+    #: Nothing.
+    OFF = "no"
+    #: GPU memory, if every rank can. It never contains code.
+    AUTO = "auto"
+    #: Everything large, including host memory; a rank that can't is an error.
+    ALL = "yes"
+
+    def __repr__(self) -> str:
+        """The same as of a text, for messages."""
+        return repr(self.value)
+
+
+class Transport(NamedTuple):
+    """How the workers of a job exchange data; rank 0 chooses it."""
+
+    ucx: WorkerUcx = WorkerUcx.OFF
+    #: The line for the user, with the way to change it; empty: nothing to exchange, or no GPU.
+    line: Problem = Problem("")
+    #: A warning that a setting of the user's opens a port; None: no setting does.
+    warning: Problem | None = None
+    #: Whether UCX may be used between nodes.
+    between_nodes: bool = False
+
 
 #: The kinds of values:
 #:
@@ -26,6 +95,8 @@ Source = Literal["keyword", "command line", "configuration"]
 
 #: The address at which Dask's dashboard listens by default: the loopback interface, since it lets everyone run code.
 DASHBOARD_ADDRESS = "127.0.0.1:8787"
+#: CUDAWorker's switches of UCX, except ``enable_rdmacm``, which only chooses how connections are made.
+SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
@@ -243,6 +314,14 @@ class Options:
     def grace(self) -> float:
         """Seconds that workers get to close politely, well within the shutdown deadline."""
         return min(2.0, self.shutdown_timeout / 2)
+
+    @property
+    def script_rank(self) -> int:
+        """The rank that runs the script: the user's choice, else 0; in the layout exclusive the first without the scheduler."""
+        if self.client_rank is not None:
+            return self.client_rank
+        scheduler = self.scheduler_rank if self.scheduler else 0
+        return int(self.layout == "exclusive" and scheduler != 1)
 
     @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:

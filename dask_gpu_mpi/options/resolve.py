@@ -1,18 +1,33 @@
-"""Reads the settings of the program, the command line and Dask's configuration into `Options`."""
+"""Reads the settings of the program, the command line and Dask's configuration into `Options`, and makes them agree.
+
+Two options that contradict each other are an error if both are set in the same place. If one is set in the program (or on the
+command line) and the other in the configuration, the first wins, as it does for a single option.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
-from dask_gpu_mpi.options.rules import settle
+from dask_gpu_mpi.options.model import (
+    AUTO,
+    DASHBOARD_ADDRESS,
+    OPTIONS,
+    SWITCHES,
+    Option,
+    Options,
+    Protocol,
+    Source,
+    WorkerUcx,
+)
 
 
 def register_defaults() -> None:
@@ -47,17 +62,15 @@ def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command lin
             values[option.name], origins[option.name] = converted, origin
     values |= explicit
     origins |= {name: _origin(OPTIONS[name], source) for name in explicit}
-    warnings = settle(values, origins, frozenset(given), source)
+    notes = settle(values, origins, frozenset(given), source)
     if values["interface"] == "auto":
         values["interface"] = None
     values["dashboard_address"] = values["dashboard_address"] or DASHBOARD_ADDRESS
     values["worker_options"] = values["worker_options"] or {}
     for name, option in OPTIONS.items():
         if option.kind == "path" and values[name] is not None:
-            # The script may change to another directory. If this one was deleted, the code that uses the path reports that.
-            with contextlib.suppress(OSError):
-                values[name] = os.path.abspath(values[name])
-    return Options(**values, warnings=warnings, explicit=frozenset(origins))
+            values[name] = os.path.abspath(values[name])  # the script may change to another directory
+    return Options(**values, warnings=notes, explicit=frozenset(origins))
 
 
 def _origin(option: Option, source: Source) -> str:
@@ -103,3 +116,245 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
                 f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin
+
+
+# How options depend on each other: synonyms, defaults that follow from other options, and contradictions.
+
+
+def settle(
+    values: dict[str, Any], origins: dict[str, str], given: frozenset[str], source: Source
+) -> tuple[Problem, ...]:
+    """Make the options agree, in place; returns warnings for the user. An OptionError if two contradict each other.
+
+    `values` has every option by name (``nanny`` and ``exclusive_workers`` are removed). `origins` has the place at which each
+    is set, if it is. `given` are those that are set in the program or on the command line; `source` is which of both.
+    """
+    notes = _nanny(values, origins, source)
+    _layout(values, origins, given)
+    _scheduler(values, origins, given)
+    _lost_ranks(values, origins)
+    return (
+        *notes,
+        *_security(values, origins, given),
+        *_dashboard(values, origins),
+        *_ucx(values, origins),
+    )
+
+
+def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[Problem]:
+    """dask-mpi's deprecated switch becomes a class, unless a class is set. (In dask-mpi it has become an error.)"""
+    nanny, origin = values.pop("nanny"), origins.pop("nanny", "")
+    if nanny is None:
+        return []
+    cls = "distributed.Nanny" if nanny else "distributed.Worker"
+    if "worker_class" in origins:
+        note = Problem(f"{origin}: deprecated, and ignored, since worker_class is set", fix="leave it out")
+    else:
+        values["worker_class"], origins["worker_class"] = cls, origin
+        fix = f"worker_class={cls!r}" if source == "keyword" else f"--worker-class {cls}"
+        note = Problem(f"{origin}: deprecated", fix=fix)
+    if source != "keyword":
+        return [note]
+    # In Python a deprecation is for the program's author; on a command line it is for the user.
+    warnings.warn(str(note), DeprecationWarning, stacklevel=_stacklevel() - 1)
+    return []
+
+
+def _stacklevel() -> int:
+    """The number of calls from the caller of this package to here, as `warnings.warn` counts them."""
+    package = __name__.partition(".")[0]
+    frame = inspect.currentframe()
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _layout(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> None:
+    exclusive, origin = values.pop("exclusive_workers"), origins.pop("exclusive_workers", "")
+    if exclusive is None:
+        return
+    layout = "exclusive" if exclusive else "shared"
+    if "layout" in given and values["layout"] != layout:
+        raise OptionError(
+            f"{origin}: {exclusive} is the layout {layout!r}, but {origins['layout']} is {values['layout']!r}",
+            fix="set one of them",
+        )
+    values["layout"], origins["layout"] = layout, origin
+
+
+def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> None:
+    address = values["scheduler_address"]
+    if values["scheduler"] and address is not None:
+        if "scheduler" not in given or "scheduler_address" in given:
+            raise OptionError(
+                f"{origins['scheduler_address']}: {show(address)} is a running scheduler, but this job starts its own",
+                fix="scheduler=False (--no-scheduler) as well, or no scheduler_address",
+            )
+        values["scheduler_address"] = None
+    if not values["scheduler"] and address is None and values["scheduler_file"] is None:
+        raise OptionError(
+            f"{origins['scheduler']}: no scheduler is started, and no running one is set",
+            fix="scheduler_address (--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to",
+        )
+
+
+def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these the job is over."""
+    needed = {"layout": ("shared",), "scheduler_rank": (0,), "client_rank": (None, 0), "scheduler": (True,)}
+    others = [origins[name] for name, possible in needed.items() if values[name] not in possible]
+    if values["tolerate_lost_ranks"] and others:
+        raise OptionError(
+            f"{origins['tolerate_lost_ranks']}: can't be combined with {' and '.join(others)}",
+            expected="the scheduler and the script on rank 0",
+            fix="leave one of them out",
+        )
+
+
+def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[Problem]:
+    """`protocol` and `security` set the same thing; a setting of the program wins over the configuration."""
+    security = values["security"]
+    if values["protocol"] == AUTO:  # as if it were not set
+        values["protocol"] = None
+        origins.pop("protocol", None)
+    chosen = None if values["protocol"] is None else Protocol(values["protocol"])
+    is_chosen = chosen is not None
+    notes: list[Problem] = []
+    address = values["scheduler_address"] or ""
+    if "://" in address:
+        chosen = _of_address(values, chosen, origins, given, notes)
+        given |= {"protocol"}
+    values["worker_ucx"] = WorkerUcx.OFF
+    if chosen is Protocol.UCX:
+        values["protocol"] = _with_ucx(values, origins, notes)
+    else:
+        values["protocol"] = _without_ucx(chosen, security, origins, given)
+        if not is_chosen and security is None and values["protocol"] is Protocol.TLS:
+            values["worker_ucx"] = WorkerUcx.AUTO
+    values["security"] = values["protocol"].encrypts
+    return notes
+
+
+def _of_address(
+    values: dict[str, Any],
+    chosen: Protocol | None,
+    origins: dict[str, str],
+    given: frozenset[str],
+    notes: list[Problem],
+) -> Protocol:
+    """The protocol of the running scheduler, with which the user's must agree."""
+    address = values["scheduler_address"]
+    scheme = Protocol.of(address)
+    if scheme is None:
+        raise OptionError(
+            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r}",
+            expected=f"one of {', '.join(Protocol)}",
+        )
+    if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
+        return chosen  # it uses TLS with the scheduler
+    if chosen not in (None, scheme) and "protocol" in given:
+        raise OptionError(
+            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}",
+            fix=f"protocol={scheme!r}, or none",
+        )
+    if values["security"] and not scheme.encrypts and "security" not in given:
+        # An error wherever it is set: encryption that the user requests is never dropped silently.
+        raise OptionError(
+            f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} "
+            "requests encryption",
+            fix="a cluster with TLS, or security=False (--no-security) on a network that you trust",
+        )
+    if chosen is Protocol.TLS and not scheme.encrypts and values["security"] is None:
+        found = (
+            f"{origins['protocol']}: no effect: the scheduler at {address!r} is not encrypted, and everyone on the network can "
+            "reach it and run code as you"
+        )
+        notes.append(Problem(found, fix="a cluster with TLS"))
+    origins["protocol"] = origins["scheduler_address"]
+    return scheme
+
+
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Problem]) -> Protocol:
+    """``protocol="ucx"``: TLS and UCX between workers; UCX alone without security, or if the scheduler has no other."""
+    if values["security"]:
+        raise OptionError(
+            f"{origins['protocol']}: 'ucx' can't encrypt, but {origins['security']} requests encryption",
+            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not "
+            "encrypted; or set it to False (--no-security) on a network that you trust",
+        )
+    if values["security"] is False:
+        return Protocol.UCX
+    if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
+        found = "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+        notes.append(Problem(found, fix="a cluster with TLS"))
+        return Protocol.UCX
+    values["worker_ucx"] = WorkerUcx.ALL
+    return Protocol.TLS
+
+
+def _without_ucx(
+    chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
+) -> Protocol:
+    """TLS or TCP, which follows from `protocol` and `security`."""
+    if chosen is not None and security is not None and security != chosen.encrypts:
+        if ("protocol" in given) == ("security" in given):
+            fact = "is encrypted" if chosen.encrypts else "is not encrypted"
+            raise OptionError(
+                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}",
+                fix="set one of them, security=True (--security) with 'tls', security=False (--no-security) with 'tcp'",
+            )
+        if "security" in given:
+            chosen = None
+    if chosen is None:
+        return Protocol.TCP if security is False else Protocol.TLS
+    return chosen
+
+
+def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
+    """A warning if the dashboard is opened to the network."""
+    address = values["dashboard_address"]
+    if not (values["dashboard"] and values["scheduler"]) or address is None or _is_loopback(address):
+        return []
+    port = address.rpartition(":")[2]
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} NODE"
+    what = (
+        "the token that opens it crosses that in clear"
+        if values["security"]
+        else "everyone there can read it"
+    )
+    found = f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}"
+    return [Problem(found, fix=f"leave the option out, and use a tunnel ({tunnel})")]
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether ``HOST:PORT`` is reached from its own node only.
+
+    >>> [_is_loopback(address) for address in ("127.0.0.1:8787", "[::1]:0", "localhost:8787", ":8787", "node1:8787")]
+    [True, True, True, False, False]
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
+    """Warnings about CUDAWorker's switches of UCX that have no effect."""
+    options = values["worker_options"] or {}
+    on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
+    # If only a scheduler file is set, the file has the protocol.
+    if not on or (not values["scheduler"] and "protocol" not in origins):
+        return []
+    where = origins["worker_options"]
+    if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
+        found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
+        return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
+    # dask_cuda.utils.get_ucx_config: if one is switched off, and none on, the others are switched on
+    switches = [options.get(switch) for switch in SWITCHES]
+    infiniband = options.get("enable_infiniband")
+    others_on = infiniband is None and not any(switches) and any(one is False for one in switches)
+    if "enable_rdmacm" in on and not infiniband and not others_on:
+        found = f"{where}: enable_rdmacm: no effect without InfiniBand"
+        return [Problem(found, fix="enable_infiniband as well, or leave it out")]
+    return []

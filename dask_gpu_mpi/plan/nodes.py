@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
-from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, listed, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu, near
-from dask_gpu_mpi.plan.hosts import name_some
-from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,6 +57,8 @@ class GpuBox:
     label: str
     product: str
     memory: str
+    #: The cores near it: those of a NUMA domain. Empty: unknown.
+    cores: str
     #: None: the GPU is idle.
     worker: WorkerBox | None
     #: Memory that other processes use; empty: none.
@@ -67,44 +68,22 @@ class GpuBox:
 
 
 @dataclass(frozen=True)
-class DomainBox:
-    """The GPUs near the same cores, which is a NUMA domain."""
+class NodeBox:
+    """A node, or several that are alike. Nodes whose boxes are equal may share one."""
 
-    #: Empty: unknown.
-    cores: str
-    gpus: tuple[GpuBox, ...]
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The look of a node: equal if two nodes share a box or an entry."""
-
+    hosts: tuple[str, ...] = field(compare=False)
+    ranks: tuple[int, ...] = field(compare=False)
+    #: "scheduler", "client".
+    roles: tuple[str, ...] = field(compare=False)
+    #: Problems of the node as a whole.
+    alarms: tuple[str, ...] = field(compare=False)
     memory: str
-    gpus: int
-    domains: tuple[DomainBox, ...]
+    gpus: tuple[GpuBox, ...]
     cpu_workers: tuple[WorkerBox, ...]
     #: Ranks that start no worker although they take workers, counted from the first one of the node.
     without_worker: tuple[int, ...]
     #: Whether all ranks of the node are reserved for scheduler and client.
     reserved: bool
-
-    @property
-    def is_red(self) -> bool:
-        found = [gpu for domain in self.domains for gpu in domain.gpus]
-        return bool(self.without_worker) or any(gpu.worker is None or gpu.in_use for gpu in found)
-
-
-@dataclass(frozen=True)
-class NodeBox:
-    """A node, or several that are alike."""
-
-    hosts: tuple[str, ...]
-    ranks: tuple[int, ...]
-    #: "scheduler", "client".
-    roles: tuple[str, ...]
-    #: Problems of the node as a whole.
-    alarms: tuple[str, ...]
-    content: _Content
 
     @property
     def title(self) -> str:
@@ -116,37 +95,15 @@ class NodeBox:
     def subtitle(self) -> str:
         """Ranks, memory and GPUs."""
         each = "" if len(self.hosts) == 1 else "each "
-        return f"{ranks_text(self.ranks)} · {each}{self.content.memory}, {counted(self.content.gpus, 'GPU')}"
+        return f"{ranks_text(self.ranks)} · {each}{self.memory}, {counted(len(self.gpus), 'GPU')}"
 
     @property
     def is_red(self) -> bool:
         """Whether it has a problem."""
-        return bool(self.alarms) or self.content.is_red
+        return bool(self.alarms) or any(gpu.worker is None or gpu.in_use for gpu in self.gpus)
 
 
-def summary(plan: PlanData) -> str:
-    """The plan in one line."""
-    gpus = sum(len(host.gpus) for host in plan.hosts)
-    return ", ".join(
-        [
-            counted(len(plan.hosts), "node"),
-            counted(gpus, "GPU"),
-            counted(len(plan.workers), "worker"),
-            counted(plan.world_size, "rank"),
-            f"layout {plan.layout}",
-        ]
-    )
-
-
-def roles(plan: PlanData) -> str:
-    """The ranks and hosts of scheduler and client."""
-    return (
-        f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
-        f"client: rank {plan.client.rank} on {plan.client.host}"
-    )
-
-
-def node_boxes(plan: PlanData) -> tuple[list[NodeBox], tuple[str, ...]]:
+def node_boxes(plan: Plan) -> tuple[list[NodeBox], tuple[str, ...]]:
     """The boxes of a plan, in the order of its nodes, and the names of nodes that have none.
 
     Up to `MANY_NODES` nodes have a box each. Of more, those with the scheduler or the client have one, and so have those with
@@ -154,20 +111,18 @@ def node_boxes(plan: PlanData) -> tuple[list[NodeBox], tuple[str, ...]]:
     """
     view = _View(plan)
     few = len(plan.hosts) <= MANY_NODES
-    contents = [view.content(host, alike=not few) for host in plan.hosts]
-    red = [
-        content.is_red or bool(view.warnings_of(host))
-        for host, content in zip(plan.hosts, contents, strict=True)
-    ]
+    single = [view.box([host], alike=not few) for host in plan.hosts]
+    warned = sum(box.is_red for box in single)
 
     def look(number: int) -> Hashable:
-        own = few or view.roles(plan.hosts[number]) or (red[number] and sum(red) <= MOST_WARNED)
-        return number if own else (red[number], contents[number])
+        box = single[number]
+        own = few or box.roles or (box.is_red and warned <= MOST_WARNED)
+        return number if own else (box.is_red, box)
 
-    boxes = [
-        view.box([plan.hosts[number] for number in numbers])
-        for numbers in share_entries(range(len(plan.hosts)), look)
-    ]
+    boxes = []
+    for numbers in share_entries(range(len(plan.hosts)), look):
+        box = view.box([plan.hosts[number] for number in numbers], alike=len(numbers) > 1)
+        boxes.append(replace(box, cpu_workers=_fold_workers(box.cpu_workers)))
     if len(boxes) <= MOST_BOXES or few:
         return boxes, ()
     by_weight = sorted(boxes, key=lambda box: (not box.roles, not box.is_red, -len(box.hosts)))
@@ -179,7 +134,7 @@ def node_boxes(plan: PlanData) -> tuple[list[NodeBox], tuple[str, ...]]:
 class _View:
     """A plan, by host."""
 
-    def __init__(self, plan: PlanData) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.workers: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
         for worker in plan.workers:
@@ -189,32 +144,13 @@ class _View:
             for name in warning.hosts:
                 self.warnings.setdefault(name, []).append(number)
 
-    def warnings_of(self, host: HostPlan) -> list[int]:
-        return self.warnings.get(host.host, [])
-
     def roles(self, host: HostPlan) -> tuple[str, ...]:
         found = (("scheduler", self.plan.scheduler), ("client", self.plan.client))
         return tuple(name for name, role in found if role.rank in host.ranks)
 
-    def box(self, hosts: Sequence[HostPlan]) -> NodeBox:
-        first = hosts[0]
-        content = self.content(first, alike=len(hosts) > 1)
-        alarms = []
-        if content.without_worker:
-            idle = [host.ranks[0] + offset for host in hosts for offset in content.without_worker]
-            alarms.append(f"no worker: {ranks_text(idle)}")
-        if numbers := sorted({number for host in hosts for number in self.warnings_of(host)}):
-            alarms.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
-        return NodeBox(
-            hosts=tuple(host.host for host in hosts),
-            ranks=tuple(rank for host in hosts for rank in host.ranks),
-            roles=self.roles(first),
-            alarms=tuple(alarms),
-            content=replace(content, cpu_workers=_fold_workers(content.cpu_workers)),
-        )
-
-    def content(self, host: HostPlan, *, alike: bool) -> _Content:
-        """The look of a host; `alike`: without names, ranks and UUIDs."""
+    def box(self, hosts: Sequence[HostPlan], *, alike: bool) -> NodeBox:
+        """The box of hosts that are alike; `alike`: without names, ranks and UUIDs, by which they differ."""
+        host = hosts[0]
         first = host.ranks[0]
         workers = self.workers[host.host]
         plan = self.plan
@@ -226,18 +162,24 @@ class _View:
             for worker in workers
             for number, uuid in enumerate(worker.devices)
         }
-        domains: dict[tuple[int, ...], list[GpuBox]] = {}
-        for place, gpu in enumerate(host.gpus):
-            box = _gpu_box(place, gpu, of_gpu.get(gpu.uuid), alike)
-            domains.setdefault(gpu.cpus, []).append(box)
-        return _Content(
+        idle = [rank - first for rank in sorted(working - {worker.rank for worker in workers})]
+        alarms = []
+        if idle:
+            ranks = [each.ranks[0] + offset for each in hosts for offset in idle]
+            alarms.append(f"no worker: {ranks_text(ranks)}")
+        if numbers := {number for each in hosts for number in self.warnings.get(each.host, ())}:
+            alarms.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
+        return NodeBox(
+            hosts=tuple(each.host for each in hosts),
+            ranks=tuple(rank for each in hosts for rank in each.ranks),
+            roles=self.roles(host),
+            alarms=tuple(alarms),
             memory=_short(host.memory) if host.memory else "memory unknown",
-            gpus=len(host.gpus),
-            domains=tuple(DomainBox(_cores(cpus), tuple(gpus)) for cpus, gpus in domains.items()),
-            cpu_workers=tuple(boxes[worker.name] for worker in workers if worker.gpu_index is None),
-            without_worker=tuple(
-                rank - first for rank in sorted(working - {worker.rank for worker in workers})
+            gpus=tuple(
+                _gpu_box(place, gpu, of_gpu.get(gpu.uuid), alike) for place, gpu in enumerate(host.gpus)
             ),
+            cpu_workers=tuple(boxes[worker.name] for worker in workers if worker.gpu_index is None),
+            without_worker=tuple(idle),
             reserved=not working,
         )
 
@@ -262,13 +204,14 @@ class _View:
         busy: list[str] = []
         for host in hosts:
             devices = {device for worker in self.workers[host.host] for device in worker.devices}
-            for places, numbers in (
-                (idle, [number for number, gpu in enumerate(host.gpus) if gpu.uuid not in devices]),
-                (busy, [number for number, gpu in enumerate(host.gpus) if gpu.processes]),
-            ):
-                places += [f"GPU {fold_numbers(numbers)} of {host.host}"] if numbers else []
-        yield from [f"without a worker: {name_some(idle)}"] if idle else []
-        yield from [f"in use by others: {name_some(busy)}"] if busy else []
+            if numbers := [number for number, gpu in enumerate(host.gpus) if gpu.uuid not in devices]:
+                idle.append(f"GPU {fold_numbers(numbers)} of {host.host}")
+            if numbers := [number for number, gpu in enumerate(host.gpus) if gpu.processes]:
+                busy.append(f"GPU {fold_numbers(numbers)} of {host.host}")
+        if idle:
+            yield f"without a worker: {listed(idle)}"
+        if busy:
+            yield f"in use by others: {listed(busy)}"
 
 
 def _gpu_box(place: int, gpu: Gpu, worker: WorkerBox | None, alike: bool) -> GpuBox:
@@ -280,6 +223,7 @@ def _gpu_box(place: int, gpu: Gpu, worker: WorkerBox | None, alike: bool) -> Gpu
         label=f"GPU {place}{part}",
         product=gpu.name,
         memory=_short(gpu.memory) if gpu.memory else "",
+        cores=_cores(gpu.cpus),
         worker=worker,
         in_use=in_use,
         identity="" if alike else f"{gpu.uuid}, NVML index {gpu.index}",
@@ -338,7 +282,7 @@ _ROLES = {"scheduler": "bold blue", "client": "bold magenta"}
 _RED = "bold red"
 
 
-def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableType]:
+def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
     """The plan as lines and tables: roles, then each node with its workers, then the warnings.
 
     `terminal`: what is to be warned of is marked as well.
@@ -346,14 +290,14 @@ def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableTyp
     view = _View(plan)
     ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
     first = f"layout {plan.layout}: {ranks} on {hosts}, {counted(len(plan.workers), 'worker')}"
-    yield styled(summary(plan) if terminal else first, "bold")
-    text = styled(roles(plan))
+    yield styled(plan.summary if terminal else first, "bold")
+    text = styled(plan.roles)
     for role, style in _ROLES.items():
         text.highlight_words([role], style)
     yield text
     entries = [[host] for host in plan.hosts]
     if len(entries) > MANY_NODES:
-        entries = share_entries(plan.hosts, lambda host: view.content(host, alike=True))
+        entries = share_entries(plan.hosts, lambda host: view.box([host], alike=True))
     tables = [view.rows(entry) for entry in entries]
     widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
     for entry, rows in zip(entries, tables, strict=True):

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from dask_gpu_mpi.base.tables import share_entries
 from dask_gpu_mpi.base.text import counted, fold_names, printable
-from dask_gpu_mpi.plan.model import PlanData
-from dask_gpu_mpi.plan.nodes import DomainBox, GpuBox, NodeBox, WorkerBox, node_boxes, roles, summary
+from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan.nodes import GpuBox, NodeBox, WorkerBox, node_boxes
 
 # Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
 
@@ -152,7 +153,7 @@ STYLE = """
 """
 
 
-def svg(plan: PlanData, *, warnings: bool = True) -> str:
+def svg(plan: Plan, *, warnings: bool = True) -> str:
     """Draw a plan; `warnings`: with their texts.
 
     The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
@@ -184,19 +185,19 @@ def svg(plan: PlanData, *, warnings: bool = True) -> str:
     )
 
 
-def _title(plan: PlanData) -> str:
+def _title(plan: Plan) -> str:
     return (
-        f"Plan: {summary(plan)}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
+        f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
         f"{counted(len(plan.warnings), 'warning')}"
     )
 
 
-def _head(plan: PlanData, width: int) -> Part:
+def _head(plan: Plan, width: int) -> Part:
     devices = {device for worker in plan.workers for device in worker.devices}
     idle = sum(gpu.uuid not in devices for host in plan.hosts for gpu in host.gpus)
     red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
     red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
-    lines = [text(0, 16, summary(plan), "top", limit=width), text(0, 36, roles(plan), limit=width)]
+    lines = [text(0, 16, plan.summary, "top", limit=width), text(0, 36, plan.roles, limit=width)]
     if red:
         lines.append(text(0, 54, ", ".join(red), "bad", limit=width))
     return Part("".join(lines), width, 60 if red else 42)
@@ -258,26 +259,26 @@ def _sheet(width: int, height: int, shift: int) -> str:
 
 
 def _content(box: NodeBox) -> Part:
-    content = box.content
-    tall = any(gpu.in_use for domain in content.domains for gpu in domain.gpus)
-    domains = [_domain(domain, tall) for domain in content.domains]
-    workers = [titled(_all_of(worker), _worker(worker, GPU_WIDTH)) for worker in content.cpu_workers]
+    tall = any(gpu.in_use for gpu in box.gpus)
+    domains = [_domain(gpus, tall) for gpus in share_entries(box.gpus, lambda gpu: gpu.cores)]
+    workers = [titled(_all_of(worker), _worker(worker, GPU_WIDTH)) for worker in box.cpu_workers]
     parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
     parts += [flow(workers, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if workers else []
-    if content.reserved:
+    if box.reserved:
         parts.append(
             Part(text(0, 14, "no workers: ranks reserved for scheduler and client", "small"), 0, LINE)
         )
     return stack(parts)
 
 
-def _domain(domain: DomainBox, tall: bool) -> Part:
-    gpus = flow((_gpu(gpu, tall) for gpu in domain.gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP)
-    if not domain.cores:
-        return gpus
-    width, height = gpus.width + 2 * GAP, gpus.height + 20 + GAP
-    label = text(GAP, 14, f"NUMA domain: cores {domain.cores}", "small", limit=width - 2 * GAP)
-    return Part(rectangle("domain", width, height) + label + at(GAP, 20, gpus), width, height)
+def _domain(gpus: Sequence[GpuBox], tall: bool) -> Part:
+    """The GPUs near the same cores, which is a NUMA domain."""
+    part = flow((_gpu(gpu, tall) for gpu in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP)
+    if not gpus[0].cores:
+        return part
+    width, height = part.width + 2 * GAP, part.height + 20 + GAP
+    label = text(GAP, 14, f"NUMA domain: cores {gpus[0].cores}", "small", limit=width - 2 * GAP)
+    return Part(rectangle("domain", width, height) + label + at(GAP, 20, part), width, height)
 
 
 def _gpu(gpu: GpuBox, tall: bool) -> Part:

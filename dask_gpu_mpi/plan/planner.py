@@ -1,31 +1,20 @@
-"""From the inventories of all ranks to what every rank is to do: `make_plan`, a pure function."""
+"""From the inventories of all ranks to the work of every rank: `make_plan`, a pure function, and its steps in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.text import fold_names, ranks_text
-from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.base.text import fold_names, format_bytes, listed, ranks_text
+from dask_gpu_mpi.errors import PlacementError, Problem, world_too_small
+from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import device_memory
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
-from dask_gpu_mpi.plan.hosts import (
-    Host,
-    existing_contexts,
-    gpus_in_use,
-    gpus_without_worker,
-    group_by_host,
-    ranks_without_gpu,
-    refuse_gpus_in_use,
-    refuse_machine_with_two_names,
-)
-from dask_gpu_mpi.plan.model import Role
-from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.plan.roles import choose_roles, in_order, reserved_ranks
-from dask_gpu_mpi.plan.workers import plan_workers
+from dask_gpu_mpi.plan.model import Plan, Role
+from dask_gpu_mpi.plan.workers import Host, group_by_host, plan_workers
 
 
 def make_plan(
@@ -42,16 +31,19 @@ def make_plan(
     which may differ (`device_memory.device_options`; by default those of `options`). Every GPU that a rank with workers sees
     gets exactly one worker.
 
-    Raises PlacementError if ranks are missing or double, see partly the same GPUs, or can't take a worker; or if the GPUs do
-    not make full groups of `gpus_per_worker`, or are in use against `require_idle_gpus`. OptionError: more memory than a
-    worker's GPU has. WorldTooSmallException: fewer ranks than the layout needs.
+    Raises PlacementError if ranks see partly the same GPUs, or can't take a worker; or if the GPUs do not make full groups of
+    `gpus_per_worker`, or are in use against `require_idle_gpus`. OptionError: more memory than a worker's GPU has.
+    WorldTooSmallException: fewer ranks than the layout needs.
 
     >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
     >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
     >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
     [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]
     """
-    ranks = in_order(inventories)
+    ranks = sorted(inventories, key=lambda inventory: inventory.rank)
+    numbers = [rank.rank for rank in ranks]
+    if numbers != list(range(len(ranks))):
+        raise PlacementError(f"inventories of {ranks_text(numbers)}", expected="one of each rank")
     scheduler, client = choose_roles(options, len(ranks), has_client=has_client)
     reserved = reserved_ranks(options, scheduler, client, has_client=has_client)
     reserved |= {rank.rank for rank in ranks if rank.absent}
@@ -62,7 +54,7 @@ def make_plan(
     if on_gpus:
         refuse_machine_with_two_names(hosts)
         for host in hosts:
-            host.share = divide_gpus(host.name, host.working, host.gpus, options.gpus_per_worker)
+            host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
         if options.require_idle_gpus:
             refuse_gpus_in_use(hosts)
         warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts)
@@ -71,12 +63,12 @@ def make_plan(
         asked = dict.fromkeys(range(len(ranks)), device_memory.device_options(options))
     workers, of_workers = plan_workers(hosts, options, on_gpus, asked)
 
-    names = {rank.rank: host.name for host in hosts for rank in host.ranks}
+    names = {rank: host.plan.host for host in hosts for rank in host.plan.ranks}
     device = ""
     if on_gpus and options.scheduler:
         device, missing = scheduler_gpu(ranks[scheduler], workers)
         warnings += missing
-    planned = tuple(host.plan() for host in hosts)
+    planned = tuple(host.plan for host in hosts)
     device_memory.check_device_memory(planned, workers, asked)
     return Plan(
         layout=options.layout,
@@ -98,7 +90,7 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
     if any(rank.gpus for rank in working):
         return True
     if options.worker_kind == "gpu":
-        names = fold_names(host.name for host in hosts if host.working)
+        names = fold_names(host.plan.host for host in hosts if host.working)
         raise PlacementError(
             "GPU workers are asked for, but none of the ranks that take workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names})",
@@ -106,3 +98,151 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
             "(--worker-class distributed.Nanny)",
         )
     return False
+
+
+# The ranks, and which of them has which role.
+
+
+def reserved_ranks(options: Options, scheduler: int, client: int, *, has_client: bool) -> set[int]:
+    """The ranks that take no workers: in layout ``exclusive`` those of the scheduler and the client, where there are such."""
+    if options.layout != "exclusive":
+        return set()
+    return ({scheduler} if options.scheduler else set()) | ({client} if has_client else set())
+
+
+def choose_roles(options: Options, world_size: int, *, has_client: bool) -> tuple[int, int]:
+    """Choose the scheduler's and the client's rank; raise WorldTooSmallException where ranks are too few."""
+    scheduler = options.scheduler_rank if options.scheduler else 0
+    client = options.script_rank
+    roles = {"scheduler": scheduler} if options.scheduler else {}
+    if has_client:
+        roles["client"] = client
+    elif options.client_rank is None:
+        client = scheduler
+    # dask-mpi starts with no worker here, and waits for one forever.
+    reserved = reserved_ranks(options, scheduler, client, has_client=has_client)
+    least = max([client, *roles.values(), len(reserved)]) + 1
+    if world_size < least:
+        fix = "lower scheduler_rank and client_rank (--scheduler-rank, --client-rank)"
+        if options.layout == "exclusive":
+            fix = "take layout 'shared', which works with one"
+        places = " and ".join(f"the {role} on rank {rank}" for role, rank in roles.items())
+        raise world_too_small(
+            f"layout {options.layout!r} with {places or f'client_rank={client}'} needs at least {least} MPI ranks, found "
+            f"{world_size}",
+            fix=f"start more ranks, or {fix}",
+        )
+    return scheduler, client
+
+
+# Hosts and GPUs that the user should correct or know of.
+
+
+def refuse_machine_with_two_names(hosts: Sequence[Host]) -> None:
+    """Raise PlacementError for one GPU under two host names of one machine (containers): it would get two workers."""
+    first: dict[tuple[str, str], Host] = {}
+    for host in hosts:
+        for gpu in host.plan.gpus:
+            other = first.setdefault((host.boot_id, gpu.uuid), host)
+            if other is not host:
+                raise PlacementError(
+                    f"GPU {gpu.index} ({gpu.uuid}) is seen by {ranks_text(other.plan.ranks)} on {other.plan.host} "
+                    f"and by {ranks_text(host.plan.ranks)} on {host.plan.host}, two names of one machine (boot id "
+                    f"{host.boot_id or 'unknown'})",
+                    fix=f"give it one host name, or each name its own GPUs by {VISIBLE_DEVICES}",
+                )
+
+
+def gpus_without_worker(hosts: Sequence[Host]) -> list[Problem]:
+    """GPUs that only reserved ranks see (layout ``exclusive``)."""
+    lost = {
+        h.plan.host: len(
+            {gpu.uuid for gpu in h.plan.gpus} - {gpu.uuid for rank in h.working for gpu in rank.gpus}
+        )
+        for h in hosts
+    }
+    lost = {name: number for name, number in lost.items() if number}
+    places = [f"{number} on {name}" for name, number in lost.items()]
+    if not places:
+        return []
+    count = sum(lost.values())
+    return [
+        Problem(
+            f"{count} {'GPU gets' if count == 1 else 'GPUs get'} no worker, because only ranks that take no workers see them: "
+            f"{listed(places)}",
+            fix="let all ranks of a host see its GPUs, or take layout 'shared'",
+            hosts=tuple(lost),
+        )
+    ]
+
+
+def ranks_without_gpu(hosts: Sequence[Host]) -> list[Problem]:
+    """Ranks that get no GPU, in a job on GPUs."""
+    without = {h.plan.host: [rank.rank for rank in h.working if not h.share[rank.rank]] for h in hosts}
+    without = {name: ranks for name, ranks in without.items() if ranks}
+    places = [f"{ranks_text(ranks)} on {name}" for name, ranks in without.items()]
+    if not places:
+        return []
+    found = [rank for ranks in without.values() for rank in ranks]
+    get = "gets none and starts" if len(found) == 1 else f"get none, and these {len(found)} ranks start"
+    return [
+        Problem(
+            f"more ranks than GPUs: {listed(places)} {get} no GPU worker (one rank per node is enough; --cpu-workers adds "
+            "CPU workers)",
+            ranks=tuple(found),
+            hosts=tuple(without),
+        )
+    ]
+
+
+def gpus_in_use(hosts: Sequence[Host]) -> list[Problem]:
+    """GPUs on which other processes hold memory."""
+    return [
+        Problem(_in_use(host, gpu), hosts=(host.plan.host,))
+        for host in hosts
+        for gpu in host.plan.gpus
+        if gpu.processes
+    ]
+
+
+def refuse_gpus_in_use(hosts: Sequence[Host]) -> None:
+    """Raise PlacementError where other processes hold memory on a GPU that gets a worker."""
+    with_worker = {
+        gpu.uuid for host in hosts for sets in host.share.values() for gpus in sets for gpu in gpus
+    }
+    found = [
+        _in_use(host, gpu)
+        for host in hosts
+        for gpu in host.plan.gpus
+        if gpu.processes and gpu.uuid in with_worker
+    ]
+    if found:
+        raise PlacementError(
+            listed(found),
+            expected="idle GPUs: require_idle_gpus, --require-idle-gpus",
+            fix=f"end those processes, leave the GPUs out with {VISIBLE_DEVICES}, or allow them with "
+            "--no-require-idle-gpus",
+        )
+
+
+def _in_use(host: Host, gpu: Gpu) -> str:
+    name = f"host {host.plan.host}: GPU {gpu.index} ({gpu.uuid})"
+    if gpu.busy is None:
+        return f"{name} has memory in use by other processes (NVML does not report how much)"
+    return f"{name} has {gpu.busy} bytes ({format_bytes(gpu.busy)}) in use by other processes"
+
+
+def existing_contexts(ranks: Sequence[Inventory]) -> list[Problem]:
+    """CUDA contexts of the ranks' own processes."""
+    having = [rank for rank in ranks if rank.contexts]
+    places = [f"rank {rank.rank} on {rank.host} ({', '.join(rank.contexts)})" for rank in having]
+    if not places:
+        return []
+    return [
+        Problem(
+            f"CUDA contexts were made before the cluster started, and take device memory from the workers: {listed(places)}",
+            fix="use CUDA only after initialize(), or check what the script imports (or a GPU-aware MPI)",
+            ranks=tuple(rank.rank for rank in having),
+            hosts=tuple(dict.fromkeys(rank.host for rank in having)),
+        )
+    ]

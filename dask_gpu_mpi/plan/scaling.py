@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.options.dask_config import import_config, is_configured
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.plan.plan import Plan
+    from dask_gpu_mpi.plan.model import Plan
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"

@@ -28,20 +28,11 @@ def hypothetical_job(
     Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of the cores and
     half of the GPUs each. With `visible` "all" every rank sees all GPUs of its host (as with ``--gpus-per-node``), with
     "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. An
-    OptionError if a number is too small or too large.
+    OptionError if there are too many.
 
     >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """
-    for option, number, least in (
-        ("nodes", nodes, 1),
-        ("ranks-per-node", ranks_per_node, 1),
-        ("gpus-per-node", gpus_per_node, 0),
-        ("cpus-per-node", cpus_per_node, 1),
-        ("memory-per-node", memory_per_node, 1),
-    ):
-        if number < least:
-            raise OptionError(f"--{option}: invalid value {number}", expected=f"at least {least}")
     for option, number, most in (
         ("ranks-per-node", ranks_per_node, MOST_RANKS),
         ("gpus-per-node", gpus_per_node, MOST_RANKS),
@@ -53,9 +44,6 @@ def hypothetical_job(
                 expected=f"at most {most} in all",
                 fix="plan a part of the job",
             )
-    if visible not in ("all", "per-rank"):
-        raise OptionError(f"--visible: invalid value {visible!r}", expected="all or per-rank")
-
     cpus = tuple(range(cpus_per_node))
     half = (cpus_per_node + 1) // 2
     numa = (cpus[:half], cpus[half:] or cpus)

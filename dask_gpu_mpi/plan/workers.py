@@ -1,33 +1,57 @@
-"""The workers of a job: the name, GPUs, cores, threads and memory of each."""
+"""The hosts of a job and their workers: the name, GPUs, cores, threads and memory of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, listed, parse_memory_limit
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_sizes
 from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
-from dask_gpu_mpi.plan.hosts import Host, name_some
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A worker before threads and memory are shared out."""
+@dataclass
+class Host:
+    """One host while the plan is made."""
 
-    name: str | int
-    rank: Inventory
-    cpus: tuple[int, ...]
-    gpus: tuple[Gpu, ...] = ()
-    gpu_index: int | None = None
-    #: Why it gets cores that are not near its GPUs; empty: they are, or it has none.
-    distant: str = ""
+    plan: HostPlan
+    boot_id: str
+    #: Those of its ranks that take workers.
+    working: list[Inventory]
+    #: For each working rank the GPUs of each of its workers; empty in a job on CPUs.
+    share: dict[int, list[tuple[Gpu, ...]]] = field(default_factory=dict)
+
+
+def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: bool) -> list[Host]:
+    """The hosts in the order of their lowest ranks; `reserved` ranks take no workers."""
+    groups: dict[tuple[str, str], list[Inventory]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.host, rank.boot_id), []).append(rank)
+    names = {host for host, _ in groups}
+    used: set[str] = set()
+    hosts = []
+    for (host, boot_id), members in groups.items():
+        name, number = host, 1
+        while name in used or (number > 1 and name in names):
+            number += 1
+            name = f"{host}#{number}"
+        used.add(name)
+        plan = HostPlan(
+            name,
+            tuple(rank.rank for rank in members),
+            tuple(gpus_of_host((rank.pid, rank.gpus) for rank in members)) if use_gpus else (),
+            # Ranks may sit in different cgroups, and the sum of their limits need not be there.
+            memory=min((rank.memory for rank in members if rank.memory), default=0),
+            cpu_quota=min((rank.cpu_quota for rank in members if rank.cpu_quota is not None), default=None),
+        )
+        hosts.append(Host(plan, boot_id, [rank for rank in members if rank.rank not in reserved]))
+    return hosts
 
 
 def plan_workers(
@@ -36,99 +60,109 @@ def plan_workers(
     """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
-    distant: list[tuple[str, str]] = []
+    distant: list[str] = []
+    distant_hosts: list[str] = []
     limits = []
     for host in hosts:
-        drafts = (_on_gpus(host, options) if on_gpus else _on_cpus(host, options)) + _added(host, options)
-        each = worker_limit(limit, host.memory, len(drafts))
-        limits.append((host.name, each, len(drafts), host.memory))
-        distant += [(host.name, draft.distant) for draft in drafts if draft.distant]
-        workers += _finish(host, drafts, options, each, asked)
+        on_cpus = _names_on_cpus(host, options, on_gpus)
+        number = sum(map(len, host.share.values())) + len(on_cpus)
+        each = worker_limit(limit, host.plan.memory, number)
+        limits.append((host.plan.host, each, number, host.plan.memory))
+        if on_gpus:
+            found, far = _on_gpus(host, options, each, asked)
+            workers += found
+            distant += far
+            distant_hosts += [host.plan.host] if far else []
+        workers += _on_cpus(host, on_cpus, options.nthreads, each)
     warnings = excess_warnings(limits)
     if distant:
         problem = Problem(
             "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
-            f"{name_some([place for _, place in distant])}",
+            f"{listed(distant)}",
             fix="let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
-            hosts=tuple(dict.fromkeys(host for host, _ in distant)),
+            hosts=tuple(distant_hosts),
         )
         warnings.insert(0, problem)
     # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
 
+def _on_gpus(
+    host: Host, options: Options, limit: int, asked: Mapping[int, Mapping[str, Any]]
+) -> tuple[list[WorkerPlan], list[str]]:
+    """The GPU workers of a host, and those of them whose ranks may use no core near their GPUs."""
+    place = {gpu.uuid: number for number, gpu in enumerate(host.plan.gpus)}
+    prefix = _prefix(options)
+    workers, distant = [], []
+    for rank in host.working:
+        for gpus in host.share[rank.rank]:
+            index = place[gpus[0].uuid]
+            name = f"{prefix}{rank.rank}-{index}"
+            near = near_cores(gpus)
+            cpus = intersection(near, rank.cpus)
+            if near and not cpus:
+                distant.append(f"{name} on {host.plan.host} (GPU {gpus[0].index}: {fold_numbers(near)})")
+            nodes = {gpu.numa for gpu in gpus if gpu.numa >= 0}
+            ports = dict.fromkeys(port for gpu in gpus for port in gpu.nics.split(","))
+            workers.append(
+                WorkerPlan(
+                    name=name,
+                    rank=rank.rank,
+                    host=host.plan.host,
+                    kind="gpu",
+                    gpu_index=index,
+                    device=",".join(gpu.uuid for gpu in gpus),
+                    nthreads=options.nthreads or 1,
+                    memory_limit=limit,
+                    cpus=cpus or rank.cpus,
+                    resources={"GPU": float(len(gpus))},
+                    device_sizes=device_sizes(asked.get(rank.rank, {}), gpus[0].memory),
+                    numa=nodes.pop() if len(nodes) == 1 else None,
+                    nics="" if "" in ports else ",".join(ports),
+                )
+            )
+    return workers, distant
+
+
+def _names_on_cpus(host: Host, options: Options, on_gpus: bool) -> list[tuple[str | int, Inventory]]:
+    """A host's CPU workers, by name and rank: in a job on CPUs one of each rank, then the additional ones of the first rank."""
+    prefix = _prefix(options)
+    found: list[tuple[str | int, Inventory]] = []
+    if not on_gpus:
+        found += [(f"{prefix}{rank.rank}" if prefix else rank.rank, rank) for rank in host.working]
+    for rank in host.working[:1]:
+        found += [(f"{prefix}{rank.rank}-cpu-{number}", rank) for number in range(options.cpu_workers)]
+    return found
+
+
+def _on_cpus(
+    host: Host, names: Sequence[tuple[str | int, Inventory]], nthreads: int | None, limit: int
+) -> list[WorkerPlan]:
+    # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
+    shares = share_cores([rank.cpus for _, rank in names], host.plan.cpu_quota)
+    return [
+        WorkerPlan(
+            name=name,
+            rank=rank.rank,
+            host=host.plan.host,
+            kind="cpu",
+            gpu_index=None,
+            device=None,
+            nthreads=nthreads or share,
+            memory_limit=limit,
+            cpus=rank.cpus,
+            resources={"CPU": float(nthreads or share)},
+        )
+        for (name, rank), share in zip(names, shares, strict=True)
+    ]
+
+
 def _prefix(options: Options) -> str:
     return f"{options.name}-" if options.name else ""
 
 
-def _on_gpus(host: Host, options: Options) -> list[_Draft]:
-    place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
-    drafts = []
-    for rank in host.working:
-        for gpus in host.share[rank.rank]:
-            index = place[gpus[0].uuid]
-            name = f"{_prefix(options)}{rank.rank}-{index}"
-            near = near_cores(gpus)
-            cpus = intersection(near, rank.cpus)
-            distant = ""
-            if near and not cpus:
-                distant = f"{name} on {host.name} (GPU {gpus[0].index}: {fold_numbers(near)})"
-            drafts.append(_Draft(name, rank, cpus or rank.cpus, gpus, index, distant))
-    return drafts
-
-
-def _on_cpus(host: Host, options: Options) -> list[_Draft]:
-    prefix = _prefix(options)
-    return [_Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working]
-
-
-def _added(host: Host, options: Options) -> list[_Draft]:
-    """The additional CPU workers, all of the first rank."""
-    return [
-        _Draft(f"{_prefix(options)}{rank.rank}-cpu-{number}", rank, rank.cpus)
-        for rank in host.working[:1]
-        for number in range(options.cpu_workers)
-    ]
-
-
-def _finish(
-    host: Host,
-    drafts: Sequence[_Draft],
-    options: Options,
-    limit: int,
-    asked: Mapping[int, Mapping[str, Any]],
-) -> list[WorkerPlan]:
-    # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
-    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
-    workers = []
-    for draft in drafts:
-        nodes = {gpu.numa for gpu in draft.gpus if gpu.numa >= 0}
-        ports = dict.fromkeys(port for gpu in draft.gpus for port in gpu.nics.split(","))
-        nthreads = options.nthreads or (1 if draft.gpus else next(threads))
-        workers.append(
-            WorkerPlan(
-                name=draft.name,
-                rank=draft.rank.rank,
-                host=host.name,
-                kind="gpu" if draft.gpus else "cpu",
-                gpu_index=draft.gpu_index,
-                device=",".join(gpu.uuid for gpu in draft.gpus) or None,
-                nthreads=nthreads,
-                memory_limit=limit,
-                cpus=draft.cpus,
-                resources={"GPU": float(len(draft.gpus))} if draft.gpus else {"CPU": float(nthreads)},
-                device_sizes=device_sizes(asked.get(draft.rank.rank, {}), draft.gpus[0].memory)
-                if draft.gpus
-                else {},
-                numa=nodes.pop() if len(nodes) == 1 else None,
-                nics="" if "" in ports else ",".join(ports),
-            )
-        )
-    return workers
-
-
 def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
-    """Give the memory limit of each worker of a host, in bytes; 0: none.
+    """The memory limit of each worker of a host, in bytes; 0: none.
 
     `limit` is bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it); `memory`
     is what the job may use on the host (0: unknown), and `workers` are those of all its ranks.

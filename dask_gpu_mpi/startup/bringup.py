@@ -33,13 +33,10 @@ from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
-from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.scaling import configured_keys
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import end_time
@@ -167,7 +164,7 @@ def _inspect(
         _cross_check(context, rank, size)
     if check is not None:
         check(rank)
-    is_client = rank == expected_client(options)
+    is_client = rank == options.script_rank
     if is_client and context.has_client and size > 1:
         check_threads()
     if options.report is not None and is_client and context.has_client:
@@ -345,7 +342,7 @@ def _import_for_client(protocol: Protocol) -> None:
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     """Whether the script may run here, as far as the launcher shows: MPI, which knows, can't be asked before UCX is loaded."""
     launched = launchers.detect(environ)
-    return launched is None or launched.rank == expected_client(options)
+    return launched is None or launched.rank == options.script_rank
 
 
 @dataclass(frozen=True)

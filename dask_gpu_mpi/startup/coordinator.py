@@ -28,10 +28,8 @@ from dask_gpu_mpi.machine.inventory import Inventory, absent_inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.model import OPTIONS, Options
-from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport, WorkerUcx
+from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers
@@ -348,7 +346,7 @@ class Coordinator(FailureCoordinator):
         target = self._job.target
         if target is not None:
             self._config = target.config | settings
-            if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
+            if Protocol.of(target.address) is Protocol.TCP:
                 self._begin(Phase.REACH, self._ranks, CONNECTING)
                 self._test.connect_to_running(target.address.partition("://")[2])
             else:  # a listener with TLS or UCX would complain of whoever hangs up

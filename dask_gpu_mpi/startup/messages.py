@@ -21,8 +21,7 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.view.job_facts import JobFacts
 
 #: Rank that gathers the registrations and makes the plan.

@@ -36,9 +36,8 @@ from dask_gpu_mpi.network.reachability import (
     worker_ports,
 )
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, Listen, Listening, Reached
 
 # What the workers of a job send each other over UCX, once there is a plan: pure functions.

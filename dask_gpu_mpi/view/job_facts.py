@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.plan.plan import Plan
+    from dask_gpu_mpi.plan.model import Plan
 
 
 @dataclass(frozen=True)

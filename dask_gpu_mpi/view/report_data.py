@@ -14,8 +14,8 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import svg
-from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 

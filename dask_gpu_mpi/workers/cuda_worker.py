@@ -23,7 +23,7 @@ from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
-from dask_gpu_mpi.options.rules import SWITCHES
+from dask_gpu_mpi.options.model import SWITCHES
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 #: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.

@@ -16,8 +16,7 @@ from typing import Any
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
 from dask_gpu_mpi.workers.worker_class import accepted_options, is_cuda_worker, worker_class_for

@@ -107,14 +107,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="the agent runs without the options of the rank's interpreter",
     ),
     *_of(
-        "sys",
-        "_getframe",
-        "options/rules",
-        _PYTHON,
-        why="a deprecation warning names the line of the script",
-        without="the warning names a line of this package",
-    ),
-    *_of(
         "threading",
         "_SHUTTING_DOWN",
         "base/signals",

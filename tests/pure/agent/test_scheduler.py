@@ -27,8 +27,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network import listeners
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Options, Protocol
 from support.jobs.processes import run_python
 
 OPTIONS = Options(protocol=Protocol.TCP, dashboard_address="127.0.0.1:0")

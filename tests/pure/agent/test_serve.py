@@ -20,8 +20,7 @@ from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
+from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 
 PLAN = WorkerPlan(

@@ -22,7 +22,7 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpac
 from dask_gpu_mpi.check import coordinator as check
 from dask_gpu_mpi.job import ending as cluster
 from dask_gpu_mpi.mpi.rendezvous import RankKey
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Protocol
 from dask_gpu_mpi.startup import messages as startup
 
 #: All tables of payloads, with the kinds that they are for.

@@ -26,8 +26,7 @@ from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Lost, Reach
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.bringup import planner
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
 from dask_gpu_mpi.startup.messages import Event, Kind, Listening, Reached, Registration

@@ -18,7 +18,7 @@ from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.model import WorkerUcx
 from dask_gpu_mpi.startup.messages import Listening
 from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, nodes, observed, only, reaching
 

@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, known_bad
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Protocol
 from support.mocks.preflights import VERSIONS, bad, evidence, observed, only
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from dask_gpu_mpi.job import announcement
 from dask_gpu_mpi.job.announcement import announce, announce_waiting, card, open_warnings
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Options, Protocol
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 
 from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job.ending import EndCoordinator, Ending
-from dask_gpu_mpi.plan.model import Role
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, Role
 
 
 class Rank0:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import distributed
 import pytest
 import yaml
 
@@ -17,20 +15,11 @@ import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.job.api import initialize
-from dask_gpu_mpi.options.model import OPTIONS, Option, Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol
 from dask_gpu_mpi.options.resolve import resolve
 from support.mocks.inputs import keywords
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
-
-
-def test_the_names_of_an_option() -> None:
-    option = Option("str", "log_level", "x", "")
-    assert (option.key, option.variable) == ("log-level", "DASK_GPU_MPI__LOG_LEVEL")
-    assert not option.allows_none
-    assert Option("str", "log_level", None, "").allows_none
-    assert Option("str", "log_level", "x", "", nullable=True).allows_none
 
 
 class CUDAWorker: ...
@@ -44,6 +33,7 @@ class Mine(CUDAWorker): ...
     [
         ("auto", "auto"), ("dask_cuda.CUDAWorker", "gpu"), ("CUDAWorker", "gpu"), (Mine, "gpu"), ("distributed.Nanny", "cpu"),
         ("distributed.worker.Worker", "cpu"), ("dask.distributed.Worker", "cpu"), ("mine.Worker", "auto"), (dict, "auto"),
+        (distributed.Nanny, "cpu"), (type("Mine", (distributed.Nanny,), {}), "auto"),
     ],
 )  # fmt: skip
 def test_worker_kind(cls: Any, kind: str) -> None:
@@ -53,20 +43,6 @@ def test_worker_kind(cls: Any, kind: str) -> None:
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.5), (4.0, 2.0), (60.0, 2.0)])
 def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) -> None:
     assert keywords(shutdown_timeout=timeout).grace == seconds
-
-
-@pytest.mark.parametrize(
-    ("given", "recorded"), [({}, False), ({"summary": True}, True), ({"report": "/r.json"}, True)]
-)
-def test_a_job_with_a_summary_or_a_report_is_recorded(given: dict[str, Any], recorded: bool) -> None:
-    assert keywords(**given).recorded is recorded
-
-
-def test_worker_kind_of_dasks_own_classes() -> None:
-    import distributed
-
-    assert keywords(worker_class=distributed.Nanny).worker_kind == "cpu"
-    assert keywords(worker_class=type("Mine", (distributed.Nanny,), {})).worker_kind == "auto"
 
 
 YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
@@ -119,45 +95,7 @@ def test_dask_mpis_names_are_there() -> None:
     assert theirs - ours == {"scheduler_address"}  # an argument
 
 
-def test_importing_the_module_loads_no_dask() -> None:
-    code = "import sys, dask_gpu_mpi.options.model; print({'dask', 'mpi4py', 'yaml'} & set(sys.modules))"
-    environ = dict(os.environ) | {"PYTHONPATH": str(YAML.parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == "set()", done.stderr
-
-
-# -- `Protocol`: what it knows, and that Dask, messages, JSON and pickles have its text
-
-
-@pytest.mark.parametrize(
-    ("name", "encrypts", "moves_device_memory", "allows_plain_probe"),
-    [("tls", True, False, False), ("tcp", False, False, True), ("ucx", False, True, False)],
-)
-def test_what_it_knows(
-    name: str, encrypts: bool, moves_device_memory: bool, allows_plain_probe: bool
-) -> None:
-    protocol = Protocol(name)
-    assert protocol.encrypts is encrypts
-    assert protocol.moves_device_memory is moves_device_memory
-    assert protocol.allows_plain_probe is allows_plain_probe
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(),
-        resolve({}, source="keyword"),
-        resolve({"protocol": "ucx", "security": False}, source="keyword"),
-        resolve({"protocol": "TCP"}, source="command line"),
-        resolve({"security": False}, source="keyword"),
-        resolve({"scheduler": False, "scheduler_address": "tcp://h:1"}, source="keyword"),
-    ],
-)
-def test_options_hold_one(options: Options) -> None:
-    assert isinstance(options.protocol, Protocol)
-    assert options.security is options.protocol.encrypts
+# -- `Protocol`: Dask, messages, JSON and pickles have its text
 
 
 @pytest.mark.parametrize("protocol", Protocol)

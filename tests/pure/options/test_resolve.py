@@ -1,15 +1,19 @@
-"""Options from keywords, environment and configuration: which wins, and what is refused."""
+"""Options from keywords, environment and configuration: which wins, what is refused, and which belong together."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import dask.config
 import pytest
 
+from dask_gpu_mpi.options.resolve import resolve
 from support import ROOT
 from support.mocks.inputs import keywords, refused
 
@@ -26,28 +30,6 @@ def test_keyword_beats_configuration_beats_default() -> None:
 def test_none_said_beats_configuration() -> None:
     with dask.config.set({"gpu-mpi.nthreads": 3}):
         assert keywords(nthreads=None).nthreads is None
-
-
-def test_environment_beats_yaml(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("gpu-mpi: {layout: exclusive, nthreads: 2, worker-options: {a: 1}}")
-    code = (
-        "from dask_gpu_mpi.options.resolve import resolve\n"
-        "options = resolve({'cpu_workers': 1}, source='keyword')\n"
-        "print(options.layout, options.nthreads, options.cpu_workers, options.worker_options, options.dashboard, options.name)"
-    )
-    environ = dict(os.environ) | {
-        "DASK_CONFIG": str(tmp_path),
-        "DASK_GPU_MPI__NTHREADS": "5",
-        "DASK_GPU_MPI__CPU_WORKERS": "4",
-        "DASK_GPU_MPI__DASHBOARD": "no",
-        "DASK_GPU_MPI__NAME": "12",
-        "DASK_GPU_MPI__WORKER_OPTIONS": '{"rmm_async": true}',
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.split("\n")[0] == "exclusive 5 1 {'rmm_async': True} False 12", done.stderr
 
 
 def test_a_message_names_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +100,6 @@ def test_the_defaults_are_registered_once() -> None:
     assert done.stdout == "1 shared\n", done.stderr
 
 
-def test_what_the_program_has_set_since_is_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DASK_GPU_MPI__NTHREADS", "many")
-    with dask.config.set({"gpu-mpi.nthreads": "more"}):
-        assert refused({}).startswith("configuration gpu-mpi.nthreads: invalid value 'more'")
-
-
 @pytest.mark.parametrize("section", ["shared", [1]])
 def test_a_section_that_is_none(section: object) -> None:
     with dask.config.set({"gpu-mpi": section}):
@@ -134,3 +110,208 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
     with dask.config.set({"gpu-mpi.layout": "shared", "gpu-mpi.startup-timeout": "5m"}):
         assert keywords().explicit == frozenset()
     assert keywords(layout="shared", interface="auto").explicit == {"layout", "interface"}
+
+
+# -- options that belong together, and those that exclude each other
+
+
+@pytest.mark.parametrize(
+    ("given", "protocol", "ucx"),
+    [
+        ({}, "tls", "auto"), ({"protocol": "auto"}, "tls", "auto"), ({"protocol": "ucx"}, "tls", "yes"),
+        # what is asked to be encrypted is, all of it
+        ({"security": True}, "tls", "no"), ({"protocol": "auto", "security": True}, "tls", "no"),
+        ({"protocol": "tls"}, "tls", "no"),
+        ({"security": False}, "tcp", "no"), ({"protocol": "auto", "security": False}, "tcp", "no"),
+        ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
+        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "auto"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx"}, "tls", "yes"),
+        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", "no"),
+    ],
+)  # fmt: skip
+def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -> None:
+    options = keywords(**given)
+    assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
+    # an open transport that nobody asked for by name is told
+    open_unasked = protocol == "ucx" and "security" not in given
+    assert any("UCX" in warning for warning in map(str, options.warnings)) == open_unasked
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: str) -> None:
+    attach = {"scheduler": False, "scheduler_address": address}
+    with dask.config.set({"gpu-mpi.security": True}):
+        said = refused(attach)
+        assert "is not encrypted" in said
+        assert "gpu-mpi.security requests encryption" in said
+        # who says so in the program joins all the same
+        assert keywords(**attach, security=False).security is False
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert any("no effect" in warning for warning in map(str, keywords(**attach).warnings))
+        assert not any(
+            "no effect" in warning for warning in map(str, keywords(**attach, security=False).warnings)
+        )
+
+
+def test_ucx_alone_does_not_reach_a_scheduler_with_tls() -> None:
+    said = refused(
+        {"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False}
+    )
+    assert "'ucx' is not the protocol of the scheduler at 'tls://h:1'" in said
+
+
+def test_auto_is_as_if_nothing_were_set() -> None:
+    assert keywords(protocol="auto") == keywords()
+    with dask.config.set({"gpu-mpi.protocol": "tcp"}):
+        assert (keywords(protocol="auto").protocol, keywords(protocol="auto").worker_ucx) == ("tls", "auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"protocol": "tls", "worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"worker_options": {"enable_nvlink": True}}, ()),
+        ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
+         ("enable_infiniband, enable_rdmacm", "'tcp'")),
+        ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls", "worker_options": {"enable_nvlink": True}},
+         ("enable_nvlink", "'tls'")),
+        ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": False, "enable_rdmacm": True}}, ()),
+        # its scheduler file says which protocol it is
+        ({"scheduler": False, "scheduler_file": "s.json", "worker_options": {"enable_nvlink": True}}, ()),
+    ],
+)  # fmt: skip
+def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    found = [warning for warning in map(str, keywords(**given).warnings) if "enable_" in warning]
+    assert len(found) == bool(words)
+    for word in words:
+        assert word in found[0]
+        assert "worker_options" in found[0]
+
+
+def test_the_interface_auto_is_none() -> None:
+    assert keywords(interface="auto").interface is None
+    assert resolve({"interface": "auto"}, source="command line").interface is None
+    with dask.config.set({"gpu-mpi.interface": "ib0"}):
+        assert keywords().interface == "ib0"
+        assert keywords(interface="auto").interface is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
+        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "no running one is set"),
+        ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
+        ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
+        ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
+        *(({"tolerate_lost_ranks": 1, **other}, "expected the scheduler and the script on rank 0")
+          for other in ({"layout": "exclusive"}, {"scheduler_rank": 1}, {"client_rank": 1},
+                        {"scheduler": False, "scheduler_file": "f"})),
+        *(({"scheduler": False, "scheduler_address": address}, "expected an address with its port")
+          for address in ("tcp://127.0.0.1", "h", "tcp://h:", "tls://h:x", "tcp://:1", "[::1]", "::1", "h:123456", "tcp://h:1/")),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
+    ],
+)  # fmt: skip
+def test_contradictions(given: dict[str, Any], said: str) -> None:
+    assert said in refused(given)
+
+
+def test_a_keyword_wins_a_contradiction_with_the_configuration() -> None:
+    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.layout": "exclusive"}):
+        options = keywords(security=True, exclusive_workers=False)
+    assert keywords(exclusive_workers=True).layout == "exclusive"
+    assert (options.protocol, options.layout) == ("tls", "shared")
+    with dask.config.set({"gpu-mpi.security": True}):
+        assert keywords(protocol="tcp").security is False
+    with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
+        assert keywords(scheduler=True).scheduler_address is None
+
+
+@pytest.mark.parametrize(("nanny", "cls"), [(True, "distributed.Nanny"), (False, "distributed.Worker")])
+def test_nanny_is_deprecated_and_works(nanny: bool, cls: str) -> None:
+    told = rf"^keyword nanny: deprecated\. Fix: worker_class='{re.escape(cls)}'$"
+    with pytest.warns(DeprecationWarning, match=told) as caught:
+        options = resolve(
+            {"nanny": nanny}, source="keyword"
+        )  # as initialize() does, in the line that is told
+    assert caught[0].filename == __file__
+    assert (options.worker_class, options.worker_kind, options.warnings) == (cls, "cpu", ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (warning,) = map(str, resolve({"nanny": nanny}, source="command line").warnings)
+        assert warning == f"command line: --nanny/--no-nanny: deprecated. Fix: --worker-class {cls}"
+        assert keywords(nanny=None).worker_class == "auto"
+
+
+def test_a_class_beats_nanny() -> None:
+    with pytest.warns(DeprecationWarning, match="ignored"):
+        assert (
+            keywords(nanny=False, worker_class="dask_cuda.CUDAWorker").worker_class == "dask_cuda.CUDAWorker"
+        )
+
+
+def test_a_scheduler_beside_an_address() -> None:
+    with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
+        assert "this job starts its own" in refused({})
+        assert "this job starts its own" in refused({"scheduler": True, "scheduler_address": "tcp://h:2"})
+        assert keywords(scheduler=False).scheduler_address == "tcp://h:1"
+    # a scheduler file is written as well as read
+    assert keywords(scheduler_file="/s.json").scheduler_file == "/s.json"
+    assert keywords(scheduler=False, scheduler_file="/s.json").scheduler is False
+
+
+def test_the_address_has_the_protocol() -> None:
+    attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert keywords(**attach).protocol == "tcp"
+    assert keywords(scheduler=False, scheduler_address="h:1", protocol="tcp").protocol == "tcp"
+    assert refused(attach | {"protocol": "tls"}).endswith("Fix: protocol='tcp', or none")
+
+
+def test_security_and_protocol_set_in_the_same_place() -> None:
+    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.security": True}):
+        assert "configuration gpu-mpi.security is True" in refused({})
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert keywords(security=False).protocol == "tcp"
+
+
+@pytest.mark.parametrize("address", [":8787", "0.0.0.0:8787", "[::]:8787", "10.0.0.1:8787", "node1:8787"])
+def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
+    (warning,) = map(str, resolve({"dashboard_address": address}, source="command line").warnings)
+    assert warning == (
+        f"command line: --dashboard-address: {address!r} opens the dashboard to the network by plain HTTP: the token "
+        "that opens it crosses that in clear. Fix: leave the option out, and use a tunnel (ssh -N -L 8787:127.0.0.1:8787 NODE)"
+    )
+    (warning,) = map(
+        str, resolve({"dashboard_address": address, "security": False}, source="command line").warnings
+    )
+    assert "by plain HTTP: everyone there can read it. Fix: " in warning
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dashboard_address": "127.0.0.1:9000"},
+        {"dashboard_address": 9000},
+        {"dashboard_address": "[::1]:8787"},
+        {"dashboard_address": "localhost:8787"},
+        {"dashboard_address": ":8787", "dashboard": False},
+        {"dashboard_address": ":8787", "scheduler": False, "scheduler_address": "tcp://h:1"},
+    ],
+)
+def test_one_on_the_node_alone_or_none_is_not(given: dict[str, Any]) -> None:
+    assert resolve(given, source="keyword").warnings == ()

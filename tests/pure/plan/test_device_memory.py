@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes, device_options, device_sizes
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 

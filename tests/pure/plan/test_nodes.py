@@ -9,8 +9,8 @@ import pytest
 
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, NodeBox, node_boxes
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
@@ -19,10 +19,6 @@ def boxes_of(found: Plan) -> list[NodeBox]:
     boxes, left_out = node_boxes(found)
     assert left_out == ()
     return boxes
-
-
-def gpus(box: NodeBox) -> list[GpuBox]:
-    return [gpu for domain in box.content.domains for gpu in domain.gpus]
 
 
 def with_gpus(inventory: Inventory, **change: Any) -> Inventory:
@@ -39,13 +35,13 @@ def test_nodes_that_would_look_alike_share_a_box() -> None:
         "39 × h[2-40]",
         "ranks 2-79 · each 512 GiB, 4 GPUs",
     )
-    assert [gpu.worker and gpu.worker.name for gpu in gpus(others)] == [
+    assert [gpu.worker and gpu.worker.name for gpu in others.gpus] == [
         "x-<rank>-0",
         "x-<rank>-1",
         "x-<rank+1>-2",
         "x-<rank+1>-3",
     ]
-    assert [worker.name for worker in others.content.cpu_workers] == ["x-<rank>-cpu-0"]
+    assert [worker.name for worker in others.cpu_workers] == ["x-<rank>-cpu-0"]
 
 
 def test_what_is_special_is_apart() -> None:
@@ -62,7 +58,7 @@ def test_what_is_special_is_apart() -> None:
         ("h13", (), True),
         ("h256", ("client",), False),
     ]
-    assert {gpu.in_use for gpu in gpus(boxes[2])} == {"5 GiB used by others"}
+    assert {gpu.in_use for gpu in boxes[2].gpus} == {"5 GiB used by others"}
     assert boxes[3].alarms[0] == "no worker: rank 11"
     assert boxes[4].alarms == ("see warning 1",)
 
@@ -73,7 +69,7 @@ def test_many_special_nodes_share_a_box_too() -> None:
         job[number] = with_gpus(job[number], processes=((99, number * GIB),))
     boxes = boxes_of(plan(job))
     assert [box.title for box in boxes] == ["h1", "53 × h[2-10,21-64]", "10 × h[11-20]"]
-    assert [gpu.in_use for gpu in gpus(boxes[2])] == ["in use by others"]
+    assert [gpu.in_use for gpu in boxes[2].gpus] == ["in use by others"]
     assert boxes[2].alarms == ("see warnings 1-10",)
 
 
@@ -98,7 +94,7 @@ def test_a_warning_marks_all_of_its_nodes() -> None:
 
 def test_a_worker_of_several_gpus_is_in_each() -> None:
     (box,) = boxes_of(plan(hypothetical_job(1, 1, 4), gpus_per_worker=2))
-    assert [gpu.worker and gpu.worker.label for gpu in gpus(box)] == [
+    assert [gpu.worker and gpu.worker.label for gpu in box.gpus] == [
         "0-0, device 0",
         "0-0, device 1",
         "0-2, device 0",
@@ -112,7 +108,7 @@ def test_a_worker_of_several_gpus_is_in_each() -> None:
 def test_many_cpu_workers_of_a_node_share_a_box(bound: tuple[int, ...], cores: str) -> None:
     job = [rank(number, 20, cpus=bound if number == 3 else (0, 1)) for number in range(20)]
     (box,) = boxes_of(plan(job, nthreads=1))
-    (worker,) = box.content.cpu_workers
+    (worker,) = box.cpu_workers
     assert (worker.label, worker.cores) == ("20 workers: 0 … 19", cores)
 
 
@@ -120,9 +116,9 @@ def test_mig_instances_and_what_is_unknown() -> None:
     instance = gpu(3, uuid="MIG-1", parent="GPU-0003", slice=2, memory=0, processes=((99, None),))
     (box,) = boxes_of(plan(one_host((instance,), memory=0)))
     assert box.subtitle == "rank 0 · memory unknown, 1 GPU"
-    (found,) = gpus(box)
+    (found,) = box.gpus
     assert (found.label, found.memory, found.in_use) == ("GPU 0 MIG 2", "", "in use by others")
     assert found.identity == "MIG-1, NVML index 3"
-    assert [domain.cores for domain in box.content.domains] == [""]
+    assert found.cores == ""
     assert found.worker is not None
     assert found.worker.memory == "unlimited"

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import (
     MOST_LINES,
     MOST_WARNINGS,
@@ -21,7 +22,6 @@ from dask_gpu_mpi.plan.picture import (
     text,
     titled,
 )
-from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT
 from support.mocks.inputs import GIB, one_host, plan

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from dask_gpu_mpi.base.tables import show
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.nodes import display
-from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
+import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,6 @@ from support.mocks.inputs import (
 #: Nodes of the size that the expectations below are for.
 hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
 
-# -- examples
-
 
 @pytest.mark.parametrize("visible", ["all", "per-rank"])
 def test_four_hosts_of_four_gpus(visible: Any) -> None:
@@ -43,13 +42,9 @@ def test_four_hosts_of_four_gpus(visible: Any) -> None:
     assert found.warnings == ()
     assert [w.name for w in found.for_rank(2)] == ["2-0", "2-1", "2-2", "2-3"]
     assert found.for_rank(9) == ()
-
-
-@pytest.mark.parametrize("visible", ["all", "per-rank"])
-def test_a_rank_per_gpu(visible: Any) -> None:
-    found = plan(hypothetical_job(2, 4, 4, visible))
-    assert names(found) == ["0-0", "1-1", "2-2", "3-3", "4-0", "5-1", "6-2", "7-3"]
-    assert [w.cpus[0] for w in found.workers] == [0, 0, 32, 32] * 2
+    a_rank_per_gpu = plan(hypothetical_job(2, 4, 4, visible))
+    assert names(a_rank_per_gpu) == ["0-0", "1-1", "2-2", "3-3", "4-0", "5-1", "6-2", "7-3"]
+    assert [w.cpus[0] for w in a_rank_per_gpu.workers] == [0, 0, 32, 32] * 2
 
 
 def test_no_gpu_anywhere() -> None:
@@ -59,18 +54,6 @@ def test_no_gpu_anywhere() -> None:
     assert found.workers[0].resources == {"CPU": 4.0}
 
 
-def test_one_rank() -> None:
-    assert names(plan(hypothetical_job(1, 1, 0))) == [0]
-    assert names(plan(hypothetical_job(1, 1, 2))) == ["0-0", "0-1"]
-
-
-def test_layout_exclusive_is_dask_mpis_role_map() -> None:
-    found = plan(hypothetical_job(1, 4, 4), layout="exclusive")
-    assert (found.scheduler.rank, found.client.rank) == (0, 1)
-    assert names(found) == ["2-0", "2-1", "3-2", "3-3"]
-    assert found.warnings == ()
-
-
 def test_warnings_of_the_ranks_are_told_once() -> None:
     assert plan(one_host((gpu(0),), (gpu(0),), warnings=("GPU 1 is lost",))).warnings[0] == "GPU 1 is lost"
     assert len(plan(one_host((), (), warnings=("x",))).warnings) == 1
@@ -78,11 +61,184 @@ def test_warnings_of_the_ranks_are_told_once() -> None:
 
 def test_worker_kind() -> None:
     cpu = plan(hypothetical_job(1, 2, 2), worker_class="distributed.Nanny")
-    assert names(cpu) == [0, 1]
-    assert cpu.hosts[0].gpus == ()
+    assert (names(cpu), cpu.hosts[0].gpus, cpu.warnings) == ([0, 1], (), ())
     assert names(plan(hypothetical_job(1, 2, 2), worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
     with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
         plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
+
+
+# -- scheduler and client
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "scheduler", "client", "workers"),
+    [
+        (4, {}, 0, 1, [2, 3]),  # as in dask-mpi
+        # without a script no rank is kept for it
+        (2, {"has_client": False}, 0, 0, [1]),
+        (2, {"has_client": False, "scheduler_rank": 1}, 1, 1, [0]),
+        # nor for a scheduler that is there already
+        (1, {"has_client": False, "scheduler": False}, 0, 0, [0]),
+        (2, {"has_client": False, "scheduler": False, "scheduler_rank": 7}, 0, 0, [0, 1]),
+        (3, {"scheduler": False, "scheduler_rank": 1}, 0, 1, [0, 2]),
+        (3, {"scheduler_rank": 1}, 1, 0, [2]),
+        # both on one rank
+        (3, {"scheduler_rank": 2, "client_rank": 2}, 2, 2, [0, 1]),
+        (2, {"client_rank": 0}, 0, 0, [1]),
+    ],
+)
+def test_layout_exclusive_keeps_ranks_for_what_there_is(
+    size: int, options: dict[str, Any], scheduler: int, client: int, workers: list[int]
+) -> None:
+    found = plan(hypothetical_job(1, size, 0), layout="exclusive", **options)
+    assert (found.scheduler.rank, found.client.rank, names(found)) == (scheduler, client, workers)
+
+
+def test_other_ranks_for_the_roles() -> None:
+    found = plan(hypothetical_job(3, 1, 0), scheduler_rank=2, client_rank=1)
+    assert (found.scheduler.rank, found.scheduler.host, found.client.rank) == (2, "h3", 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "words"),
+    [
+        (2, {"layout": "exclusive"}, "needs at least 3 MPI ranks, found 2. Fix: start more ranks, or take layout 'shared'"),
+        (1, {"layout": "exclusive", "has_client": False}, "with the scheduler on rank 0 needs at least 2 MPI ranks, found 1"),
+        (1, {"layout": "exclusive", "client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 MPI"),
+        (1, {"layout": "exclusive", "scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
+        (3, {"client_rank": 3}, "needs at least 4 MPI ranks, found 3"),
+        (2, {"scheduler_rank": 2}, "found 2. Fix: start more ranks, or lower scheduler_rank and"),
+        (2, {"scheduler": False, "has_client": False, "client_rank": 5}, "with client_rank=5 needs at least 6"),
+    ],
+)  # fmt: skip
+def test_too_few_ranks(size: int, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorldTooSmallException, match=re.escape(words)):
+        plan(hypothetical_job(1, size, 0), **options)
+
+
+@pytest.mark.parametrize("ranks", [[0, 2], [0, 1, 1], [-1, 0]])
+def test_every_rank_answers_once(ranks: list[int]) -> None:
+    with pytest.raises(PlacementError, match=r"inventories of ranks .* \(expected one of each rank\)"):
+        plan([rank(number, 3) for number in ranks])
+
+
+# -- hosts
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        # hosts of one name are told apart by their boot ids
+        (["n x", "n y", "n x"], {"n": (0, 2), "n#2": (1,)}),
+        (["n x", "n#2 y", "n z", "n w"], {"n": (0,), "n#2": (1,), "n#3": (2,), "n#4": (3,)}),
+        # a name stays with the host that has it already
+        (["n x", "n v", "n#2 y", "n b"], {"n": (0,), "n#3": (1,), "n#2": (2,), "n#4": (3,)}),
+    ],
+)
+def test_names_of_hosts(given: list[str], found: dict[str, tuple[int, ...]]) -> None:
+    hosts = [text.split() for text in given]
+    made = plan([rank(n, len(hosts), host=name, boot_id=boot) for n, (name, boot) in enumerate(hosts)])
+    assert {host.host: host.ranks for host in made.hosts} == found
+    assert [worker.host for worker in made.workers] == [
+        name for number in range(len(hosts)) for name, ranks in found.items() if number in ranks
+    ]
+
+
+def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
+    inventories = [rank(i, 2, (gpu(0),), host=host) for i, host in enumerate(["c1", "c2"])]
+    with pytest.raises(PlacementError, match=r"GPU-0000\) is seen by rank 0 on c1 and by rank 1 on c2"):
+        plan(inventories)
+    # other boot ids: other machines
+    assert len(plan([inventories[0], replace(inventories[1], boot_id="z")]).workers) == 2
+
+
+def test_index_order_is_pci_index_slice_uuid() -> None:
+    a = gpu(0, pci="00000000:90:00.0")
+    b = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=1, uuid="MIG-1")
+    c = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=0, uuid="MIG-2")
+    found = plan(one_host((a, b, c)))
+    assert [(w.name, w.device) for w in found.workers] == [
+        ("0-0", "MIG-2"),
+        ("0-1", "MIG-1"),
+        ("0-2", "GPU-0000"),
+    ]
+
+
+def test_under_cgroups_every_rank_has_index_0() -> None:
+    found = plan(one_host(*((gpu(0, uuid=f"GPU-{i}", pci=f"{i}"),) for i in range(3))))
+    assert [(w.name, w.device) for w in found.workers] == [
+        ("0-0", "GPU-0"),
+        ("1-1", "GPU-1"),
+        ("2-2", "GPU-2"),
+    ]
+
+
+def test_the_least_memory_and_quota_of_those_that_are_known() -> None:
+    assert plan([rank(0, 1, memory=0)]).hosts[0].memory == 0
+    ranks = [rank(0, 3, memory=0), rank(1, 3, memory=7, cpu_quota=2.5), rank(2, 3, memory=8, cpu_quota=1.5)]
+    (host,) = plan(ranks).hosts
+    assert (host.memory, host.cpu_quota) == (7, 1.5)
+    assert plan([rank(0, 1)]).hosts[0].cpu_quota is None
+
+
+# -- what the user should know about GPUs
+
+
+def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
+    found = plan(hypothetical_job(1, 4, 4, "per-rank"), layout="exclusive")
+    assert names(found) == ["2-2", "3-3"]
+    assert any("2 GPUs get no worker" in w and "2 on h1" in w for w in map(str, found.warnings))
+    # and if nobody else sees one, there are CPU workers
+    found = plan(one_host((gpu(0),), (gpu(1),), ()), layout="exclusive")
+    assert names(found) == [2]
+    assert any("2 GPUs get no worker" in w for w in map(str, found.warnings))
+
+
+def test_a_rank_that_sees_none_starts_none() -> None:
+    found = plan(one_host((gpu(0),), ()))
+    assert names(found) == ["0-0"]
+    assert any("rank 1 on h1 gets none and starts no GPU worker" in w for w in map(str, found.warnings))
+
+
+def test_ranks_of_a_host_are_no_other_processes() -> None:
+    ranks = [
+        rank(0, 3, (gpu(0, processes=((11, GIB), (12, None))), gpu(1)), pid=10),
+        rank(1, 3, (gpu(0, processes=((10, GIB), (12, GIB))), gpu(1)), pid=11),
+        rank(2, 3, (), pid=12),
+    ]
+    found = plan(ranks, require_idle_gpus=True)
+    assert not any("in use" in warning for warning in map(str, found.warnings))
+    # a number of another host's rank is no rank here
+    elsewhere = [*ranks[:2], rank(2, 3, (), pid=12, host="h2", boot_id="c")]
+    assert any(f"{GIB} bytes (1.00 GiB) in use" in warning for warning in map(str, plan(elsewhere).warnings))
+    with pytest.raises(PlacementError, match=f"host h1: GPU 0 .* has {GIB} bytes"):
+        plan(elsewhere, require_idle_gpus=True)
+
+
+def test_processes_whose_memory_is_not_told() -> None:
+    ranks = one_host((gpu(0), gpu(1, processes=((999, None),))))
+    words = (
+        r"host h1: GPU 1 \(GPU-0001\) has memory in use by other processes \(NVML does not report how much\)"
+    )
+    (warning,) = map(str, plan(ranks).warnings)
+    assert re.search(words, warning)
+    with pytest.raises(PlacementError, match=words):
+        plan(ranks, require_idle_gpus=True)
+
+
+def test_warnings_of_a_large_job_stay_short() -> None:
+    (warning,) = map(str, plan(hypothetical_job(500, 8, 4)).warnings)
+    assert "and 492 more get none, and these 2000 ranks" in warning
+    assert len(warning) < 400
+
+
+@pytest.mark.parametrize(
+    ("places", "words"), [(8, "rank 7 on h8 (GPU 0). Fix"), (9, "rank 7 on h8 (GPU 0) and 1 more. Fix")]
+)
+def test_eight_places_are_named_and_the_others_counted(places: int, words: str) -> None:
+    ranks = [replace(rank, contexts=("GPU 0",)) for rank in hypothetical_job(places, 1, 0)]
+    (warning,) = map(str, plan(ranks).warnings)
+    assert words in warning
 
 
 # -- properties
@@ -231,7 +387,6 @@ def test_names_memory_and_order(
         assert sum(limits) <= host.memory == min(inventories[r].memory for r in host.ranks)
     assert [w.rank for w in found.workers] == sorted(w.rank for w in found.workers)
     assert found.table()
-    assert json.dumps(found.as_json())
 
 
 @settings(max_examples=60, deadline=None)

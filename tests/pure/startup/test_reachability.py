@@ -12,10 +12,8 @@ from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import HostPlan, Role
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
+from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
 from dask_gpu_mpi.startup import reachability
 from dask_gpu_mpi.startup.messages import Connect, Listen, Listening, Reached
 from dask_gpu_mpi.startup.reachability import (

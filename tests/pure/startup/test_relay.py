@@ -15,8 +15,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Tokens
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link

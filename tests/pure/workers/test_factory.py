@@ -12,8 +12,7 @@ import pytest
 from distributed import Nanny, Worker
 
 from dask_gpu_mpi.network import ucx
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
+from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
@@ -241,8 +240,7 @@ def test_tls_starts_with_any_tornado(
     import tornado.netutil
 
     from dask_gpu_mpi.agent import main as agent
-    from dask_gpu_mpi.options.model import Options
-    from dask_gpu_mpi.options.protocols import Protocol
+    from dask_gpu_mpi.options.model import Options, Protocol
 
     if known is None:
         monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)

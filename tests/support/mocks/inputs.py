@@ -13,8 +13,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.model import Plan, WorkerPlan
 from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = [
