@@ -50,16 +50,17 @@ from common import (
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import run_scheduler
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.mpi.wire import KeyPair
 from dask_gpu_mpi.network.credentials import make_credentials, make_token
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Event, Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Reached, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -119,16 +120,10 @@ def simulate(size: int) -> dict[str, Any]:
     def send(rank: int, kind: str, payload: Any) -> None:
         sent.append((kind, len(channels[rank].seal(coded(Kind(kind), payload))), time.perf_counter()))
 
-    plans: list[float] = []
-
-    def plan(found: Any, has_client: bool, device_options: Any) -> Any:
-        begun = time.perf_counter()
-        made = make_plan(found, Options(), has_client=has_client, device_options=device_options)
-        plans.append(time.perf_counter() - begun)
-        return made
-
-    job = CoordinatedJob("tls", plan, lambda: make_credentials().dask_config(), patient=True)
-    coordinator = Coordinator(size, job, send=send, deadline=1e9)
+    timeline = Timeline("rank")
+    job = CoordinatedJob(Options(), timeline, make_credentials().dask_config())
+    hosts = {inventory.rank: inventory.host for inventory in inventories}
+    coordinator = Coordinator(hosts, job, send=send, deadline=1e9)
     steps: dict[str, dict[str, Any]] = {}
     gc.collect()
     gc.disable()  # as a rank has it during the start
@@ -149,8 +144,9 @@ def simulate(size: int) -> dict[str, Any]:
             kind, payload = unpack(data)
             coordinator.handle(Event(rank, kind, from_plain(PAYLOADS[kind], payload)), 1.0)
     step("gather", begun, [len(data) for data in registrations])
-    steps["gather"]["seconds"] -= plans[0]
-    steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
+    (planned,) = timeline.take()
+    steps["gather"]["seconds"] -= planned.end - planned.start
+    steps["plan"] = {"seconds": planned.end - planned.start, "bytes": 0, "largest": 0}
     begun = time.perf_counter()
     coordinator.handle(Event(0, Kind.LISTENING, Listening(40000)), 2.0)
     for rank in range(size):

@@ -14,12 +14,15 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, report_no_server
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, TokenGate, report_no_server
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
@@ -142,7 +145,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     import dask
     from distributed import Scheduler
 
-    from dask_gpu_mpi.agent.dashboard_gate import TokenGate
     from dask_gpu_mpi.view.job_watch import JobWatch
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
@@ -182,8 +184,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         pipe.send(_failure(error, options, settings, of_dashboard=scheduler is None))
         return 1
     if options.default_workers == "gpu":
-        from dask_gpu_mpi.agent.default_workers import GpuByDefault
-
         scheduler.add_plugin(GpuByDefault())
     http_port = scheduler.http_server.port if dashboard else None
     if not dashboard:
@@ -316,3 +316,40 @@ def _name_gpu_page(module: Any, scheduler: Any) -> None:
             pages = module.template_variables(scheduler)["pages"]  # of which it keeps one for each scheduler
             if "gpu" not in pages:
                 pages.insert(pages.index("system") + 1, "gpu")
+
+
+class GpuByDefault(SchedulerPlugin):
+    """Restricts tasks without restrictions to the workers with the resource ``GPU`` (the option `default_workers`).
+
+    The tasks share one set of addresses, which changes as workers come and go: a waiting task is never bound to workers that
+    have gone. (A restriction to the resource would do the same, but a shuffle by P2P chooses the workers of its output by
+    addresses alone.) Before the first GPU worker has come, tasks run anywhere.
+    """
+
+    name = "dask_gpu_mpi-gpu-by-default"
+
+    def __init__(self) -> None:
+        #: Addresses of the GPU workers. Once there was one, the set is never empty, since to Dask that means no restriction:
+        #: the last address stays, and tasks wait until its nanny has restarted it.
+        self.addresses: set[str] = set()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Called by distributed before it looks for tasks that waited for this worker."""
+        if scheduler.workers[worker].resources.get("GPU"):
+            self.addresses.add(worker)
+            if len(self.addresses) == 2:  # the other may be the last address, which stays
+                self.addresses.intersection_update(scheduler.workers)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Called by distributed when a worker has gone."""
+        if len(self.addresses) > 1:
+            self.addresses.discard(worker)
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
+        """Called by distributed with the keys of new tasks, before they are sent to workers."""
+        if not self.addresses:
+            return
+        for key in tasks:
+            task = scheduler.tasks[key]
+            if not (task.worker_restrictions or task.host_restrictions or task.resource_restrictions):
+                task.worker_restrictions = self.addresses

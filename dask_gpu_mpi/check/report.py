@@ -15,11 +15,11 @@ from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.network.reachability import Lost, Node, Reach
+from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.model import Protocol, WorkerUcx
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup.messages import Listening
+from dask_gpu_mpi.startup.messages import Listening, Reached
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,13 +55,10 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The results of a rank's tests."""
+class RankResult:
+    """The results of a rank's tests, as it sends them to rank 0."""
 
-    reach: Reach | None = None
     kernels: tuple[KernelResult, ...] = ()
-    #: Other nodes that it has not reached.
-    lost: tuple[Lost, ...] = ()
     #: Whether UCX works; None: it was not tested here.
     ucx: UcxResult | None = None
 
@@ -72,6 +69,8 @@ class Evidence:
 
     #: Number of ranks.
     size: int
+    #: Of rank 0.
+    options: Options = field(default_factory=Options)
     observations: Mapping[int, Observations] = field(default_factory=dict)
     #: Host of each rank, and its step in its last message to rank 0.
     steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
@@ -80,25 +79,24 @@ class Evidence:
     plan_problem: Problem | None = None
     #: Why no addresses could be chosen.
     network_problem: Problem | None = None
-    scheduler_rank: int = 0
-    #: The address of the scheduler; port 0: any.
+    #: The address of the scheduler.
     address: str = ""
-    port: int = 0
-    #: The address of the dashboard.
-    dashboard_address: str = ""
     listening: Listening | None = None
     #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
     nodes: tuple[Node, ...] = ()
-    tests: Mapping[int, Outcome] = field(default_factory=dict)
+    reached: Mapping[int, Reached] = field(default_factory=dict)
+    tests: Mapping[int, RankResult] = field(default_factory=dict)
     #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()
     #: Whether kernels run (``--kernel``).
     kernel: bool = True
-    protocol: Protocol = Protocol.TLS
-    #: The data that workers send each other over UCX.
-    worker_ucx: WorkerUcx = WorkerUcx.OFF
     #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
+
+    @property
+    def scheduler_rank(self) -> int:
+        """The rank of the scheduler."""
+        return max(0, min(self.options.scheduler_rank, self.size - 1))
 
     @property
     def inventories(self) -> list[Inventory]:
@@ -321,9 +319,9 @@ def _ecc(ranks: Sequence[Observations], gpu: Gpu) -> int | None:
 
 def _ahead(evidence: Evidence, ranks: Sequence[Observations]) -> float | None:
     for observed in ranks:
-        test = evidence.tests.get(observed.rank)
-        if test is not None and test.reach is not None and not test.reach.error:
-            return round(test.reach.ahead, 4)
+        reached = evidence.reached.get(observed.rank)
+        if reached is not None and reached.scheduler is not None and not reached.scheduler.error:
+            return round(reached.scheduler.ahead, 4)
     return None
 
 

@@ -212,24 +212,25 @@ def check_ports(evidence: Evidence) -> Iterator[Finding]:
     listening, head = evidence.listening, (evidence.scheduler_rank,)
     if listening is None:
         return
-    place = f"{evidence.address}, {f'port {evidence.port}' if evidence.port else 'any port'}"
+    port, dashboard = evidence.options.scheduler_port, evidence.options.dashboard_address
+    place = f"{evidence.address}, {f'port {port}' if port else 'any port'}"
     if listening.error:
         fix = "choose another network with interface (--interface)"
-        if evidence.port:
+        if port:
             fix = "choose another port with scheduler_port (--scheduler-port), or leave it out for any free port"
         found = f"the scheduler can't listen at {place}: {listening.error}"
         yield Finding("error", "ports", found, fix, head)
     elif listening.elsewhere:
         yield Finding(
             "error", "ports",
-            f"dashboard_address (--dashboard-address): {evidence.dashboard_address!r} is not on "
+            f"dashboard_address (--dashboard-address): {dashboard!r} is not on "
             f"{evidence.host(evidence.scheduler_rank)}, where the scheduler runs (expected an address of that node)",
             "leave the option out, or give the port alone (':8787'), for all addresses of the node", head,
         )  # fmt: skip
     elif listening.dashboard:
         yield Finding(
             "warning", "ports",
-            f"the dashboard can't listen at {evidence.dashboard_address} ({listening.dashboard}) and will use another port",
+            f"the dashboard can't listen at {dashboard} ({listening.dashboard}) and will use another port",
             "choose a free one with dashboard_address (--dashboard-address)", head,
         )  # fmt: skip
     else:
@@ -271,13 +272,13 @@ def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
                 "warning", "node pairs", f"workers can't listen at {node.address}: no other node could connect to it",
                 "choose other ports with worker_options (worker_port)", (node.rank,),
             )  # fmt: skip
-    if not nodes or not evidence.tests:
+    if not nodes or not evidence.reached:
         return
     fix = (
         "open the workers' ports between these nodes in the firewall, choose another network with interface (--interface), or "
         "leave a node out of the job"
     )
-    lost = {rank: test.lost for rank, test in evidence.tests.items() if test.lost}
+    lost = {rank: reached.lost for rank, reached in evidence.reached.items() if reached.lost}
     for rank, missed in lost.items():
         for error in dict.fromkeys(one.error for one in missed):
             hosts = fold_names(one.host for one in missed if one.error == error)
@@ -300,7 +301,7 @@ def check_clocks(evidence: Evidence) -> Iterator[Finding]:
         other = evidence.scheduler_rank
         # Rank 0 makes the certificates, and dates them back.
         since = ahead - clocks.get(0, 0.0)
-        if evidence.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
+        if evidence.options.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
             level, effect = "error", "the job's certificates are not valid there"
             ahead, other = since, 0
         elif abs(ahead) > CLOCK_TOLERANCE:
@@ -319,7 +320,7 @@ def check_clocks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _reached(evidence: Evidence) -> dict[int, Reach]:
-    return {rank: test.reach for rank, test in evidence.tests.items() if test.reach is not None}
+    return {rank: to.scheduler for rank, to in evidence.reached.items() if to.scheduler is not None}
 
 
 #: File systems that nodes share: their usual names by the kernel's.
@@ -398,11 +399,11 @@ BETWEEN_FIX = (
 
 def check_transport(evidence: Evidence) -> Iterator[Finding]:
     """The data that workers will send over UCX, and whether UCX works on and between nodes; nothing if UCX is not requested."""
-    if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
+    if evidence.plan is None or evidence.options.worker_ucx is WorkerUcx.OFF:
         return
     try:
         chosen, line, warning, between_nodes = choose_transport(
-            evidence.worker_ucx, evidence.plan, evidence.abilities
+            evidence.options.worker_ucx, evidence.plan, evidence.abilities
         )
     except InputError as refused:
         yield Finding.of("error", "transport", refused.problem, FIX)

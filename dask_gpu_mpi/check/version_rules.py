@@ -172,7 +172,7 @@ def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
         name
         for name, applies in (
             ("gpus", evidence.gpus),
-            ("ucx", evidence.protocol == Protocol.UCX),
+            ("ucx", evidence.options.protocol == Protocol.UCX),
             ("hosts", len({observed.host for observed in evidence.observations.values()}) > 1),
         )
         if applies

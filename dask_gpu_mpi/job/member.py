@@ -42,7 +42,6 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE, Channels
-from dask_gpu_mpi.startup.relay import start_workers
 
 #: Seconds before each restart of an agent that has died; after the last its rank is removed.
 DELAYS = (0.5, 2.0, 8.0)
@@ -141,7 +140,7 @@ class AgentRestarts:
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        start_workers(self._channels, replace(self._joined.start, workers=self._workers))
+        self._channels.order(Order.START_WORKERS, replace(self._joined.start, workers=self._workers))
 
 
 class CoordinatorWatch:

@@ -35,11 +35,13 @@ _TAG = 7
 _FREE, _LAST = "free", "last"
 
 
-class Mail(NamedTuple):
-    """One message: its sender, its kind and its payload."""
+class Event(NamedTuple):
+    """A message of a rank, or an answer of this rank's agent (`startup.messages.Channels`)."""
 
-    source: int
+    #: The rank that sent it; None: this rank's own agent.
+    source: int | None
     kind: str
+    #: Of an agent, a list.
     payload: Any
 
 
@@ -67,7 +69,7 @@ class Mailbox:
         #: Host of each rank, complete on rank 0.
         self.hosts: dict[int, str] = {self.rank: host}
         #: Messages of this rank to itself.
-        self._self: list[Mail] = []
+        self._self: list[Event] = []
         #: Messages that are not handed to MPI yet, with their rank.
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _FREE: bool, _LAST: bool}
@@ -114,7 +116,7 @@ class Mailbox:
         """Post a message; returns at once. PlainDataError: there is no such kind, or the payload is not of its type."""
         if rank == self.rank:
             self._payload_type(kind)
-            self._self.append(Mail(rank, kind, payload))
+            self._self.append(Event(rank, kind, payload))
             return
         self._dispatch((rank, self._encode(kind, payload)))
 
@@ -124,7 +126,7 @@ class Mailbox:
             data = self._encode(kind, payload)
             self._dispatch(*((rank, data) for rank in range(self.size) if rank != self.rank))
 
-    def receive(self) -> list[Mail]:
+    def receive(self) -> list[Event]:
         """Every message that is here now."""
         mails, self._self = self._self, []
         if self._wire is None or not self._may_call():
@@ -258,7 +260,7 @@ class Mailbox:
             raise PlainDataError(f"unknown kind {kind!r}")
         return self._payloads[kind]
 
-    def _open(self, source: int, message: bytearray) -> list[Mail]:
+    def _open(self, source: int, message: bytearray) -> list[Event]:
         """The mails that can be opened with this message; none if no rank of this job sent it, or an earlier one is missing."""
         try:
             if source not in self._channels:
@@ -275,10 +277,10 @@ class Mailbox:
                 self._drops.add(f"malformed, perhaps of another version of dask_gpu_mpi: {why}")
         return mails
 
-    def _decode(self, source: int, data: bytes) -> Mail:
+    def _decode(self, source: int, data: bytes) -> Event:
         """A message of a rank of this job; a PlainDataError if that rank has another version of this package."""
         kind, payload = from_plain(tuple[str, Any], unpack(data))
-        return Mail(source, kind, from_plain(self._payload_type(kind), payload))
+        return Event(source, kind, from_plain(self._payload_type(kind), payload))
 
     def _dispatch(self, *messages: tuple[int, bytes]) -> None:
         """Hand all waiting messages to MPI. They are sealed here, in the order in which they are received."""

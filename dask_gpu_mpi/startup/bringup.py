@@ -1,33 +1,33 @@
 """The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
 A rank that can take part relays between the coordinator and its agent until the cluster is up (`join`). One that can't, because
-of its options, its node or its agent, registers with that failure, and waits for the one report (`report_only`). The command
+of its options, its node or its agent, sends that failure, and waits for the one report (`report_only`). The command
 `plan` starts no agent, and leaves after the plan (`plan_of_allocation`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Order
+from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
-from dask_gpu_mpi.machine.gpu_probe import start_own_look
-from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace, start_own_look
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
@@ -36,24 +36,14 @@ from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, insta
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Plan, Start
-from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import configured_keys
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import end_time
-from dask_gpu_mpi.startup.coordinator import (
-    Coordinator,
-    FailureCoordinator,
-    Job,
-    MakePlan,
-    Phase,
-    shared_options,
-)
-from dask_gpu_mpi.startup.exchange import until_over
-from dask_gpu_mpi.startup.inspection import inspect, inspect_node
+from dask_gpu_mpi.startup.coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ucx_ability
 from dask_gpu_mpi.startup.relay import Relay
-from dask_gpu_mpi.startup.start_context import StartContext
+from dask_gpu_mpi.startup.start_context import StartContext, until_over
 
 
 @dataclass
@@ -85,7 +75,7 @@ def report_only(error: InputError | StartupError, context: StartContext) -> NoRe
             channels = context.meet(None)
         except InputError as no_mpi:
             raise _first(error, no_mpi) from None
-        _register_failure(error, channels, context)
+        _report_failure(error, channels, context)
 
 
 def join(
@@ -116,7 +106,6 @@ def join(
         except InputError as no_mpi:
             _check_without_mpi(check, context, no_mpi)
             raise
-        shared = shared_options(options)
         try:
             if failed is not None:
                 raise failed
@@ -124,18 +113,8 @@ def join(
         except (DaskGpuMpiError, OSError) as error:
             failed = error
         if failed is not None:
-            _register_failure(failed, channels, context, interface=options.interface, shared=shared)
-        registration = Registration(
-            context.host,
-            inventory,
-            list_interfaces(),
-            options.interface,
-            shared,
-            has_client=context.has_client,
-            ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
-            device_options=device_options(options),
-        )
-        channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+            _report_failure(failed, channels, context)
+        _register(inventory, channels, context, options)
         return _until_up(options, context, channels, coordinator)
 
 
@@ -171,18 +150,21 @@ def _inspect(
         from dask_gpu_mpi.view.report_page import check_report
 
         check_report(options.report, f"rank {rank} on {context.host}")
-    preparation: Preparation | None = None
+    coordinator: Coordinator | None = None
     if rank == COORDINATOR:
-        preparation = prepare_job(options, context.environ)  # while the agent imports
+        job = make_job(options, context)  # while the agent imports
+        coordinator = _coordinator(job, channels, context)
         context.timeline.lap("configuration, credentials")
     if is_client:
         threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-    inventory = inspect(options, agent, context, channels)
-    if preparation is None:
-        return inventory, None
-    job = make_job(options, preparation, context.timeline)
+    return inspect(options, agent, context, channels), coordinator
+
+
+def _coordinator(
+    job: Job, channels: Channels, context: StartContext, last: Phase = Phase.WORKERS
+) -> Coordinator:
     hosts = channels.mailbox.hosts
-    return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
+    return Coordinator(hosts, job, send=channels.send, deadline=context.deadline, last=last)
 
 
 def _until_up(
@@ -196,7 +178,7 @@ def _until_up(
     context.timeline.lap("wait for the other ranks")
     channels.push_back(relay.early)
     assert relay.start is not None  # nobody is ready before it
-    if relay.scheduler.started:
+    if relay.has_scheduler:
         channels.order(Order.DASHBOARD)
     elif not relay.start.workers:
         channels.drop_agent(1.0)  # nothing to do here: give its memory back
@@ -207,8 +189,8 @@ def _until_up(
         context.host,
         cluster,
         relay.start,
-        relay.scheduler.started,
-        relay.scheduler.file,
+        relay.has_scheduler,
+        relay.file,
     )
 
 
@@ -231,31 +213,19 @@ def plan_of_allocation(
     try:
         with _uncollected(), context.ending_in_order(None):
             channels = context.meet(None)
-            shared, rank, size = shared_options(options), channels.rank, channels.size
-
             failed: Exception | None = None
             try:
-                _cross_check(context, rank, size)
+                _cross_check(context, channels.rank, channels.size)
                 check(options)
                 inventory = inspect_node(options, context, channels, None if look is None else look.gpus)
             except (DaskGpuMpiError, OSError) as error:
                 failed = error
             if failed is not None:
-                _register_failure(failed, channels, context, shared=shared)
+                _report_failure(failed, channels, context)
             coordinator = None
-            if rank == COORDINATOR:
-                job = Job(options.protocol, planner(options, context.timeline, None), dict)
-                coordinator = Coordinator(
-                    size,
-                    job,
-                    send=channels.send,
-                    deadline=context.deadline,
-                    hosts=channels.mailbox.hosts,
-                    last=Phase.PLAN,
-                )
-            sizes = device_options(options)
-            registration = Registration(context.host, inventory, (), None, shared, device_options=sizes)
-            channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+            if channels.rank == COORDINATOR:
+                coordinator = _coordinator(Job(options, context.timeline), channels, context, Phase.PLAN)
+            _register(inventory, channels, context, options)
             until_over(channels, context, coordinator, None)
             channels.mailbox.flush(FLUSH)
             return None if coordinator is None else coordinator.plan
@@ -269,25 +239,27 @@ def _cross_check(context: StartContext, rank: int, size: int) -> None:
     launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
 
 
-def _register_failure(
-    error: Exception,
-    channels: Channels,
-    context: StartContext,
-    *,
-    interface: str | None = None,
-    shared: tuple[tuple[str, object], ...] = (),
-) -> NoReturn:
-    """Register as a rank that can't take part, and raise the one report."""
+def _register(inventory: Inventory, channels: Channels, context: StartContext, options: Options) -> None:
+    registration = Registration(
+        context.host,
+        inventory,
+        list_interfaces(),
+        options.interface,
+        shared_options(options),
+        has_client=context.has_client,
+        ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+        device_options=device_options(options),
+    )
+    channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+
+
+def _report_failure(error: Exception, channels: Channels, context: StartContext) -> NoReturn:
+    """Tell the coordinator that this rank can't take part, and raise the one report."""
     failure = Failure.of(error) if isinstance(error, DaskGpuMpiError) else _of_node(error)
     coordinator: FailureCoordinator | None = None
     if channels.rank == COORDINATOR:
-        coordinator = FailureCoordinator(
-            channels.size, deadline=context.deadline, hosts=channels.mailbox.hosts
-        )
-    registration = Registration(
-        context.host, None, list_interfaces(), interface, shared, failure, context.has_client
-    )
-    channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+        coordinator = FailureCoordinator(channels.mailbox.hosts, deadline=context.deadline)
+    channels.send(COORDINATOR, Kind.FAILED, failure)
     until_over(channels, context, coordinator, None)
     raise _started_without(context, channels)
 
@@ -313,6 +285,88 @@ def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError |
     """The error to fix before that of the MPI library, which this rank lacks, or which is not this launcher's."""
     error.reported = no_mpi.reported
     return error
+
+
+#: Waits so many seconds for the GPUs, for which a process of its own queries NVML; None: no answer yet.
+Probe = Callable[[float], "tuple[Gpu, ...] | None"]
+
+
+def inspect(options: Options, agent: AgentProcess, context: StartContext, channels: Channels) -> Inventory:
+    """The inventory of this rank.
+
+    Raises DaskGpuMpiError: its agent refuses the options, NVML does not respond, or a signal came.
+    """
+    # First: an error of the agent may be why the GPUs are not known.
+    channels.begin_step("waiting for its agent to import Dask")
+    scratch = await_agent(agent, context)
+    context.timeline.lap("wait for the agent")
+    inventory = inspect_node(options, context, channels, agent.gpus if agent.looks else None)
+    if folder := exposed_folder(os.path.dirname(scratch)):
+        warning = Problem(
+            f"host {context.host}: {exposed_text(folder)}",
+            fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+            hosts=(context.host,),
+        )
+        inventory = replace(inventory, warnings=(*inventory.warnings, warning))
+    context.timeline.lap("inventory")
+    return inventory
+
+
+def inspect_node(
+    options: Options, context: StartContext, channels: Channels, probe: Probe | None
+) -> Inventory:
+    """The inventory, from the GPUs that were probed (None: nobody was to probe them) and from what this process finds.
+
+    Raises DaskGpuMpiError: NVML does not respond, or a signal came.
+    """
+    seen: tuple[Gpu, ...] | None = None
+    if probe is not None:
+        channels.begin_step("inspecting the GPUs (NVML)")
+        where = f"rank {channels.rank} of {channels.size} on {context.host}"
+        seen = _gpus(probe, context, where, nvml_grace(options.startup_timeout))
+    channels.begin_step("inspecting its cores, memory and networks, and the local directory")
+    return take_inventory(
+        channels.rank,
+        channels.size,
+        context.environ,
+        look_for_gpus=options.worker_kind != "cpu",
+        seen=seen,
+    )
+
+
+def await_agent(agent: AgentProcess, context: StartContext) -> str:
+    """Wait until the agent has imported, and has accepted the options; its scratch directory."""
+    while time.monotonic() < context.deadline:
+        for kind, *payload in agent.events(0.05):
+            if kind == Answer.PREPARED:
+                return str(payload[0])
+            if kind == Answer.FAILED:
+                raise Failure(*payload).error(reported=False)
+        if agent.lost:
+            raise StartupError(
+                f"the agent ended before it was ready ({agent.exit_text()})",
+                fix="read its output above; out of memory, most often",
+            )
+        context.raise_signal()
+    raise StartupError(
+        "the agent did not finish its imports before the start-up timeout (startup_timeout)",
+        fix="have the environment on a faster file system or in a container image, or set a longer startup_timeout "
+        "(--startup-timeout)",
+    )
+
+
+def _gpus(probe: Probe, context: StartContext, where: str, grace: float) -> tuple[Gpu, ...]:
+    """The GPUs as they were before anything of ours was on them."""
+    while True:
+        try:
+            seen = probe(0.1)
+        except (InputError, StartupError) as error:
+            raise type(error)(replace(error.problem, where=where)) from error
+        if seen is not None:
+            return seen
+        context.raise_signal()
+        if time.monotonic() > context.deadline - grace:
+            raise hangs(where)
 
 
 @contextlib.contextmanager
@@ -345,67 +399,20 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     return launched is None or launched.rank == options.script_rank
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """The slow parts of rank 0's start, which are done while its agent imports."""
+def make_job(options: Options, context: StartContext) -> Job:
+    """Rank 0's preparations: the cluster to attach to, or the credentials of a new one.
 
-    #: Keys of `plan.scaling` that the user has configured.
-    configured: frozenset[str]
-    #: Dask configuration that carries the credentials; None: this job needs none.
-    credentials: dict[str, Any] | None = field(repr=False)
-
-
-def prepare_job(options: Options, environ: Mapping[str, str]) -> Preparation:
-    """Read what the user has configured (where that is anything of the kind, it imports Dask), and generate the credentials."""
-    if not (options.scheduler and options.protocol.encrypts):
-        return Preparation(configured_keys(), None)
-    # A batch system that has to be asked may take seconds.
-    with ThreadPoolExecutor(1) as pool:
-        job_end = pool.submit(end_time, environ)
-        configured = configured_keys()
-        return Preparation(configured, _generate_credentials(job_end))
-
-
-def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> Job:
-    """The job of these options; an InputError if the cluster to attach to can't be found."""
+    Raises InputError: that cluster can't be found, or Dask's configuration of UCX is invalid.
+    """
     target: Target | None = None
-    name = options.name
+    credentials: dict[str, Any] = {}
     if not options.scheduler:
         target = read_target(options)
-        name = target.unique_name(options.name)
-    return Job(
-        options.protocol,
-        planner(options, timeline, name),
-        _credentials(options, preparation),
-        target=target,
-        configured=preparation.configured,
-        patient="startup_timeout" not in options.explicit,
-        ucx=options.worker_ucx,
-        tolerated=options.tolerate_lost_ranks,
-        timeout=options.startup_timeout,
-    )
+        options = replace(options, name=target.unique_name(options.name))
+    elif options.protocol.moves_device_memory:
+        credentials = connection_config(options.worker_options)
+    elif options.protocol.encrypts:
+        from dask_gpu_mpi.network.credentials import make_credentials
 
-
-def planner(options: Options, timeline: Timeline, name: str | None) -> MakePlan:
-    """How rank 0 makes the plan; `name`: prefix of the workers' names instead of the option."""
-    planned = options if name is None else replace(options, name=name)
-
-    def plan(
-        inventories: list[Inventory], has_client: bool, device_options: Mapping[int, Mapping[str, Any]]
-    ) -> Plan:
-        with timeline.step("plan"):
-            return make_plan(inventories, planned, has_client=has_client, device_options=device_options)
-
-    return plan
-
-
-def _credentials(options: Options, preparation: Preparation) -> Callable[[], dict[str, Any]]:
-    if options.protocol.moves_device_memory:
-        return functools.partial(connection_config, options.worker_options)
-    return lambda: preparation.credentials or {}
-
-
-def _generate_credentials(job_end: Future[float | None]) -> dict[str, Any]:
-    from dask_gpu_mpi.network.credentials import make_credentials
-
-    return make_credentials(job_end=job_end.result()).dask_config()
+        credentials = make_credentials(job_end=end_time(context.environ)).dask_config()
+    return Job(options, context.timeline, credentials, target, configured_keys())

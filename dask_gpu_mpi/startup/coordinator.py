@@ -5,7 +5,7 @@ A state machine without MPI, processes or clocks: it is given messages and the t
     REGISTER   STEP, REGISTRATION from every rank
     PLAN       the command `plan` leaves here: DONE to all
     REACH      over several hosts: LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
-               the command `check` runs kernels and UCX at the same time (`check.coordinator`), and leaves here: DONE to all
+               the command `check` runs kernels and UCX at the same time (`check.run`), and leaves here: DONE to all
     SCHEDULER  SCHEDULER to one -> ADDRESS from it
     WORKERS    START to all -> READY from all -> CLUSTER_UP to all
 
@@ -15,23 +15,25 @@ Any FAILED, or the deadline, ends in one report and FAIL to all. The report says
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
-from dask_gpu_mpi.machine.inventory import Inventory, absent_inventory
+from dask_gpu_mpi.machine.inventory import absent_inventory
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport, WorkerUcx
+from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan.model import Plan, Start
+from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
-from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers
 from dask_gpu_mpi.view.job_facts import facts_of
 
@@ -60,38 +62,29 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """The facts about the job that the coordinator needs."""
+    """The preparations of rank 0 for the plan and the cluster."""
 
-    #: Of the scheduler that this job starts.
-    protocol: str
-    #: From the inventories, and whether any rank has a script, to the plan.
-    plan: Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Plan]
-    #: Makes the Dask configuration that carries the credentials; called once.
-    credentials: Callable[[], dict[str, Any]]
+    #: Of rank 0; with another `name` if the workers attach to a running cluster.
+    options: Options
+    #: Of this process.
+    timeline: Timeline
+    #: Dask configuration that carries the credentials.
+    credentials: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The cluster to attach to; None: this job starts one.
     target: Target | None = None
     #: Keys of `plan.scaling` that the user has configured.
     configured: Collection[str] = ()
-    #: The user has set no deadline: it may grow with the number of workers.
-    patient: bool = False
-    #: The data that workers are to send each other over UCX.
-    ucx: WorkerUcx = WorkerUcx.OFF
-    #: Ranks that may be missing at the deadline; the others have `timeout` seconds more then.
-    tolerated: int = 0
-    timeout: float = 0.0
 
 
 class FailureCoordinator:
     """Rank 0 where it can't take part itself: it gathers what the other ranks report, and ends the start.
 
-    `Coordinator` makes a cluster besides.
-
-    `size`: number of ranks. `deadline`: ``time.monotonic()`` of the start-up deadline. `hosts`: host of each rank, for
-    reports about those that have not even registered.
+    `Coordinator` makes a cluster besides. `hosts`: host of each rank. `deadline`: ``time.monotonic()`` of the start-up deadline.
     """
 
-    def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
-        self.size = size
+    def __init__(self, hosts: Mapping[int, str], *, deadline: float) -> None:
+        self.hosts = hosts
+        self.size = len(hosts)
         #: The end of the start, once it is known.
         self.outcome: object = None
         self.phase = Phase.REGISTER
@@ -99,7 +92,6 @@ class FailureCoordinator:
         self.deadline = deadline
         #: The step of each rank, as last reported.
         self.steps: dict[int, str] = {}
-        self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}
         self._failures: dict[int, Failure] = {}
         self._failed_at: float | None = None
@@ -113,8 +105,6 @@ class FailureCoordinator:
             self.steps[source] = payload
         elif kind == Kind.REGISTRATION:
             self._registrations[source] = payload
-            if payload.failure is not None:
-                self._fail(source, payload.failure, now)
         elif kind == Kind.FAILED:
             self._fail(source, payload, now)
         else:
@@ -144,13 +134,7 @@ class FailureCoordinator:
 
     def progress(self) -> tuple[int, int | None, list[str]]:
         """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
-        hosts = self.hosts
-        return 0, None, [hosts.get(rank, "") for rank in self.waiting_for]
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """Host of each rank, as far as it is known."""
-        return {**self._hosts, **{rank: found.host for rank, found in self._registrations.items()}}
+        return 0, None, [self.hosts[rank] for rank in self.waiting_for]
 
     @property
     def waiting_for(self) -> list[int]:
@@ -189,29 +173,29 @@ class FailureCoordinator:
 class Coordinator(FailureCoordinator):
     """See the module's text.
 
-    `size`: number of ranks. `job`: what this is to be. `send`: ``send(rank, kind, payload)``. `deadline`, `hosts`: as
-    `FailureCoordinator`. `last`: the last phase: the plan is the outcome, or the cluster.
+    `hosts`, `deadline`: as `FailureCoordinator`. `send`: ``send(rank, kind, payload)``. `last`: the last phase: the plan is the
+    outcome, or the cluster.
     """
 
     def __init__(
         self,
-        size: int,
+        hosts: Mapping[int, str],
         job: Job,
         *,
         send: Callable[[int, str, Any], None],
         deadline: float,
-        hosts: Mapping[int, str] | None = None,
         last: Phase = Phase.WORKERS,
     ) -> None:
-        super().__init__(size, deadline=deadline, hosts=hosts)
+        super().__init__(hosts, deadline=deadline)
         self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
         self.timelines: dict[int, list[Step]] = {}
         self._job = job
+        self._options = job.options
         self._send = send
         #: The ranks that take part.
-        self._ranks: Sequence[int] = range(size)
+        self._ranks: Sequence[int] = range(self.size)
         self._test = ReachabilityTest(self._ranks, send)
         self._limit = 0.0
         self._ready: set[int] = set()
@@ -235,7 +219,7 @@ class Coordinator(FailureCoordinator):
             if self._test.on_listening(source, payload):
                 self._connect()
         elif kind == Kind.REACHED:
-            encrypts = Protocol(self._job.protocol).encrypts
+            encrypts = self._options.protocol.encrypts
             if (problem := self._test.problem(payload, encrypts=encrypts)) is not None:
                 self._fail(source, problem, now)
             elif self._test.on_reached(source, payload) and not self._failures:
@@ -272,10 +256,10 @@ class Coordinator(FailureCoordinator):
         """As in the base class; a rank whose workers are late stays in the plan, and they join when they are there."""
         if self._last is not Phase.WORKERS or 0 in missing or self.outcome is not None:
             return False
-        if len(self._absent.union(missing)) > self._job.tolerated:
+        if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
             return False
         if self.phase in (Phase.REGISTER, Phase.REACH):
-            self._limit = self._job.timeout
+            self._limit = self._options.startup_timeout
             self.deadline = now + self._limit
             self._leave_out(missing)
             self._make_plan(now)
@@ -296,14 +280,15 @@ class Coordinator(FailureCoordinator):
     def _leave_out(self, missing: Collection[int]) -> None:
         """Go on without these ranks: they take no workers, and leave when they read it."""
         first = self._registrations[0]
-        hosts = self.hosts
         boot_ids = {
             each.host: each.inventory.boot_id for each in self._registrations.values() if each.inventory
         }
         for rank in missing:
             self._send(rank, Kind.DONE, 1)
-            host = hosts.get(rank, "?")
-            inventory = absent_inventory(rank, self.size, host, boot_ids.get(host, ""), self._job.timeout)
+            host = self.hosts[rank]
+            inventory = absent_inventory(
+                rank, self.size, host, boot_ids.get(host, ""), self._options.startup_timeout
+            )
             self._registrations[rank] = replace(first, host=host, inventory=inventory)
         self._ranks = [rank for rank in self._ranks if rank not in missing]
         # from the beginning: nobody is to reach their nodes
@@ -326,7 +311,8 @@ class Coordinator(FailureCoordinator):
         found = [self._registrations[rank] for rank in range(self.size)]
         self.phase = Phase.PLAN
         try:
-            plan = plan_of(found, self._job.plan)
+            with self._job.timeline.step("plan"):
+                plan = plan_of(found, self._options)
             if self._last is Phase.PLAN:
                 self._leave(plan)
                 return
@@ -340,7 +326,7 @@ class Coordinator(FailureCoordinator):
         self.plan = plan
         per_core = workers_per_core(plan)
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
-        if self._job.patient:
+        if "startup_timeout" not in self._options.explicit:  # the user has set no deadline
             self._limit = max(self._limit, start_limit(len(plan.workers), per_core))
             self.deadline = max(self.deadline, now + self._limit)
         target = self._job.target
@@ -352,7 +338,7 @@ class Coordinator(FailureCoordinator):
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._on_address(target.address, None)
             return
-        self._config = self._job.credentials() | settings
+        self._config = self._job.credentials | settings
         if len(set(map(_machine, found))) > 1:
             role = plan.scheduler
             self._test.listen(role.rank, role.host, nodes_of(plan, self._listen), self._listen)
@@ -371,7 +357,7 @@ class Coordinator(FailureCoordinator):
         if target is not None and Protocol.of(target.address) is not Protocol.TLS:
             return Transport()
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
-        return choose_transport(self._job.ucx, plan, abilities, attaches=target is not None)
+        return choose_transport(self._options.worker_ucx, plan, abilities, attaches=target is not None)
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
         """The addresses at which each rank's workers, and the scheduler, are to listen."""
@@ -422,7 +408,7 @@ class Coordinator(FailureCoordinator):
             workers = plan.for_rank(rank)
             start = Start(
                 address,
-                protocol=target.protocol if target is not None else self._job.protocol,
+                protocol=target.protocol if target is not None else self._options.protocol,
                 listen=self._listen[rank],
                 workers=workers,
                 config=self._config,
@@ -452,19 +438,16 @@ class Coordinator(FailureCoordinator):
         self.outcome = full
 
 
-#: Makes the plan: from the inventories of all ranks, whether any has a script, and their sizes of device memory by rank.
-MakePlan = Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Plan]
-
-
-def plan_of(found: Sequence[Registration], make: MakePlan) -> Plan:
+def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     """The plan from the registrations of all ranks, in order, which have inventories.
 
     Raises InputError: the ranks do not agree, or no plan fits the options.
     """
     check_agreement(found)
     inventories = [each.inventory for each in found if each.inventory is not None]
+    has_client = any(each.has_client for each in found)
     sizes = {rank: each.device_options for rank, each in enumerate(found)}
-    plan = make(inventories, any(each.has_client for each in found), sizes)
+    plan = make_plan(inventories, options, has_client=has_client, device_options=sizes)
     check_client(found, plan.client.rank)
     return plan
 

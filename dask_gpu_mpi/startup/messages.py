@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.mailbox import Mailbox
+from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
@@ -64,20 +64,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Registration:
-    """The first message of a rank: its inventory, or why it can't take part."""
+    """What a rank that can take part tells the coordinator first."""
 
     #: Where it runs.
     host: str
-    #: None with a failure.
+    #: None: it could not be taken, which only `check` goes on with.
     inventory: Inventory | None
     #: The networks of its host.
     interfaces: tuple[Interface, ...]
     #: The interface that it was asked to use.
     wanted_interface: str | None
-    #: Options that must be the same on all ranks, as (name, value): see `registrations.shared_options`.
+    #: Options that must be the same on all ranks, as (name, value): see `coordinator.shared_options`.
     shared_options: tuple[tuple[str, Any], ...]
-    #: Why this rank can't take part.
-    failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
     #: How far its workers can use UCX.
@@ -181,17 +179,6 @@ PAYLOADS: Mapping[str, Any] = {
 POLL_BUSY, POLL_IDLE = 0.01, 0.1
 
 
-class Event(NamedTuple):
-    """A message of a rank, or an answer of this rank's agent."""
-
-    #: The rank that sent it; None: this rank's own agent.
-    source: int | None
-    #: A `messages.Kind` between ranks, an `Answer` of an agent.
-    kind: str
-    #: Its payload; of an agent, a list.
-    payload: Any
-
-
 class Channels:
     """The mailbox of a rank and the control pipe of its agent."""
 
@@ -230,7 +217,7 @@ class Channels:
         An agent that has died is reported once, as `Answer.LOST`, and dropped.
         """
         events, self._waiting = self._waiting, []
-        events += [Event(*mail) for mail in self.mailbox.receive()]
+        events += self.mailbox.receive()
         agent = self.agent
         if agent is None:
             if not events:
@@ -239,7 +226,7 @@ class Channels:
         answers = agent.events(0.0 if events else timeout)
         if answers:
             # first what came meanwhile: a script that held the interpreter makes other ranks seem silent
-            events += [Event(*mail) for mail in self.mailbox.receive()]
+            events += self.mailbox.receive()
         events += [Event(None, kind, payload) for kind, *payload in answers]
         if agent.lost:
             events.append(Event(None, Answer.LOST, [agent.exit_text(), agent.taken]))

@@ -298,19 +298,20 @@ class Connecting:
     def on_message(self, kind: str, payload: Any) -> bool:
         """Do what rank 0 asks for; False: that is not for this test."""
         if kind == Kind.LISTEN:
-            self._channels.send(COORDINATOR, Kind.LISTENING, self.listen(payload))
+            self._channels.send(COORDINATOR, Kind.LISTENING, self._listen(payload))
         elif kind == Kind.CONNECT:
-            self.connect(payload)
+            # in threads: it may take seconds, and rank 0 has messages of others to handle
+            threading.Thread(target=self._connect, args=(payload,), daemon=True).start()
         else:
             return False
         return True
 
     def poll(self) -> None:
         """Send rank 0 the result, once it is there."""
-        if (result := self.result()) is not None:
-            self._channels.send(COORDINATOR, Kind.REACHED, result)
+        with contextlib.suppress(queue.Empty):
+            self._channels.send(COORDINATOR, Kind.REACHED, self._results.get_nowait())
 
-    def listen(self, wanted: Listen) -> Listening:
+    def _listen(self, wanted: Listen) -> Listening:
         """Listen at the address of the scheduler and of the workers to come."""
         self.close()  # for the second time, without a rank that did not respond
         address, options = wanted.address or "", self._options
@@ -343,16 +344,6 @@ class Connecting:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-    def connect(self, to: Connect) -> None:
-        """Begin to connect, to all at once, in threads: it may take seconds, and rank 0 has messages of others to handle."""
-        threading.Thread(target=self._connect, args=(to,), daemon=True).start()
-
-    def result(self) -> Reached | None:
-        """The result; None: not known yet, or returned already."""
-        with contextlib.suppress(queue.Empty):
-            return self._results.get_nowait()
-        return None
 
     def _connect(self, to: Connect) -> None:
         lost: list[tuple[Lost, ...]] = []

@@ -10,68 +10,15 @@ from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.credentials import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.view.job_facts import JobFacts
-
-
-class SchedulerStart:
-    """The start of the scheduler, on its rank."""
-
-    def __init__(self, options: Options, channels: Channels, host: str) -> None:
-        self._options = options
-        self._channels = channels
-        self._host = host
-        #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
-        self._config: dict[str, Any] | None = None
-        #: Of the job's dashboard; empty: there is none, or it is open, as a cluster without encryption is.
-        self._token = ""
-        #: Path and scheduler id of the scheduler file, once it is written.
-        self.file: tuple[str, str] | None = None
-
-    @property
-    def started(self) -> bool:
-        """Whether the scheduler lives in this rank's agent."""
-        return self._config is not None
-
-    def start(self, listen: str | None, config: dict[str, Any], device: str, facts: JobFacts) -> None:
-        """Order the agent to start it."""
-        self._config = config
-        if self._options.protocol.encrypts:
-            self._token = make_token()
-        facts = replace(facts, warnings=(*map(str, self._options.warnings), *facts.warnings))
-        settings = SchedulerSettings(listen, config, self._token, device, facts)
-        self._channels.order(Order.START_SCHEDULER, settings)
-
-    def on_up(self, address: str, http_port: int | None, identity: str) -> None:
-        """It is up: write the scheduler file, and report its address."""
-        link = dashboard_link(self._options, self._host, http_port, self._token)
-        try:
-            self._write_file(address, http_port, identity, link)
-        except InputError as error:
-            self._channels.send(COORDINATOR, Kind.FAILED, Failure.of(error))
-        else:
-            self._channels.send(COORDINATOR, Kind.ADDRESS, (address, link))
-
-    def _write_file(self, address: str, http_port: int | None, identity: str, link: str | None) -> None:
-        path = self._options.scheduler_file
-        if not path:
-            return
-        self._channels.begin_step(f"writing the scheduler file {path!r}")
-        write_scheduler_file(path, address, http_port, identity, self._config or {}, link)
-        self.file = (os.path.abspath(path), identity)
-        self._channels.order(Order.SCHEDULER_FILE, self.file)
-
-
-def start_workers(channels: Channels, start: Start) -> None:
-    """Order the agent of this rank to start its workers."""
-    if channels.agent is not None:
-        channels.order(Order.START_WORKERS, start)
 
 
 class Relay:
@@ -80,13 +27,22 @@ class Relay:
     def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options
         self._channels = channels
+        self._host = host
         self._timeline = timeline
-        self.scheduler = SchedulerStart(options, channels, host)
         #: This rank's part, once it is known.
         self.start: Start | None = None
+        #: The scheduler's, if it lives in this rank's agent.
+        self._settings: SchedulerSettings | None = None
+        #: Path and scheduler id of the scheduler file, once it is written.
+        self.file: tuple[str, str] | None = None
         #: The agent's early reports about workers, for `Member`, which counts them.
         self.early: list[Event] = []
         self._connecting = Connecting(options, channels)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether the scheduler lives in this rank's agent."""
+        return self._settings is not None
 
     def poll(self) -> None:
         """Report the result of the reachability test, once that is known."""
@@ -101,14 +57,14 @@ class Relay:
             pass
         elif kind == Kind.SCHEDULER:
             self._connecting.close_scheduler()
-            self.scheduler.start(*payload)
+            self._start_scheduler(*payload)
         elif kind == Kind.START:
             self._start_workers(payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         match kind:
             case Answer.SCHEDULER_UP:
-                self.scheduler.on_up(*payload)
+                self._on_scheduler(*payload)
             case Answer.READY:
                 self._timeline.add(payload[1])
                 self._report_ready()
@@ -132,12 +88,37 @@ class Relay:
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
+    def _start_scheduler(
+        self, listen: str | None, config: dict[str, Any], device: str, facts: JobFacts
+    ) -> None:
+        facts = replace(facts, warnings=(*map(str, self._options.warnings), *facts.warnings))
+        # A cluster without encryption is open to everyone, and so is its dashboard.
+        token = make_token() if self._options.protocol.encrypts else ""
+        self._settings = SchedulerSettings(listen, config, token, device, facts)
+        self._channels.order(Order.START_SCHEDULER, self._settings)
+
+    def _on_scheduler(self, address: str, http_port: int | None, identity: str) -> None:
+        """It is up: write the scheduler file, and report its address."""
+        assert self._settings is not None  # it was started
+        link = dashboard_link(self._options, self._host, http_port, self._settings.token)
+        path = self._options.scheduler_file
+        if path:
+            self._channels.begin_step(f"writing the scheduler file {path!r}")
+            try:
+                write_scheduler_file(path, address, http_port, identity, self._settings.config, link)
+            except InputError as error:
+                self._fail(Failure.of(error))
+                return
+            self.file = (os.path.abspath(path), identity)
+            self._channels.order(Order.SCHEDULER_FILE, self.file)
+        self._channels.send(COORDINATOR, Kind.ADDRESS, (address, link))
+
     def _start_workers(self, start: Start) -> None:
         self.start = start
         self._connecting.close()
         self._timeline.lap("wait for the plan and the scheduler")
         if start.workers:
-            start_workers(self._channels, start)
+            self._channels.order(Order.START_WORKERS, start)
         else:
             self._report_ready()
 

@@ -1,4 +1,7 @@
-"""The context in which a rank takes part in the start, or reports that it can't: environment, communicator, deadline, signals."""
+"""The frame of a start on one rank: its context (`StartContext`), and the exchange of messages until it is over (`until_over`).
+
+Both are the same for a rank that takes part, for one that only reports that it can't, and for the commands `plan` and `check`.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,29 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.base.signals import Signals
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import flush, write
+from dask_gpu_mpi.base.text import fold_names
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import ALIVE, HANGING, RANK_0_LOST
+from dask_gpu_mpi.base.timeouts import ALIVE, FLUSH, HANGING, RANK_0_LOST
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem, StartupError
+from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.mailbox import Mailbox
+from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
-from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, Channels
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds beyond the deadline that are left to rank 0: it may have started later, or have many reports to handle."""
-
-    #: After which its watchdog reports that its main thread hangs, in NVML or a file system; `ALIVE` comes on top.
-    watchdog: float = HANGING
-    #: After which the other ranks take rank 0 for dead.
-    others: float = RANK_0_LOST
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator
+from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, POLL_BUSY, Channels, Kind
 
 
 @dataclass
@@ -59,7 +56,10 @@ class StartContext:
     payloads: Mapping[str, Any] = field(default_factory=dict)
     #: The name of the deadline in messages.
     deadline_name: str = DEADLINE
-    patience: Patience = Patience()
+    #: Seconds beyond the deadline after which the watchdog of rank 0 reports that its main thread hangs, in NVML or a file system
+    #: (`ALIVE` comes on top), and after which the other ranks assume that rank 0 is dead.
+    hanging: float = HANGING
+    rank_0_lost: float = RANK_0_LOST
     #: A command that reports once, at its end, shows nothing of its progress.
     quiet: bool = False
     #: Reports that rank 0 hangs, and returns the exit code; None: with an error like any other.
@@ -101,7 +101,7 @@ class StartContext:
         """
         beats = -1
         while beats != self.beats:  # it lives, and minds its deadline, which may have grown
-            while (left := self.deadline + self.patience.watchdog - time.monotonic()) > 0:
+            while (left := self.deadline + self.hanging - time.monotonic()) > 0:
                 if self._over.wait(left):
                     return
             beats = self.beats
@@ -157,3 +157,129 @@ class StartContext:
             raise
         finally:
             self._over.set()
+
+
+class Serving(Protocol):
+    """A rank that takes part: what it does with the messages that are not about the end of the start."""
+
+    def poll(self) -> None:
+        """Send what has become known since."""
+
+    def on_event(self, event: Event) -> None:
+        """Do what rank 0 asks for, and report what the agent has done."""
+
+
+def until_over(
+    channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Serving | None
+) -> Any:
+    """Serve the start until it is over; raises the one report.
+
+    The result is the outcome of the coordinator on rank 0; elsewhere what that has sent: a `Cluster`, or an exit code.
+    """
+    progress = Progress(context.started)
+    signalled: Failure | None = None
+    while True:
+        if signalled is None and (signalled := context.signal_failure()) is not None:
+            channels.send(COORDINATOR, Kind.FAILED, signalled)
+        if relay is not None:
+            relay.poll()
+        events = channels.events(POLL_BUSY)
+        for number, event in enumerate(events):
+            if coordinator is not None and coordinator.handle(event, time.monotonic()):
+                continue
+            if _is(event, Kind.CLUSTER_UP) or _is(event, Kind.DONE):
+                channels.push_back(events[number + 1 :])
+                return event.payload
+            if _is(event, Kind.FAIL):
+                raise event.payload.error(reported=True)
+            if _is(event, Kind.START):
+                context.deadline = max(context.deadline, time.monotonic() + event.payload.limit)
+            if relay is not None:
+                relay.on_event(event)
+        if coordinator is not None:
+            if (outcome := _tick(coordinator, progress, channels, context)) is not None:
+                return outcome
+        elif time.monotonic() > context.deadline + context.rank_0_lost:
+            error = StartupError(
+                f"no response before {context.deadline_name}",
+                where="rank 0",
+                fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
+                reported=channels.rank != 1,
+            )
+            error.fatal = True
+            raise error
+
+
+def _is(event: Event, kind: Kind) -> bool:
+    """Whether this is a message of that kind: an agent has answers of the same names."""
+    return event.source is not None and event.kind == kind
+
+
+def _tick(
+    coordinator: FailureCoordinator, progress: Progress, channels: Channels, context: StartContext
+) -> object:
+    """Let the coordinator decide, and show how far the start has come."""
+    now = time.monotonic()
+    context.beats += 1
+    coordinator.tick(now)
+    context.deadline = max(context.deadline, coordinator.deadline)
+    outcome = coordinator.outcome
+    if outcome is None:
+        if not context.quiet:
+            progress.show(now, coordinator.progress)
+        return None
+    progress.clear()
+    if not isinstance(outcome, DaskGpuMpiError):
+        return outcome
+    # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+    alone = context.comm is None and channels.size == 1
+    if alone and launcher_check.wait_for_rank_0_to_report(context.environ):
+        outcome.reported = True
+    if not outcome.fatal:
+        # Printed before any other rank can exit: a launcher ends all ranks when one fails. (A fatal one is printed by
+        # `ending_in_order`, which aborts: a rank that does not respond can't be sent it.)
+        report_error(outcome)
+        channels.mailbox.send_all(Kind.FAIL, Failure.of(outcome))
+        channels.mailbox.flush(FLUSH)
+    raise outcome
+
+
+#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
+ON_TERMINAL, IN_FILE = 0.5, 10.0
+#: Hosts named at most.
+NAMED = 8
+
+
+class Progress:
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
+
+    def __init__(self, started: float, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every = ON_TERMINAL if self._terminal else IN_FILE
+        self._next = started + self._every
+        self._shown = False
+
+    def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
+        """Print how many workers are ready, and which hosts are awaited, as `FailureCoordinator.progress` counts them.
+
+        It does neither while it is too early for another line.
+        """
+        if now < self._next:
+            return
+        self._next = now + self._every
+        ready, planned, hosts = progress()
+        known = sorted(set(hosts))
+        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
+        count = "starting" if planned is None else f"{ready} of {planned} workers"
+        self._write(f"dask_gpu_mpi: {count}, waiting for {names or 'the scheduler'}")
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._terminal and self._shown:
+            self._write("")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._shown = True

@@ -162,13 +162,13 @@ def test_script_that_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
 def test_rank_that_has_not_responded_at_the_start(surviving: Mpi, late: int) -> None:
     """The job starts without it, and ends in order while it hangs, or after it has left."""
     before = f"""
-from dask_gpu_mpi.startup import inspection
-folder = inspection.exposed_folder
+from dask_gpu_mpi.startup import bringup
+folder = bringup.exposed_folder
 def slow(*given):
     time.sleep({late})
     return folder(*given)
 if rank() == 2:
-    inspection.exposed_folder = slow
+    bringup.exposed_folder = slow
 """
     options = {**TOLERATES, "startup_timeout": 6}
     body = f"futures = start_tasks()\ncheck_tasks(futures)\nif {late} < 20:\n    time.sleep({late})\nmark()\nsys.exit(3)\n"

@@ -92,8 +92,8 @@ def duplicate(self):
 Rendezvous.duplicate = duplicate
 """,
     "for its agent": """
-from dask_gpu_mpi.startup import inspection
-wait = inspection.await_agent
+from dask_gpu_mpi.startup import bringup
+wait = bringup.await_agent
 
 def await_agent(agent, context):
     if rank() == 0:
@@ -101,7 +101,7 @@ def await_agent(agent, context):
         mark("waits")
     return wait(agent, context)
 
-inspection.await_agent = await_agent
+bringup.await_agent = await_agent
 """,
 }
 

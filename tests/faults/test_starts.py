@@ -201,9 +201,9 @@ if rank() == 1:
 def test_rank_that_hangs_while_it_inspects_its_node(mpirun: Mpi, hanging: int) -> None:
     """Its local directory is on a file server that is gone: the one report says at which step it is."""
     before = f"""
-from dask_gpu_mpi.startup import inspection
+from dask_gpu_mpi.startup import bringup
 if rank() == {hanging}:
-    inspection.exposed_folder = lambda folder: wait_until(lambda: False, 60)
+    bringup.exposed_folder = lambda folder: wait_until(lambda: False, 60)
 """
     fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})

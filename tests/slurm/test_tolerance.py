@@ -57,8 +57,8 @@ def test_rank_that_has_not_responded_at_the_start(slurm: Slurm, detected_mpi: Mp
 import os
 if os.environ.get("SLURM_PROCID") == "1":
     import time
-    import dask_gpu_mpi.startup.inspection as inspection
-    inspection.exposed_folder = lambda *given: time.sleep(60)
+    import dask_gpu_mpi.startup.bringup as bringup
+    bringup.exposed_folder = lambda *given: time.sleep(60)
 """
     script = CLIENT + "assert client.submit(sum, [1, 2]).result() == 3\nsys.exit(7)\n"
     job = slurm.submit(

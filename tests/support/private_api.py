@@ -3,8 +3,8 @@
 Such names may go with any release. So each use is guarded: `without` says what happens then. The test of this module looks up
 every name in what is installed, and fails by that name; and it reads the package for private names that are not here.
 
->>> [entry.without for entry in TABLE if entry.name == "_client_ssl_defaults"]
-['each process reads them, 20 ms']
+>>> [entry.without for entry in TABLE if entry.name == "init_once"]
+['they ask, and wait for each other in the driver']
 """
 
 from __future__ import annotations
@@ -66,14 +66,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="the standard fork server (as with Python 3.14): one import more for each rank",
     ),
     *_of(
-        "multiprocessing.spawn",
-        "get_preparation_data",
-        "agent/forkserver",
-        _PYTHON,
-        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
-        without="it does not",
-    ),
-    *_of(
         "multiprocessing.resource_tracker",
         "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
         "agent/forkserver",
@@ -121,14 +113,6 @@ TABLE: tuple[PrivateName, ...] = (
         _PYTHON,
         why="a process that a task starts is told from a worker, and has the default actions for signals",
         without="processes that tasks of in-process workers start leave SIGTERM to the rank",
-    ),
-    *_of(
-        "tornado.netutil",
-        "_client_ssl_defaults",
-        "agent/main",
-        "tornado 6.6",
-        why="it reads the certificates of all authorities: once before the fork, and not in each process",
-        without="each process reads them, 20 ms",
     ),
     *_of(
         "distributed.utils",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker, get_worker
 
-from dask_gpu_mpi.agent.default_workers import GpuByDefault
+from dask_gpu_mpi.agent.scheduler import GpuByDefault
 
 #: Seconds for one test's cluster.
 LIMIT = 60.0

@@ -38,50 +38,42 @@ SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
     # of the whole process; without the listeners themselves
-    monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
     monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     with warnings.catch_warnings():
         yield
 
 
-def served(options: Options, *orders: Any) -> tuple[int, tuple[Any, ...]]:
-    """What a scheduler ends with, and what it has answered, when it gets these orders; without any its pipe is closed."""
+async def nobody(*_: Any) -> None:
+    """A visitor of a scheduler that may not have come up."""
+
+
+def served(
+    options: Options,
+    *orders: Order,
+    visit: Callable[..., Awaitable[None]] = nobody,
+    settings: SchedulerSettings = SETTINGS,
+) -> tuple[int, tuple[Any, ...]]:
+    """What a scheduler ends with, and what it has answered, when it is visited and gets these orders; or its pipe is closed."""
     ours, its = Pipe()
 
     async def run() -> tuple[int, tuple[Any, ...]]:
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(scheduler._serve(options, SETTINGS, its))
-        answer = await loop.run_in_executor(None, ours.recv)
-        for order in orders:
-            ours.send((order, None))
-        if not orders:
-            ours.close()
+        task = asyncio.ensure_future(scheduler._serve(options, settings, its))
+        answer = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
+        try:
+            await visit(*answer[1:3])
+        finally:
+            for order in orders:
+                ours.send((order, None))
+            if not orders:
+                ours.close()
         return await asyncio.wait_for(task, 30), answer
 
-    try:
-        return asyncio.run(run())
-    finally:
-        ours.close()
-        its.close()
-
-
-def while_serving(options: Options, visit: Callable[[str, int | None], Awaitable[None]]) -> int:
-    """What a scheduler ends with that is visited, by its address and the port of its HTTP server, and then closed."""
-    ours, its = Pipe()
-
-    async def run() -> int:
-        task = asyncio.ensure_future(scheduler._serve(options, SETTINGS, its))
-        _, address, http_port, _ = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
+    with its:
         try:
-            await visit(address, http_port)
+            return asyncio.run(run())
         finally:
-            ours.send((Order.CLOSE, None))
-            code = await asyncio.wait_for(task, 30)
-        return code
-
-    with ours, its:
-        return asyncio.run(run())
+            ours.close()
 
 
 @pytest.mark.parametrize("orders", [(Order.CLOSE,), ()], ids=["told", "pipe closed"])
@@ -95,9 +87,8 @@ def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
     assert dask.config.get("distributed.diagnostics.nvml") is False
 
 
-def test_it_listens_on_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.SETTINGS", replace(SETTINGS, listen="::1"))
-    code, (kind, address, *_) = served(OPTIONS, Order.CLOSE)
+def test_it_listens_on_an_ipv6_address() -> None:
+    code, (kind, address, *_) = served(OPTIONS, Order.CLOSE, settings=replace(SETTINGS, listen="::1"))
     assert (code, kind) == (0, Answer.SCHEDULER_UP)
     assert address.startswith("tcp://[::1]:")
 
@@ -116,19 +107,17 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
     assert attached == ([answer[3]] if wanted else [])
 
 
-@pytest.mark.parametrize(("where", "gpu_by_default"), [("all", False), ("gpu", True)])
-def test_where_tasks_run_that_ask_for_nothing(
-    where: str, gpu_by_default: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("where", ["all", "gpu"])
+def test_where_tasks_run_that_ask_for_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     class GpuByDefault(SchedulerPlugin):
         def __init__(self) -> None:
             made.append(self)
 
-    monkeypatch.setattr("dask_gpu_mpi.agent.default_workers.GpuByDefault", GpuByDefault)
+    monkeypatch.setattr(scheduler, "GpuByDefault", GpuByDefault)
     code, _ = served(replace(OPTIONS, default_workers=where), Order.CLOSE)
-    assert (code, bool(made)) == (0, gpu_by_default)
+    assert (code, bool(made)) == (0, where == "gpu")
 
 
 def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +157,7 @@ def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyP
         for comm in comms:
             comm.abort()
 
-    assert while_serving(replace(OPTIONS, dashboard=False), visit) == 0
+    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=visit)[0] == 0
 
 
 def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
@@ -179,7 +168,7 @@ def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
         async with rpc(address) as scheduler:
             assert (await scheduler.identity())["services"] == {"dashboard": 0}
 
-    assert while_serving(replace(OPTIONS, dashboard=False), unlike) == 0
+    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=unlike)[0] == 0
 
 
 def test_nobody_comes_in_without_the_token() -> None:
@@ -190,7 +179,7 @@ def test_nobody_comes_in_without_the_token() -> None:
             url = f"http://127.0.0.1:{http_port}/health{query}"
             assert (await AsyncHTTPClient().fetch(url, raise_error=False)).code == code
 
-    assert while_serving(OPTIONS, visit) == 0
+    assert served(OPTIONS, Order.CLOSE, visit=visit)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -323,12 +312,6 @@ class Process:
         self.calls.append("kill")
 
 
-def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
-    process = SchedulerProcess(Timeline("agent"), print, print)
-    process.send(Order.DASHBOARD)
-    process.close(1.0)
-
-
 @pytest.mark.parametrize(
     ("process", "sent", "calls"),
     [
@@ -340,6 +323,8 @@ def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
 )
 def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Order], calls: list[Any]) -> None:
     of_agent = SchedulerProcess(Timeline("agent"), print, print)
+    of_agent.send(Order.DASHBOARD)  # before it is started there is nothing to send to, or to close
+    of_agent.close(1.0)
     ours, its = Pipe()
     with ours, its:
         of_agent._process, of_agent._pipe = process, ours

@@ -8,28 +8,26 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.check.coordinator import (
+from dask_gpu_mpi.check.observations import Observations
+from dask_gpu_mpi.check.report import Evidence, RankResult
+from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.run import (
     KERNEL_MARGIN,
     LISTEN_TIMEOUT,
     OBSERVE_TIMEOUT,
     REPORT_TIMEOUT,
     CheckCoordinator,
     CheckKind,
-    RankResult,
     RankTest,
 )
-from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Evidence
-from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.startup.bringup import planner
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
-from dask_gpu_mpi.startup.messages import Event, Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import Kind, Listening, Reached
 from support.mocks.preflights import gpu, observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
@@ -45,12 +43,10 @@ class Job:
         self.has_client = more.pop("has_client", True)
         self.sent: list[tuple[int, str, Any]] = []
         self.head = CheckCoordinator(
-            2,
+            {0: "h1", 1: "h2"},
             self.options,
-            planner(self.options, Timeline("rank"), None),
             send=lambda *message: self.sent.append(message),
             started=STARTED,
-            hosts={0: "h1", 1: "h2"},
             **{"kernel": True, "expect_gpus": None, **more},
         )
 
@@ -108,7 +104,7 @@ def test_all_is_well() -> None:
     evidence = job.evidence
     assert (evidence.silent, list(evidence.observations), list(evidence.tests)) == ((), [0, 1], [0, 1])
     assert job.errors() == []
-    assert (evidence.address, evidence.listening, evidence.port) == ("10.0.0.1", Listening(4711, 4712), 0)
+    assert (evidence.address, evidence.listening) == ("10.0.0.1", Listening(4711, 4712))
     assert evidence.plan is not None
     assert [worker.kind for worker in evidence.plan.workers] == ["cpu", "cpu"]
     assert evidence.steps[1] == ("h2", "the GPUs")
@@ -148,12 +144,12 @@ def test_gpus_that_are_expected() -> None:
 
 
 def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
-    job = Job(Options(scheduler_rank=1))
+    job = Job(Options(scheduler_rank=7))  # the last
     job.register(job.observed(0), job.observed(1, host="h1", boot_id="h1"))
     job.listen(Listening(4711))
     job.test()
     assert [(rank, order.workers) for rank, order in job.kind(Kind.LISTEN)] == [(1, None)]
-    assert job.evidence.nodes == ()
+    assert (job.evidence.nodes, job.evidence.scheduler_rank) == ((), 1)
     assert [to.peers for _, to in job.kind(Kind.CONNECT)] == [(), ()]
 
 
@@ -164,11 +160,6 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
 def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str, tuple[int, ...]]]) -> None:
     job = Job().whole(Reached(Reach()), Reached(Reach(scheduler), (Lost("h1", "no answer within 5 s"),)))
     assert job.errors() == errors
-
-
-def test_port_and_rank_of_the_scheduler() -> None:
-    job = Job(Options(scheduler_port=8786, scheduler_rank=7)).whole()
-    assert (job.evidence.port, job.evidence.scheduler_rank) == (8786, 1)
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -300,8 +291,7 @@ def test_layout_exclusive_without_a_script() -> None:
 def test_bad_options_of_a_rank_end_the_check_at_once() -> None:
     job = Job()
     job.tell(0, Kind.REGISTRATION, job.observed(0))
-    failure = Failure.of(OptionError("--nthreads: invalid"))
-    job.tell(1, Kind.REGISTRATION, Registration("h2", None, (), None, (), failure))
+    job.tell(1, Kind.FAILED, Failure.of(OptionError("--nthreads: invalid")))
     job.tick(0.5)
     assert job.head.outcome is None  # most failures are everybody's
     job.tick(1.5)

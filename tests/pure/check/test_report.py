@@ -16,7 +16,7 @@ from dask_gpu_mpi.check.report import (
     Evidence,
     Finding,
     Level,
-    Outcome,
+    RankResult,
     Report,
     as_data,
     display,
@@ -28,6 +28,8 @@ from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.messages import Reached
 from support.mocks.preflights import GIB, evidence, gpu, observed, reaching
 
 
@@ -61,12 +63,6 @@ def test_ranks_are_put_together_by_node() -> None:
     found = Evidence(4, observations={one.rank: one for one in ranks}).by_host()
     assert [[one.rank for one in node] for node in found.values()] == [[0, 1], [2], [3]]
     assert [host for host, _ in found] == ["h1", "h2", "h2"]
-
-
-def test_inventories_and_gpus_of_all_ranks() -> None:
-    found = evidence(observed(0), observed(1, inventory=None))
-    assert [inventory.rank for inventory in found.inventories] == [0]
-    assert list(found.gpus) == ["GPU-h1-0", "GPU-h1-1"]
 
 
 def test_a_problem_as_a_finding() -> None:
@@ -109,7 +105,7 @@ def render(report: Report) -> str:
 
 
 def test_table_of_a_bad_job() -> None:
-    found = reaching(r1=Reach("Connection refused"))
+    found = reaching(Reach(), Reach("Connection refused"))
     report = Report(found, apply_rules(found), 1.5)
     assert report.exit_code == 1
     lines = render(report).splitlines()
@@ -162,12 +158,13 @@ def many_kinds() -> Report:
     third = replace(cpus, rank=2, inventory=bare, scratch=Scratch("/s", free=0))
     fourth = replace(third, rank=3, host="h3", inventory=None, scratch=Scratch("/s", "nfs", "/s", GIB))
     tests = {
-        0: Outcome(None, (KernelResult("GPU-h1-0", "", "", 1.23456),)),
-        1: Outcome(Reach("", -0.00123), (KernelResult("MIG-a", "cuda", "x", 2.0),)),
-        2: Outcome(Reach("refused", 9.0)),
+        0: RankResult((KernelResult("GPU-h1-0", "", "", 1.23456),)),
+        1: RankResult((KernelResult("MIG-a", "cuda", "x", 2.0),)),
     }
+    reached = {1: Reached(Reach("", -0.00123)), 2: Reached(Reach("refused", 9.0))}
     all_ranks = dict(enumerate((first, second, third, fourth)))
-    found = Evidence(4, all_ranks, address="10.0.0.1", tests=tests, scheduler_rank=1)
+    options = Options(scheduler_rank=1)
+    found = Evidence(4, options, all_ranks, address="10.0.0.1", tests=tests, reached=reached)
     findings = (
         Finding("ok", "launcher", "fine"),
         Finding("warning", "GPUs", "busy", "stop them", (0, 1), ("h1",)),

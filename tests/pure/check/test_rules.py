@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.check.coordinator import _tries_of_ucx
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report
+from dask_gpu_mpi.check.report import Evidence, Finding, RankResult, Report
 from dask_gpu_mpi.check.rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK, apply_rules, check_transport
+from dask_gpu_mpi.check.run import _tries_of_ucx
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.model import WorkerUcx
+from dask_gpu_mpi.options.model import Protocol, WorkerUcx
 from dask_gpu_mpi.startup.messages import Listening
 from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, nodes, observed, only, reaching
+
+FINE = Reach("", 0.0, 0.001)
 
 
 def green(found: Evidence) -> dict[str, str]:
@@ -59,7 +61,7 @@ def test_problems_that_a_rank_has_found_itself(what: str, fix: str) -> None:
 
 def test_silent_rank_is_named_with_its_host() -> None:
     steps = {1: ("h2", "the GPUs (NVML)")}
-    found = evidence(observed(0), silent=(1,), steps=steps, size=2, listening=None, tests={})
+    found = evidence(observed(0), silent=(1,), steps=steps, size=2, listening=None, tests={}, reached={})
     finding = next(one for one in bad(found) if one.what == "ranks")
     assert (finding.level, finding.ranks, finding.hosts) == ("error", (1,), ("h2",))
     assert "the GPUs (NVML)" in finding.found
@@ -231,7 +233,7 @@ def test_kernel_that_was_not_run() -> None:
 
 
 def test_kernels_that_are_correct() -> None:
-    tests = {0: Outcome(kernels=(KernelResult("a", seconds=1.0), KernelResult("b", seconds=2.5)))}
+    tests = {0: RankResult(kernels=(KernelResult("a", seconds=1.0), KernelResult("b", seconds=2.5)))}
     found = green(replace(evidence(), tests=tests))
     assert found["kernel"] == "correct result from 2 GPUs, after 2.5 s at most"
 
@@ -241,16 +243,18 @@ def test_kernels_that_are_correct() -> None:
 )
 def test_failed_kernels_share_a_line(gpus: int, named: str) -> None:
     kernels = tuple(KernelResult(uuid, "cuda", "no driver") for uuid in "abcdef"[:gpus])
-    found = replace(evidence(), tests={0: Outcome(kernels=kernels[:1]), 1: Outcome(kernels=kernels[1:])})
+    found = replace(
+        evidence(), tests={0: RankResult(kernels=kernels[:1]), 1: RankResult(kernels=kernels[1:])}
+    )
     finding = only(found)
     assert (finding.ranks, finding.found) == ((0, 1), f"failed on {named}: no driver")
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:
-    finding = only(reaching(r1=Reach("Connection refused")))
+    finding = only(reaching(FINE, Reach("Connection refused")))
     assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("network", "error", (1,), ("h2",))
     assert "rank 0 on h1 at 10.0.0.1:4711: Connection refused" in finding.found
-    finding = only(replace(reaching(r1=Reach("Connection refused")), address="fd77::1"))
+    finding = only(replace(reaching(FINE, Reach("Connection refused")), address="fd77::1"))
     assert "at [fd77::1]:4711: " in finding.found
 
 
@@ -280,7 +284,7 @@ def test_hosts_that_share_no_network() -> None:
 def test_ports_that_can_not_be_listened_at(
     listening: Listening, port: int, level: str, found: str, fix: str
 ) -> None:
-    finding = only(evidence(port=port, listening=listening))
+    finding = only(evidence(scheduler_port=port, listening=listening))
     assert (finding.what, finding.level, finding.ranks) == ("ports", level, (0,))
     assert found in finding.found
     assert fix in finding.fix
@@ -301,7 +305,7 @@ def test_ports_that_can_not_be_listened_at(
     ],
 )
 def test_clocks(ahead: float, protocol: str, level: str | None) -> None:
-    findings = bad(replace(reaching(r1=Reach("", ahead)), protocol=protocol))
+    findings = bad(reaching(FINE, Reach("", ahead), protocol=Protocol(protocol)))
     assert [(one.what, one.level, one.ranks) for one in findings] == [("clocks", level, (1,))] * (
         level is not None
     )
@@ -311,42 +315,41 @@ def test_clocks(ahead: float, protocol: str, level: str | None) -> None:
 
 
 def test_green_lines_name_addresses_and_times() -> None:
-    found = green(reaching(r1=Reach("", -0.25, 2.5)))
+    found = green(reaching(FINE, Reach("", -0.25, 2.5)))
     assert found["ports"] == "the scheduler can listen at 10.0.0.1, any port"
     reached = "all ranks reach the scheduler's rank 0 on h1 at 10.0.0.1 (round trip 2500.0 ms at most)"
     assert found["network"] == reached
     assert found["clocks"] == "they differ by 0.250 s at most"
-    assert green(evidence(port=8786))["ports"] == "the scheduler can listen at 10.0.0.1, port 8786"
+    assert green(evidence(scheduler_port=8786))["ports"] == "the scheduler can listen at 10.0.0.1, port 8786"
     assert green(missing())["node pairs"] == "3 pairs of nodes (all) connected in both directions"
     many = "32000 pairs of nodes (a ring and a sample of 499500) connected in both directions"
     assert green(evidence(nodes=nodes(1000)))["node pairs"] == many
-    assert "node pairs" not in green(evidence(nodes=nodes(2), tests={}))
+    assert "node pairs" not in green(evidence(nodes=nodes(2), reached={}))
 
 
 def test_what_was_not_tested_is_not_reported() -> None:
     good = evidence()
-    none = {rank: replace(test, reach=None) for rank, test in good.tests.items()}
-    green = {finding.what for finding in apply_rules(replace(good, tests=none))}
+    green = {finding.what for finding in apply_rules(replace(good, reached={}))}
     assert not green & {"network", "clocks"}
     assert {finding.what for finding in apply_rules(replace(good, listening=None))} >= {"clocks"}
-    silent = apply_rules(replace(good, listening=Listening(error="no response"), tests=none))
+    silent = apply_rules(replace(good, listening=Listening(error="no response"), reached={}))
     assert [one.what for one in silent if one.what in ("ports", "network", "clocks")] == ["ports"]
 
 
 @pytest.mark.parametrize(("more", "level"), [(0.0, "warning"), (0.1, "error")])
 def test_certificates_are_dated_by_the_clock_of_rank_0(more: float, level: str) -> None:
-    found = bad(reaching(r0=Reach("", -BACKDATED), r1=Reach("", -2.0 * BACKDATED - more)))
+    found = bad(reaching(Reach("", -BACKDATED), Reach("", -2.0 * BACKDATED - more)))
     assert [(one.ranks, one.level) for one in found] == [((0,), "warning"), ((1,), level)]
 
 
 def test_clock_of_a_rank_that_reaches_nothing_is_unknown() -> None:
-    finding = only(reaching(r1=Reach("Connection refused", 99.0)))
+    finding = only(reaching(FINE, Reach("Connection refused", 99.0)))
     assert finding.what == "network"
 
 
 def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
     """With the scheduler elsewhere: its clock is right, and too far behind that of rank 0 for the certificates."""
-    far = replace(reaching(r0=Reach("", 2.0 * BACKDATED)), scheduler_rank=1)
+    far = reaching(Reach("", 2.0 * BACKDATED), scheduler_rank=1)
     assert [(one.ranks, one.level, one.found.partition(":")[0]) for one in bad(far)] == [
         ((0,), "warning", "the clock is 7200.0 s ahead of that of rank 1"),
         ((1,), "error", "the clock is 7200.0 s behind that of rank 0"),
@@ -355,7 +358,7 @@ def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
 
 @pytest.mark.parametrize(("ahead", "level"), [(-BACKDATED, "warning"), (-BACKDATED - 0.5, "error")])
 def test_rank_0_whose_clock_is_unknown_counts_as_right(ahead: float, level: str) -> None:
-    found = bad(reaching(r0=Reach("Connection refused"), r1=Reach("", ahead)))
+    found = bad(reaching(Reach("Connection refused"), Reach("", ahead)))
     assert [(one.what, one.level) for one in found] == [("network", "error"), ("clocks", level)]
 
 
@@ -366,8 +369,8 @@ def missing(**lost: tuple[Lost, ...]) -> Evidence:
     """Three hosts, of which some do not reach others."""
     found = [observed(rank) for rank in range(3)]
     good = evidence(*found, nodes=nodes(3))
-    tests = {rank: replace(test, lost=lost.get(f"r{rank}", ())) for rank, test in good.tests.items()}
-    return replace(good, tests=tests)
+    reached = {rank: replace(each, lost=lost.get(f"r{rank}", ())) for rank, each in good.reached.items()}
+    return replace(good, reached=reached)
 
 
 def test_pairs_that_do_not_are_named() -> None:
@@ -493,7 +496,7 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
 def test_ucx_that_was_tried(
     results: tuple[UcxResult, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
 ) -> None:
-    tests = {rank: Outcome(ucx=result) for rank, result in enumerate(results)}
+    tests = {rank: RankResult(ucx=result) for rank, result in enumerate(results)}
     (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
     assert (finding.level, finding.ranks) == (level, ranks)
     assert all(text in finding.found for text in texts)

@@ -14,19 +14,17 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.timeouts import ALIVE
+from dask_gpu_mpi.base.timeouts import OBSERVE_TIMEOUT
 from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.coordinator import REPORT_TIMEOUT, CheckKind, RankResult, RankTest
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Report
-from dask_gpu_mpi.check.run import PATIENCE, CheckingRank, run_check
+from dask_gpu_mpi.check.report import RankResult, Report
+from dask_gpu_mpi.check.run import CheckingRank, CheckKind, RankTest, run_check
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
-from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.reachability import Lost, Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
-from dask_gpu_mpi.startup.messages import Channels, Connect, Event, Kind, Listen, Reached
-from dask_gpu_mpi.startup.start_context import Patience
+from dask_gpu_mpi.startup.messages import Channels, Connect, Kind, Listen, Reached
 from support.mocks.preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")
@@ -54,7 +52,7 @@ class Process:
 
     def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **more: Any) -> Any:
         assert payloads == self.mailbox.payloads
-        assert 9 < deadline - time.monotonic() <= 10
+        assert abs(deadline - time.monotonic() - module.OBSERVE_TIMEOUT) < 1
         assert more["deadline_name"] == "the deadline of check (10 s)"
         self._maybe("Mailbox")
         return self.mailbox
@@ -92,7 +90,7 @@ def test_launcher_and_library_that_do_not_match(monkeypatch: pytest.MonkeyPatch)
         "2 ranks", expected="3", fix="use srun", where="rank 1 of 3 on h"
     )
     two.mailbox.on_send = lambda rank, kind, payload: (
-        two.mailbox.mails.append(Mail(0, Kind.DONE, 1)) if kind == Kind.REGISTRATION else None
+        two.mailbox.mails.append(Event(0, Kind.DONE, 1)) if kind == Kind.REGISTRATION else None
     )
     assert two.run() == 1
     observed = two.mailbox.sent[-1][2]
@@ -141,7 +139,7 @@ def test_rank_0_that_hangs_reports_itself(monkeypatch: pytest.MonkeyPatch, size:
     ended = threading.Event()
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", lambda code: exits.append(code) or ended.set())
-    monkeypatch.setattr(module, "PATIENCE", Patience(watchdog=-REPORT_TIMEOUT))
+    monkeypatch.setattr(module, "CHECK_HANGING", 1.0 - OBSERVE_TIMEOUT)
     monkeypatch.setattr(start_context, "ALIVE", 0.05)
 
     class Over(Exception):
@@ -161,13 +159,9 @@ def test_rank_0_that_hangs_reports_itself(monkeypatch: pytest.MonkeyPatch, size:
     assert process.reports[0].findings[0].hosts == (socket.gethostname(),)
 
 
-def test_rank_0_reports_itself_after_18_seconds() -> None:
-    assert REPORT_TIMEOUT + PATIENCE.watchdog + ALIVE == 18  # docs/check.md
-
-
 def test_rank_that_does_not_respond_is_reported_and_the_job_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, size=2)
-    monkeypatch.setattr("dask_gpu_mpi.check.coordinator.OBSERVE_TIMEOUT", 0.2)
+    monkeypatch.setattr("dask_gpu_mpi.check.run.OBSERVE_TIMEOUT", 0.2)
     assert process.run() == 1
     assert process.codes == [1]
     assert [(what, found.partition(";")[0]) for what, found, _ in process.found] == [("ranks", "no response")]
@@ -188,7 +182,7 @@ def test_options_that_can_not_be_used(
     process.mailbox.rank = rank
     if rank:
         process.mailbox.on_send = lambda _, kind, payload: process.mailbox.mails.append(
-            Mail(0, Kind.FAIL, payload.failure)
+            Event(0, Kind.FAIL, payload)
         )
     with pytest.raises(OptionError, match="--nthreads: invalid") as caught:
         process.run(OptionError("--nthreads: invalid"))

@@ -19,8 +19,9 @@ from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job import member as module
 from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.messages import Event, Start
+from dask_gpu_mpi.startup.messages import Start
 
 LAUNCHED = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 

@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, pack
 from dask_gpu_mpi.mpi import mailbox as module
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
-from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
+from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.mpi.wire import KeyPair
 from support.mocks.mpi import Comm, install
 
@@ -65,7 +65,7 @@ def test_messages_to_rank_0_and_from_it() -> None:
         (2, "steps", [1, 2]),
     ]
     zero.send_all("text", "all")
-    assert [box.receive() for box in (zero, one, two)] == [[], *[[Mail(0, "text", "all")]] * 2]
+    assert [box.receive() for box in (zero, one, two)] == [[], *[[Event(0, "text", "all")]] * 2]
     assert [box._drops.count for box in (zero, one, two)] == [0, 0, 0]
 
 
@@ -95,7 +95,7 @@ def test_what_no_rank_has_sent_is_dropped(capsys: pytest.CaptureFixture[str]) ->
     for source in (-2, 0, 1, 3, 2, 2):  # only as rank 2, and only once
         inject(zero, source, sent.data)
     one.send(0, "text", "a")
-    assert zero.receive() == [Mail(2, "text", "of rank 2"), Mail(1, "text", "a")]
+    assert zero.receive() == [Event(2, "text", "of rank 2"), Event(1, "text", "a")]
     assert zero._drops.count == 102 + 1 + 5
     err = capsys.readouterr().err
     assert err.count("warning: rank 0 on h0: 108 MPI messages were dropped") == 1
@@ -109,7 +109,7 @@ def test_other_ranks_hear_rank_0_alone() -> None:
     inject(one, 2, zero._comm.queues[1, 0, TAG][0][1].data)
     inject(one, 0, b"x" * 50)
     zero.send(1, "text", "b")
-    assert one.receive() == [Mail(0, "text", "b")]
+    assert one.receive() == [Event(0, "text", "b")]
     assert one._drops.count == 2
 
 
@@ -119,7 +119,7 @@ def test_a_rank_of_another_version(message: Any, capsys: pytest.CaptureFixture[s
     zero, one = mailboxes(2)
     inject(zero, 1, one._channels[0].seal(pack(message)))
     one.send(0, "text", "a")
-    assert zero.receive() == [Mail(1, "text", "a")]
+    assert zero.receive() == [Event(1, "text", "a")]
     assert zero._drops.count == 1
     assert "malformed" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The start up to the plan, as `plan` has it; with MPI: tests/mpi/test_main_job.py, tests/faults/test_starts.py."""
+"""The start of a rank up to the plan, as `plan` has it; with MPI: tests/mpi/test_main_job.py, tests/faults/test_starts.py."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    OptionError,
+    Problem,
+    StartupError,
+)
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from dask_gpu_mpi.startup import bringup, inspection, start_context
-from dask_gpu_mpi.startup.bringup import Preparation, make_job, plan_of_allocation, prepare_job
-from dask_gpu_mpi.startup.coordinator import Job, shared_options
+from dask_gpu_mpi.startup import bringup, start_context
+from dask_gpu_mpi.startup.bringup import await_agent, inspect, make_job, plan_of_allocation
+from dask_gpu_mpi.startup.coordinator import Job, plan_of, shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
+from dask_gpu_mpi.startup.start_context import StartContext
 from support.mocks.preflights import MockMailbox, gpu, observed
+from support.mocks.starts import start_context as context
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
 
@@ -34,9 +42,8 @@ def inventory(rank: int, **more: Any) -> Inventory:
     return replace(found, rank=rank, host=f"h{rank}", boot_id=f"h{rank}", **more)
 
 
-def registration(rank: int, failure: Failure | None = None, **more: Any) -> Registration:
-    found = None if failure else inventory(rank, **more)
-    return Registration(f"h{rank}", found, (), None, shared_options(CPUS), failure)
+def registration(rank: int) -> Registration:
+    return Registration(f"h{rank}", inventory(rank), (), None, shared_options(CPUS))
 
 
 class Look:
@@ -89,7 +96,7 @@ class Process:
 
 def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
+    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
     made = plan_of_allocation(CPUS)
     assert made is not None
     assert [(worker.rank, worker.host) for worker in made.workers] == [(0, socket.gethostname()), (1, "h1")]
@@ -101,21 +108,21 @@ def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("options", [CPUS, Options()])
 def test_only_ranks_with_gpu_workers_look_for_gpus(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
     process = Process(monkeypatch)
-    process.mailbox.size = 1
+    process.mailbox.size, process.mailbox.hosts = 1, {0: "h"}
     asked: list[Any] = []
 
     def take_inventory(*_: Any, look_for_gpus: bool, seen: Any, **__: Any) -> Inventory:
         asked.append((look_for_gpus, seen))
         return inventory(0, world_size=1)
 
-    monkeypatch.setattr(inspection, "take_inventory", take_inventory)
+    monkeypatch.setattr(bringup, "take_inventory", take_inventory)
     plan_of_allocation(options)
     assert asked == [(False, None) if options is CPUS else (True, (gpu("h", 0),))]
 
 
 def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Mail(0, Kind.DONE, 0))
+    process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Event(0, Kind.DONE, 0))
     assert plan_of_allocation(Options(startup_timeout=20.0)) is None
     ((to, sent),) = process.sent(Kind.REGISTRATION)
     found = sent.inventory
@@ -128,12 +135,12 @@ def test_failures_of_ranks_are_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1, Failure(Problem("no GPU"), 2))))
-    with pytest.raises(InputError, match="^rank 1 of 2 on h1: no GPU$") as caught:
+    process.mailbox.mails.append(Event(1, Kind.FAILED, Failure(Problem("no GPU"), 2)))
+    with pytest.raises(InputError, match="^rank 1 of 2 on h2: no GPU$") as caught:
         plan_of_allocation(CPUS)
     assert caught.value.reported
-    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 1 of 2 on h1: no GPU\n"
-    assert process.sent(Kind.FAIL) == [(-1, Failure(Problem("no GPU", where="rank 1 of 2 on h1"), 2))]
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 1 of 2 on h2: no GPU\n"
+    assert process.sent(Kind.FAIL) == [(-1, Failure(Problem("no GPU", where="rank 1 of 2 on h2"), 2))]
     assert process.sent(Kind.DONE) == []
 
 
@@ -147,7 +154,7 @@ def refuse(options: Options) -> None:
 )
 def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
     process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Mail(0, Kind.FAIL, sent[2].failure))
+    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Event(0, Kind.FAIL, sent[2]))
     with pytest.raises(OptionError) as caught:
         plan_of_allocation(options, check=refuse)
     assert caught.value.reported
@@ -156,55 +163,39 @@ def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: 
         assert 59 < process.deadlines[0] <= 60
 
 
-def test_launcher_that_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
-    process.wrong = LauncherError("rank 0 of 4 on h0: singleton")
-    process.mailbox.size = 1
-    with pytest.raises(LauncherError, match="singleton"):
-        plan_of_allocation(CPUS)
-
-
 @pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (StartupError("NVML failed"), "NVML failed"),
-        (InputError("no such GPU"), "no such GPU"),
-    ],
+    "error", [StartupError("NVML failed"), InputError("no such GPU"), LauncherError("x")]
 )
-def test_gpus_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch, answer: Exception, says: str) -> None:
+@pytest.mark.parametrize("timeout", [20.0, 1.0])  # NVML is asked however little time is left
+def test_gpus_and_launchers_that_do_not_work(
+    monkeypatch: pytest.MonkeyPatch, error: InputError | StartupError, timeout: float
+) -> None:
     process = Process(monkeypatch)
-    process.look.answer = answer
-    process.mailbox.size = 1
-    with pytest.raises(
-        (InputError, StartupError), match=f"^rank 0 of 1 on {socket.gethostname()}: {says}"
-    ) as caught:
-        plan_of_allocation(Options())
-    assert isinstance(caught.value, type(answer))
+    process.mailbox.size, process.mailbox.hosts = 1, {0: "h"}
+    if isinstance(error, LauncherError):
+        process.wrong = error
+    else:
+        process.look.answer = error
+    with pytest.raises(type(error), match=error.problem.found) as caught:
+        plan_of_allocation(Options(startup_timeout=timeout))
     assert process.look.closed
-
-
-def test_nvml_is_asked_however_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
-    process.mailbox.size = 1
-    process.look.answer = StartupError("NVML failed")
-    with pytest.raises(StartupError):
-        plan_of_allocation(Options(startup_timeout=1.0))
-    assert len(process.look.seconds) == 1
+    if not isinstance(error, LauncherError):
+        assert str(caught.value).startswith(f"rank 0 of 1 on {socket.gethostname()}: ")
+        assert len(process.look.seconds) == 1
 
 
 def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    process.mailbox.size = 4
-    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
-    process.mailbox.hosts = {2: "h2"}
-    with pytest.raises(StartupError, match="^ranks 2-3 of 4 on h2: no response before the start-up timeout"):
+    process.mailbox.size, process.mailbox.hosts = 3, dict(enumerate(("h0", "h1", "h2")))
+    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
+    with pytest.raises(StartupError, match="^rank 2 of 3 on h2: no response before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.3))
     assert process.codes == [1]  # a rank that is stopped can't be sent the report
 
 
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
-    hasty = partial(bringup.StartContext, patience=start_context.Patience(others=0.2))
+    hasty = partial(bringup.StartContext, rank_0_lost=0.2)
     monkeypatch.setattr(bringup, "StartContext", hasty)
     begun = time.monotonic()
     with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout"):
@@ -215,7 +206,7 @@ def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_with_different_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the start would: its plan is that of rank 0's options."""
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
+    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
     with pytest.raises(InputError, match="option nthreads is 3 on rank 0 .* and None on rank 1"):
         plan_of_allocation(replace(CPUS, nthreads=3))
 
@@ -223,51 +214,122 @@ def test_ranks_with_different_options(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- from options to what the coordinator needs
 
 
-def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:
-    preparation = Preparation(frozenset({"a.key"}), prepared)
-    return make_job(Options(**options), preparation, Timeline("rank"))
+def job(**options: Any) -> Job:
+    return make_job(Options(**options), context())
+
+
+def names(made: Job, found: list[Inventory]) -> list[str]:
+    registrations = [Registration(each.host, each, (), None, ()) for each in found]
+    return [str(worker.name) for worker in plan_of(registrations, made.options).workers]
+
+
+def test_only_a_scheduler_with_tls_needs_credentials() -> None:
+    made = job(protocol=Protocol.TLS, cpu_workers=1, name="n")
+    assert "distributed.comm.tls.ca-file" in made.credentials
+    assert "distributed.comm.tls" not in repr(made)
+    assert made.target is None
+    assert {name[:2] for name in names(made, hypothetical_job(1, 2, 0))} == {"n-"}
+    assert job(protocol=Protocol.TCP).credentials == {}
+    assert not any("tls" in key for key in job(protocol=Protocol.UCX).credentials)
+
+
+def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
+    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
+    assert (made.target and made.target.address, made.credentials) == ("tcp://10.0.0.9:5", {})
+    assert [name[:5] for name in names(made, hypothetical_job(1, 1, 0))] == ["join-"]
+    with pytest.raises(InputError):
+        job(scheduler=False, scheduler_file=str(tmp_path / "none.json"))
+
+
+# -- what a rank waits for before it takes its inventory
+
+
+class Agent:
+    """One batch of answers for each look."""
+
+    looks = True
+    lost = False
+
+    def __init__(self, *batches: list[tuple[Any, ...]], gpus: Any = ()) -> None:
+        self.batches = list(batches)
+        self.found = gpus
+
+    def events(self, timeout: float) -> list[tuple[Any, ...]]:
+        return self.batches.pop(0) if self.batches else []
+
+    def gpus(self, timeout: float) -> Any:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def exit_text(self) -> str:
+        return "exit code 9"
+
+
+def wait(agent: Any, around: StartContext) -> None:
+    await_agent(agent, around)
+
+
+def test_the_agent_is_waited_for() -> None:
+    agent = Agent([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
+    wait(agent, context())
+    assert agent.batches == [[("later",)]]
 
 
 @pytest.mark.parametrize(
-    ("options", "has"),
-    [
-        ({"protocol": Protocol.TLS}, True),
-        ({"protocol": Protocol.TCP}, False),
-        ({"protocol": Protocol.TLS, "scheduler": False}, False),
-    ],
+    ("more", "kind"), [((2,), InputError), ((2, "OptionError"), OptionError), ((1,), StartupError)]
 )
-def test_only_a_scheduler_with_tls_needs_credentials(options: dict[str, Any], has: bool) -> None:
-    prepared = prepare_job(Options(**options), {})
-    assert (prepared.credentials is not None) is has
-    assert "distributed.comm.tls" not in repr(prepared)
+def test_what_the_agent_finds_wrong_is_raised(more: tuple[Any, ...], kind: type[DaskGpuMpiError]) -> None:
+    with pytest.raises(kind, match="no such class") as caught:
+        wait(Agent([("failed", Problem("no such class"), *more)]), context())
+    assert type(caught.value) is kind
+    assert not caught.value.reported
 
 
-def test_a_cluster_of_our_own() -> None:
-    made = job({"key": "secret"}, protocol=Protocol.TLS, cpu_workers=1, name="n")
-    assert made.credentials() == {"key": "secret"}
-    assert (made.protocol, made.target, made.configured) == ("tls", None, {"a.key"})
-    plan = made.plan(hypothetical_job(1, 2, 0), True, {})
-    assert all(str(worker.name).startswith("n-") for worker in plan.workers)
+def test_an_agent_that_ends_or_hangs_and_a_signal() -> None:
+    agent = Agent()
+    agent.lost = True
+    with pytest.raises(StartupError, match=r"ended before it was ready \(exit code 9\)"):
+        wait(agent, context())
+    with pytest.raises(StartupError, match="did not finish its imports"):
+        wait(Agent(), context(seconds=0.05))
+    with pytest.raises(StartupError, match="SIGINT came while the cluster started") as caught:
+        wait(Agent(), context(signal=2))
+    assert caught.value.exit_code == 130
 
 
-def test_ucx_needs_no_credentials() -> None:
-    assert "key" not in job(protocol=Protocol.UCX).credentials()
-    assert job(protocol=Protocol.TCP).credentials() == {}
+def take(around: StartContext, gpus: Any = (), **options: Any) -> Any:
+    channels: Any = SimpleNamespace(rank=1, size=2, begin_step=lambda step: None)
+    agent: Any = Agent([("prepared", "/scratch")], gpus=gpus)
+    agent.looks = "worker_class" not in options
+    return inspect(Options(**options), agent, around, channels)
 
 
-def test_only_a_deadline_that_nobody_set_may_grow() -> None:
-    assert job().patient
-    assert not job(startup_timeout=60.0, explicit=frozenset({"startup_timeout"})).patient
+def test_the_inventory_has_the_gpus_that_the_agents_child_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(bringup, "take_inventory", lambda *_, **words: given.update(words))
+    take(context(), ("GPU",))
+    assert given == {"seen": ("GPU",), "look_for_gpus": True}
+    take(context(), None, worker_class="distributed.Nanny")
+    assert given == {"seen": None, "look_for_gpus": False}
 
 
-def test_workers_that_attach_have_names_of_their_own() -> None:
-    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
-    assert made.target is not None
-    assert made.target.address == "tcp://10.0.0.9:5"
-    plan = made.plan(hypothetical_job(1, 1, 0), True, {})
-    assert all(str(worker.name).startswith("join-") for worker in plan.workers)
+def test_nvml_that_fails_or_hangs_is_reported_before_the_deadline() -> None:
+    with pytest.raises(InputError, match="^rank 1 of 2 on h: no such GPU$"):
+        take(context(), InputError("no such GPU"))
+    with pytest.raises(StartupError, match="^rank 1 of 2 on h: NVML"):
+        take(context(seconds=1.0), None, startup_timeout=20.0)
+    with pytest.raises(StartupError, match="SIGTERM"):
+        take(context(signal=15), None)
 
 
-def test_what_can_not_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(InputError):
-        job(scheduler=False, scheduler_file=str(tmp_path / "none.json"))
+def test_scratch_that_everyone_may_replace_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bringup, "exposed_folder", lambda path: asked.append(path) or "/shared")
+    warnings = [*map(str, take(context(), worker_class="distributed.Nanny").warnings)]
+    assert asked == ["/"]
+    text = "host h: every user of the node may replace the workers' files in '/shared'"
+    assert warnings[0].startswith(text)
+    assert warnings[0].endswith(
+        "Fix: chmod +t /shared, or another directory by local_directory (--local-directory)"
+    )

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.startup import messages as channels_module
-from dask_gpu_mpi.startup.messages import Channels, Event
+from dask_gpu_mpi.startup.messages import Channels
 
 
 class Box:
     rank, size = 1, 3
 
     def __init__(self) -> None:
-        self.mails: list[Mail] = []
+        self.mails: list[Event] = []
         self.sent: list[tuple[int, str, Any]] = []
 
-    def receive(self) -> list[Mail]:
+    def receive(self) -> list[Event]:
         mails, self.mails = self.mails, []
         return mails
 
@@ -59,7 +59,7 @@ def make() -> tuple[Channels, Any, Any]:
 
 def test_mail_and_the_agent_are_one_stream() -> None:
     channels, box, agent = make()
-    box.mails = [Mail(0, "start", 5)]
+    box.mails = [Event(0, "start", 5)]
     agent.frames = [("ready", 2)]
     assert channels.events(9.0) == [Event(0, "start", 5), Event(None, "ready", [2])]
     assert agent.waits == [0.0]  # there was mail: no waiting
@@ -75,7 +75,7 @@ def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None
     channels = Channels(box, None)  # type: ignore[arg-type]
     assert channels.events(0.3) == []
     assert slept == [0.3]
-    box.mails = [Mail(0, "start", 5)]
+    box.mails = [Event(0, "start", 5)]
     assert channels.events(0.3) == [Event(0, "start", 5)]
     assert slept == [0.3]
 
@@ -95,7 +95,7 @@ def test_a_lost_agent_is_told_once() -> None:
 
 def test_pushed_back_events_come_first() -> None:
     channels, box, _ = make()
-    box.mails = [Mail(0, "late", None)]
+    box.mails = [Event(0, "late", None)]
     channels.push_back([Event(0, "second", None)])
     channels.push_back([Event(0, "first", None)])
     assert [event.kind for event in channels.events(0.0)] == ["first", "second", "late"]

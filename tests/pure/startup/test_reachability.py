@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
 from dask_gpu_mpi.startup import reachability
-from dask_gpu_mpi.startup.messages import Connect, Listen, Listening, Reached
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening, Reached
 from dask_gpu_mpi.startup.reachability import (
     Connecting,
     ReachabilityTest,
@@ -32,9 +33,29 @@ def listen(test: ReachabilityTest, plan: Plan, addresses: dict[int, str | None])
     test.listen(plan.scheduler.rank, plan.scheduler.host, nodes_of(plan, addresses), addresses)
 
 
-def connecting(options: Options) -> Connecting:
-    channels: Any = None
-    return Connecting(options, channels)
+class Rank:
+    """The part of one rank, and the last message that it has sent to rank 0."""
+
+    def __init__(self, **options: Any) -> None:
+        channels: Any = self
+        self.sent: Any = None
+        self.part = Connecting(Options(**options), channels)
+
+    def send(self, rank: int, kind: str, payload: Any) -> None:
+        assert rank == 0
+        self.sent = payload
+
+    def listen(self, wanted: Listen) -> Any:
+        assert self.part.on_message(Kind.LISTEN, wanted)
+        return self.sent
+
+    def connect(self, to: Connect) -> Any:
+        assert self.part.on_message(Kind.CONNECT, to)
+        limit = time.monotonic() + 30
+        while self.sent is None and time.monotonic() < limit:
+            self.part.poll()
+            time.sleep(0.01)
+        return self.sent
 
 
 def test_on_one_node_nobody_listens_for_workers() -> None:
@@ -47,15 +68,6 @@ def test_on_one_node_nobody_listens_for_workers() -> None:
     assert test.on_listening(0, Listening(scheduler=5))
 
 
-def result(rank: Connecting) -> Reached:
-    limit = time.monotonic() + 30
-    while time.monotonic() < limit:
-        if (found := rank.result()) is not None:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("no result")
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
@@ -64,58 +76,41 @@ def free_port() -> int:
 
 def test_listens_where_the_scheduler_and_the_workers_will() -> None:
     scheduler, worker, tokens = free_port(), free_port(), Tokens()
-    rank = connecting(Options(scheduler_port=scheduler, worker_options={"worker_port": worker}))
-    assert rank.listen(Listen("127.0.0.1", tokens, tokens)) == Listening(scheduler, worker)
-    rank.close()
+    rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
+    for _ in range(2):  # a second time, without a rank that did not respond
+        assert rank.listen(Listen("127.0.0.1", tokens, tokens)) == Listening(scheduler, worker)
+    rank.part.close()
     for port in (scheduler, worker):
         Listener("127.0.0.1", port, tokens).close()
-    rank.close()
-
-
-def test_any_port_that_is_free() -> None:
-    rank = connecting(Options())
-    found = rank.listen(Listen("127.0.0.1", Tokens(), None))
+    found = Rank().listen(Listen("127.0.0.1", Tokens(), None))
     assert found.scheduler >= 1024  # given by the system
     assert found.workers == 0
-    rank.close()
 
 
-def test_port_of_workers_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        rank = connecting(Options(worker_options={"worker_port": taken.getsockname()[1]}))
-        assert rank.listen(Listen("127.0.0.1", None, Tokens())) == Listening(0, 0)
-
-
-def test_a_scheduler_and_peers_that_are_not_reached() -> None:
-    port = free_port()
-    rank = connecting(Options())
-    assert rank.result() is None
-    rank.connect(Connect(f"127.0.0.1:{port}", None, (Node("h2", 1, "127.0.0.1", port=port),)))
-    assert result(rank) == Reached(Reach("Connection refused"), (Lost("h2", "Connection refused"),))
-    assert rank.result() is None
-
-
-def test_peers_of_a_rank_below_a_running_scheduler() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        rank = connecting(Options())
-        target = f"127.0.0.1:{server.getsockname()[1]}"
-        rank.connect(Connect(target, None, (Node("h2", 1, "127.0.0.1", port=free_port()),)))
-        assert result(rank) == Reached(Reach(), (Lost("h2", "Connection refused"),))
-
-
-def test_nobody_listens_in_the_schedulers_place() -> None:
-    rank = connecting(Options())
-    rank.connect(Connect("", Tokens()))
-    assert result(rank) == Reached(None)
-
-
-def test_why_the_scheduler_and_the_dashboard_can_not_listen() -> None:
+def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        rank = connecting(Options(scheduler_port=port, dashboard_address=f"127.0.0.1:{port}"))
+        rank = Rank(
+            scheduler_port=port,
+            dashboard_address=f"127.0.0.1:{port}",
+            worker_options={"worker_port": port},
+        )
         in_use = "Address already in use"
-        assert rank.listen(Listen("127.0.0.1", Tokens(), dashboard=True)) == Listening(0, 0, in_use, in_use)
-        assert rank.listen(Listen("127.0.0.1", Tokens())) == Listening(0, 0, in_use)
+        both = Listen("127.0.0.1", Tokens(), Tokens())
+        assert rank.listen(both) == Listening(0, 0, in_use)
+        assert rank.listen(replace(both, dashboard=True)) == Listening(0, 0, in_use, in_use)
+
+
+def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
+    nobody = free_port()
+    peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
+    lost = (Lost("h2", "Connection refused"),)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        running = f"127.0.0.1:{server.getsockname()[1]}"
+        assert Rank().connect(Connect(running, None, peers)) == Reached(Reach(), lost)
+    refused = Rank().connect(Connect(f"127.0.0.1:{nobody}", None, peers))
+    assert refused == Reached(Reach("Connection refused"), lost)
+    assert Rank().connect(Connect("", Tokens())) == Reached(None)  # nobody listens in the scheduler's place
 
 
 @pytest.mark.parametrize(
@@ -202,15 +197,8 @@ def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  
 
 
 def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
-    mixed = plan(
-        [
-            *one_host((gpu(0),)),
-        ],
-        cpu_workers=1,
-    )
+    mixed = plan(one_host((gpu(0),)), cpu_workers=1)
     assert choose_transport(AUTO, mixed, {}).ucx is AUTO  # its rank has one
-    from dataclasses import replace
-
     alone = replace(mixed, workers=tuple(replace(w, rank=1) if w.kind == "cpu" else w for w in mixed.workers))
     chosen, line, *_ = choose_transport(AUTO, alone, {})
     assert chosen is OFF
@@ -242,16 +230,17 @@ def test_what_is_missing_is_asked_where_it_matters(
     assert calls == ([] if asked is None else [asked])
 
 
-def test_a_class_of_the_users_own_has_no_ucx_by_itself() -> None:
-    assert (
-        "worker_class"
-        in ucx_ability(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True).obstacle.text
-    )
-
-
-def test_workers_in_the_agent_have_none() -> None:
-    options = Options(worker_ucx=ALL, worker_class="distributed.Worker")
-    assert "run in the agent" in ucx_ability(options, gpus=False).obstacle.text
+@pytest.mark.parametrize(
+    ("options", "gpus", "text"),
+    [
+        (Options(worker_ucx=AUTO, worker_class="my.Class"), True, "worker_class"),
+        (Options(worker_ucx=ALL, worker_class="distributed.Worker"), False, "run in the agent"),
+    ],
+)
+def test_classes_of_workers_without_ucx(options: Options, gpus: bool, text: str) -> None:
+    obstacle = ucx_ability(options, gpus=gpus).obstacle
+    assert obstacle is not None
+    assert text in obstacle.text
 
 
 def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:

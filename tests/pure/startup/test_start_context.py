@@ -1,20 +1,25 @@
-"""However a start ends on one rank: its agent is ended, and no other rank waits for it."""
+"""The frame of a start on one rank: however it ends, its agent is ended and no other rank waits for it; and its messages."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, Problem, StartupError
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.startup import start_context
-from dask_gpu_mpi.startup.messages import PAYLOADS
-from dask_gpu_mpi.startup.start_context import Patience, StartContext
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.start_context import IN_FILE, NAMED, ON_TERMINAL, Progress, StartContext, until_over
 from support.mocks.starts import start_context as context
 
 
@@ -32,15 +37,11 @@ class Agent:
 
 
 def test_a_signal_is_a_failure_with_its_exit_code() -> None:
-    context().raise_signal()
-    assert context().signal_failure() is None
+    context(SECRET="x").raise_signal()
+    assert "SECRET" not in repr(context(SECRET="x"))
     with pytest.raises(StartupError, match="^SIGINT came while the cluster started$") as caught:
         context(signal=2).raise_signal()
     assert caught.value.exit_code == 130
-
-
-def test_the_environment_is_not_shown() -> None:
-    assert "SECRET" not in repr(context(SECRET="x"))
 
 
 def test_an_error_that_is_fatal_aborts_the_job(
@@ -66,8 +67,9 @@ def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, monkeypatch: pyt
     around._has_met = met
     with pytest.raises(ZeroDivisionError), around.ending_in_order(None):
         _ = 1 / 0
-    with pytest.raises(InputError), around.ending_in_order(None):
-        raise InputError("the others know")
+    for other in (InputError("the others know"), KeyboardInterrupt()):
+        with pytest.raises(type(other)), around.ending_in_order(None):
+            raise other
     assert codes == ([1] if met else [])
 
 
@@ -95,14 +97,6 @@ def test_the_ranks_meet(size: int, met: bool, given: bool, monkeypatch: pytest.M
         assert around.meet(None).agent is None
 
 
-def test_an_interrupted_start_of_the_user_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", lambda code: pytest.fail("aborted"))
-    around = context()
-    around._has_met = True
-    with pytest.raises(KeyboardInterrupt), around.ending_in_order(None):
-        raise KeyboardInterrupt
-
-
 class Hanging:
     """A rank 0 whose main thread may hang, and the end of its process."""
 
@@ -120,7 +114,7 @@ class Hanging:
         self.rank = 0
         self.context = context()
         self.context.deadline = self.context.started - 1
-        self.context.patience = Patience(watchdog=1.0)
+        self.context.hanging = 1.0
 
     def _exit(self, code: int) -> None:
         self.codes.append(code)
@@ -155,7 +149,7 @@ def test_a_command_has_a_report_of_its_own_for_a_rank_0_that_hangs(monkeypatch: 
     assert (job.aborts, job.codes) == ([7], [7])
 
 
-def test_the_watchdog_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_of_rank_0_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Hanging(monkeypatch)
     job.context.deadline += 60
     before = set(threading.enumerate())
@@ -165,12 +159,7 @@ def test_the_watchdog_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> No
     watchdog.join(10)
     assert not watchdog.is_alive()
     assert job.codes == []
-
-
-def test_only_rank_0_watches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Hanging(monkeypatch)
-    job.rank = 1
-    before = set(threading.enumerate())
+    job.rank = 1  # which has none
     job.context.meet(None)
     assert set(threading.enumerate()) <= before
 
@@ -195,3 +184,204 @@ def test_rank_0_that_minds_its_messages_after_the_deadline_does_not_hang(
         job.context.meet(None)
         assert enough.wait(10)
     assert job.codes == []
+
+
+# -- messages that others would have sent, with and without a part in the cluster
+
+
+UP = Cluster("tls://h:1", None)
+START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self.to_all: list[tuple[str, Any]] = []
+
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        self.to_all.append((kind, payload))
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+
+class Channels:
+    """One batch of events for each look; what the rank sends to itself comes with the next."""
+
+    def __init__(self, rank: int, size: int, *batches: list[Event]) -> None:
+        self.rank, self.size = rank, size
+        self.mailbox = Mailbox()
+        self.batches = list(batches)
+        self.sent: list[tuple[int, str, Any]] = []
+        self.pushed_back: list[Event] = []
+
+    def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        self.sent.append((rank, kind, payload))
+        if rank == self.rank:
+            self.batches.insert(0, [Event(rank, kind, payload)])
+
+    def events(self, timeout: float) -> list[Event]:
+        return self.batches.pop(0) if self.batches else []
+
+    def push_back(self, events: list[Event]) -> None:
+        self.pushed_back = events
+
+
+class Relay:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.polls = 0
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def serve(channels: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Cluster:
+    return until_over(channels, around, coordinator, relay)
+
+
+REGISTRATION = Registration("h", None, (), None, ())
+
+
+def test_a_rank_that_takes_part_goes_on() -> None:
+    later = Event(None, "workers-ended", [True])
+    agents = Event(None, "ready", [1, []])
+    channels = Channels(
+        1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.CLUSTER_UP, UP), later]
+    )
+    relay = Relay()
+    assert serve(channels, context(), None, relay) is UP
+    assert relay.events == [Event(0, Kind.START, START), agents]
+    assert relay.polls == 3
+    assert channels.pushed_back == [later]
+
+
+def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
+    words = [Event(None, kind, []) for kind in (Kind.CLUSTER_UP, Kind.FAIL, Kind.START)]
+    relay = Relay()
+    serve(Channels(1, 2, words, [Event(0, Kind.CLUSTER_UP, UP)]), context(), None, relay)
+    assert relay.events == words
+
+
+@pytest.mark.parametrize("relay", [Relay(), None], ids=["takes part", "reports only"])
+def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
+    report = Failure(Problem("no GPU"), 2, "PlacementError")
+    with pytest.raises(PlacementError, match="no GPU") as caught:
+        serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, relay)
+    assert caught.value.reported
+
+
+def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = Failure(Problem("bad option"), 2, "OptionError")
+    channels = Channels(
+        0,
+        2,
+        [Event(1, Kind.REGISTRATION, REGISTRATION), Event(0, Kind.FAILED, failure)],
+    )
+    around = context()
+    with pytest.raises(OptionError, match="rank 0 of 2 on h: bad option") as caught:
+        serve(channels, around, FailureCoordinator({0: "h", 1: "h1"}, deadline=time.monotonic() + 30), None)
+    assert caught.value.reported
+    assert around.beats > 0  # else its watchdog takes it for one that hangs
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
+    ((kind, sent),) = channels.mailbox.to_all
+    assert (kind, str(sent.problem), sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
+
+
+def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    channels = Channels(0, 2, [Event(0, Kind.REGISTRATION, REGISTRATION)])
+    with pytest.raises(StartupError, match="rank 1 of 2 on h1: no response") as caught:
+        serve(channels, context(), FailureCoordinator({0: "h", 1: "h1"}, deadline=time.monotonic() - 1), None)
+    assert caught.value.fatal
+    assert not caught.value.reported  # by who aborts the job
+    assert channels.mailbox.to_all == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_worlds_of_one_report_once(
+    silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start_context.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
+    channels = Channels(0, 1, [Event(0, Kind.FAILED, Failure(Problem("bad"), 2))])
+    with pytest.raises(Exception, match="bad") as caught:
+        serve(channels, context(), FailureCoordinator({0: "h"}, deadline=time.monotonic() + 30), None)
+    assert caught.value.reported  # type: ignore[attr-defined]
+    assert ("bad" in capsys.readouterr().err) is not silent
+
+
+def test_a_signal_is_reported_once() -> None:
+    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, Failure(Problem("SIGTERM"), 143))])
+    with pytest.raises(StartupError) as caught:
+        serve(channels, context(signal=15), None, Relay())
+    assert caught.value.exit_code == 143
+    assert channels.sent == [
+        (0, Kind.FAILED, Failure(Problem("SIGTERM came while the cluster started"), 143))
+    ]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever(rank: int) -> None:
+    around = context(seconds=-31.0)
+    with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout") as caught:
+        serve(Channels(rank, 3), around, None, None)
+    assert caught.value.fatal
+    assert caught.value.reported is (rank != 1)  # one rank is enough
+    # a start message may give more time
+    channels = Channels(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.CLUSTER_UP, UP)])
+    assert serve(channels, around, None, Relay()) is UP
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError("nobody listens")
+
+
+def test_a_line_every_ten_seconds_in_a_file() -> None:
+    out = io.StringIO()
+    progress = Progress(100.0, out)
+    for tenth in range(350):
+        progress.show(100.0 + tenth / 10, lambda: (42, 64, ["h17", "h18"]))
+    assert out.getvalue().splitlines() == ["dask_gpu_mpi: 42 of 64 workers, waiting for h[17-18]"] * 3
+    assert IN_FILE == 10.0
+
+
+def test_one_line_that_changes_on_a_terminal() -> None:
+    out = Terminal()
+    progress = Progress(0.0, out)
+    for now, ready in ((0.1, 0), (ON_TERMINAL, 1), (ON_TERMINAL + 0.1, 2), (2 * ON_TERMINAL, 3)):
+        progress.show(now, lambda ready=ready: (ready, 4, ["h1"]))  # type: ignore[misc]
+    lines = "".join(f"\r\x1b[Kdask_gpu_mpi: {ready} of 4 workers, waiting for h1" for ready in (1, 3))
+    assert out.getvalue() == lines
+    progress.clear()
+    progress.clear()
+    assert out.getvalue() == lines + "\r\x1b[K"
+
+
+def test_what_is_awaited() -> None:
+    def told(planned: int | None, hosts: list[str]) -> str:
+        out = io.StringIO()
+        progress = Progress(0.0, out)
+        progress.show(IN_FILE, lambda: (0, planned, hosts))
+        progress.clear()
+        return out.getvalue()
+
+    assert told(None, []) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
+    many = told(99, [f"n{i}x{i % 7}" for i in range(99)])
+    assert " and others" in many
+    assert many.count(",") <= NAMED
+
+
+def test_a_stream_that_is_closed_is_no_error() -> None:
+    closed = io.StringIO()
+    bars = Progress(0.0, Broken()), Progress(0.0, closed)
+    closed.close()
+    for progress in bars:
+        progress.show(99.0, lambda: (0, 1, ["h1"]))

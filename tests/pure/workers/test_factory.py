@@ -231,23 +231,3 @@ def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytes
     assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
     assert nvml.device_get_count() == 0
     assert dask.config.get("distributed.diagnostics.nvml") is configured is True
-
-
-@pytest.mark.parametrize("known", [None, "no function"])
-def test_tls_starts_with_any_tornado(
-    known: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import tornado.netutil
-
-    from dask_gpu_mpi.agent import main as agent
-    from dask_gpu_mpi.options.model import Options, Protocol
-
-    if known is None:
-        monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)
-    else:
-        monkeypatch.setattr(tornado.netutil, "_client_ssl_defaults", known, raising=False)
-    monkeypatch.setattr(agent.logs, "set_up", lambda *_, **__: None)
-    with dask.config.set({}):
-        options = Options(protocol=Protocol.TLS, local_directory=str(tmp_path))
-        scratch, _ = agent._configure(options, {})
-    assert Path(scratch).parent == tmp_path

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
-from dask_gpu_mpi.check.coordinator import PAYLOADS
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Observations
-from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
+from dask_gpu_mpi.check.report import Evidence, Finding, RankResult
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.run import PAYLOADS
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
-from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.reachability import Node, Reach
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup import messages
-from dask_gpu_mpi.startup.messages import Listening
+from dask_gpu_mpi.startup.messages import Listening, Reached
 
 __all__ = [
     "GIB",
@@ -78,12 +78,12 @@ class MockMailbox:
         self.hosts = {number: f"h{number + 1}" for number in range(size)}
         self.payloads = payloads
         #: What it receives next.
-        self.mails: list[Mail] = []
+        self.mails: list[Event] = []
         #: (rank, kind, payload); rank -1: all.
         self.sent: list[tuple[int, str, Any]] = []
         self.on_send: Callable[[int, str, Any], None] = lambda rank, kind, payload: None
 
-    def receive(self) -> list[Mail]:
+    def receive(self) -> list[Event]:
         mails, self.mails = self.mails, []
         return mails
 
@@ -96,7 +96,7 @@ class MockMailbox:
         self._check(kind, payload)
         self.sent.append((rank, kind, payload))
         if rank == self.rank:
-            self.mails.append(Mail(rank, kind, payload))
+            self.mails.append(Event(rank, kind, payload))
         else:
             self.on_send(rank, kind, payload)
 
@@ -142,25 +142,28 @@ def nodes(number: int) -> tuple[Node, ...]:
 
 
 def evidence(*found: Observations, **more: Any) -> Evidence:
-    """Two hosts where all is well, unless `more` changes it."""
+    """Two hosts where all is well, unless `more` changes it: fields of the evidence, or options."""
     found = found or (observed(0), observed(1))
     inventories = [one.inventory for one in found if one.inventory is not None]
-    plan = make_plan(inventories, Options()) if len(inventories) == 2 else None
-    tests = {
-        one.rank: Outcome(
-            Reach("", 0.01 * one.rank, 0.001),
-            tuple(KernelResult(gpu.uuid, seconds=1.0) for gpu in one.inventory.gpus) if one.inventory else (),
-        )
-        for one in found
-    }
+    names = {one.name for one in fields(Options)} & more.keys()
+    options: dict[str, Any] = {"dashboard_address": "127.0.0.1:8787", "worker_ucx": WorkerUcx.OFF}
+    options |= {name: more.pop(name) for name in names}
     made = Evidence(
         size=len(found),
+        options=Options(**options),
         observations={one.rank: one for one in found},
-        plan=plan,
+        plan=make_plan(inventories, Options()) if len(inventories) == 2 else None,
         address="10.0.0.1",
-        dashboard_address="127.0.0.1:8787",
         listening=Listening(4711),
-        tests=tests,
+        reached={one.rank: Reached(Reach("", 0.01 * one.rank, 0.001)) for one in found},
+        tests={
+            one.rank: RankResult(
+                tuple(KernelResult(gpu.uuid, seconds=1.0) for gpu in one.inventory.gpus)
+                if one.inventory
+                else ()
+            )
+            for one in found
+        },
     )
     return replace(made, **more)
 
@@ -179,12 +182,10 @@ def only(found: Evidence) -> Finding:
     return findings[0]
 
 
-def reaching(**reaches: Reach) -> Evidence:
-    good = evidence()
-    tests = {
-        rank: replace(test, reach=reaches.get(f"r{rank}", test.reach)) for rank, test in good.tests.items()
-    }
-    return replace(good, tests=tests)
+def reaching(*reaches: Reach, **more: Any) -> Evidence:
+    """As `evidence`, with the results of the first ranks."""
+    good = evidence(**more)
+    return replace(good, reached={**good.reached, **dict(enumerate(map(Reached, reaches)))})
 
 
 def environ_with(package: str, text: str, folder: Path) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Any
 import dask
 import pytest
 
-from dask_gpu_mpi.agent import serve
+from dask_gpu_mpi.agent import main as module
+from dask_gpu_mpi.agent.main import Agent
 from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
-from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
@@ -83,12 +83,12 @@ class Bench:
         self.control_out, self.control = os.pipe()
         reply_out, self.reply = os.pipe()
         self.answers = FrameReader(reply_out)
-        monkeypatch.setattr(serve, "SchedulerProcess", Scheduler)
-        monkeypatch.setattr(serve, "Workers", Workers)
+        monkeypatch.setattr(module, "SchedulerProcess", Scheduler)
+        monkeypatch.setattr(module, "Workers", Workers)
         monkeypatch.setattr(
-            serve, "remove_scheduler_file", lambda *given: self.calls.append(("remove", *given))
+            module, "remove_scheduler_file", lambda *given: self.calls.append(("remove", *given))
         )
-        monkeypatch.setattr(serve.logs, "log_to_file", lambda *given: self.logs.append(given))
+        monkeypatch.setattr(module.logs, "log_to_file", lambda *given: self.logs.append(given))
         bench = self
 
         class Watch:
@@ -97,13 +97,13 @@ class Bench:
 
             def begin(self) -> None: ...
 
-        monkeypatch.setattr(serve, "StartWatch", Watch)
+        monkeypatch.setattr(module, "StartWatch", Watch)
 
-    def agent(self, **options: Any) -> Any:
+    def agent(self, own_server: bool = False, **options: Any) -> Any:
         given = Configuration(Options(**{"protocol": Protocol.TCP, **options}), mpi_deadline=9.0)
         reader = FrameReader(self.control_out)
         return Agent(
-            given, "/scratch", reader, self.reply, Timeline("agent"), own_server=False, tasks_here=False
+            given, "/scratch", reader, self.reply, Timeline("agent"), own_server=own_server, tasks_here=False
         )
 
     def run(self, *orders: tuple[Order, Any], then: Any = None, **options: Any) -> list[tuple[Any, ...]]:
@@ -145,27 +145,18 @@ def test_closing_ends_workers_first_and_the_scheduler_last(bench: Bench, order: 
     assert bench.calls == closed
 
 
-def test_a_rank_is_watched_until_the_first_order(bench: Bench) -> None:
+def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench) -> None:
     async def join(agent: Any) -> None:
         (watch,) = bench.watches
         assert (watch["rank"], watch["deadline"], watch["speaks"]) == (os.getppid(), 9.0, True)
-        assert not watch["over"]()
-        write_frame(bench.control, (Order.JOINED, None))
-        await asyncio.sleep(0.02)
-        assert watch["over"]()
+        told = [(watch["over"](), watch["started"]())]
+        for order in ((Order.JOINED, None), (Order.START_SCHEDULER, SCHEDULER)):
+            write_frame(bench.control, order)
+            await asyncio.sleep(0.02)
+            told.append((watch["over"](), watch["started"]()))
+        assert told == [(False, False), (True, False), (True, True)]
 
     bench.run(then=join)
-
-
-def test_a_rank_is_watched_until_it_starts_something(bench: Bench) -> None:
-    async def look(agent: Any) -> None:
-        (watch,) = bench.watches
-        assert (watch["over"](), watch["started"]()) == (True, False)
-        write_frame(bench.control, (Order.START_SCHEDULER, SCHEDULER))
-        await asyncio.sleep(0.02)
-        assert watch["started"]()
-
-    bench.run((Order.JOINED, None), then=look)
 
 
 def test_the_watch_ends_with_the_agent(bench: Bench) -> None:
@@ -202,30 +193,16 @@ def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answ
     assert bench.run((Order.START_SCHEDULER, SCHEDULER))[0] == answer
 
 
-def test_an_agent_without_its_fork_server_ends_and_says_why(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own", [False, True])
+def test_an_agent_without_its_own_fork_server_ends_and_says_why(
+    bench: Bench, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(serve.os, "_exit", codes.append)
-    bench.agent()._on_fork_server_end()
-    assert codes == [1]
-    assert bench.answers.read(0.0) == [(Answer.ENDED, "its fork server has died")]
-
-
-def test_only_a_fork_server_of_our_own_is_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched: list[Any] = []
-    monkeypatch.setattr(serve, "watch_fork_server", lambda loop, on_end: watched.append(on_end))
-    bench.run((Order.JOINED, None))
-    assert watched == []
-
-    async def whole() -> None:
-        agent = bench.agent()
-        agent._own_server = True
-        await agent.run([(Order.CLOSE, None)])
-
-    bench.control_out, bench.control = os.pipe()
-    asyncio.run(whole())
-    assert len(watched) == 1
+    monkeypatch.setattr(module.os, "_exit", codes.append)
+    monkeypatch.setattr(module, "watch_fork_server", lambda loop, on_end: on_end())
+    answers = bench.run((Order.JOINED, None), own_server=own)
+    assert codes == [1] * own
+    assert answers[:-1] == [(Answer.ENDED, "its fork server has died")] * own
 
 
 def test_orders_come_in_frames(bench: Bench) -> None:
@@ -275,25 +252,18 @@ def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> No
 def test_no_log_file_without_a_directory_or_workers(
     bench: Bench, plans: Any, log_directory: str | None
 ) -> None:
-    """And without workers there is no end of them."""
+    """And none are lost: there are none, or they were told to close."""
 
     async def end(agent: Any) -> None:
-        agent._workers.ended.set()
+        if plans:
+            write_frame(bench.control, (Order.CLOSE_WORKERS, None))
+        else:
+            agent._workers.ended.set()
 
-    answers = bench.run(
-        (Order.START_WORKERS, replace(START, workers=plans)), then=end, log_directory=log_directory
-    )
+    order = (Order.START_WORKERS, replace(START, workers=plans))
+    answers = bench.run(order, then=end, log_directory=log_directory)
     assert bench.logs == []
-    ended = [(Answer.WORKERS_ENDED, True)] if plans else []
-    assert answers == [(Answer.READY, len(plans)), *ended, (Answer.WORKERS_CLOSED,)]
-
-
-def test_workers_that_were_told_to_close_are_not_lost(bench: Bench) -> None:
-    async def close(agent: Any) -> None:
-        write_frame(bench.control, (Order.CLOSE_WORKERS, None))
-
-    answers = bench.run((Order.START_WORKERS, START), then=close)
-    assert answers == [(Answer.READY, 1), (Answer.WORKERS_CLOSED,), (Answer.WORKERS_CLOSED,)]
+    assert answers == [(Answer.READY, len(plans)), *[(Answer.WORKERS_CLOSED,)] * (1 + len(plans))]
 
 
 def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
@@ -314,9 +284,9 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         ready.append(asyncio.get_running_loop().create_future())
         return ready[0]
 
-    monkeypatch.setattr(serve, "hide_gpus", lambda environ: calls.append("hide"))
-    monkeypatch.setattr(serve, "start_ucx_in_thread", start)
-    monkeypatch.setattr(serve, "stop_watching_ucx", lambda: calls.append("stop watching"))
+    monkeypatch.setattr(module, "hide_gpus", lambda environ: calls.append("hide"))
+    monkeypatch.setattr(module, "start_ucx_in_thread", start)
+    monkeypatch.setattr(module, "stop_watching_ucx", lambda: calls.append("stop watching"))
 
     async def later(agent: Any) -> None:
         assert bench.calls == []
@@ -331,12 +301,12 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_rank_that_is_gone_ends_it_though_others_hold_the_pipe(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "PARENT_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "PARENT_INTERVAL", 0.01)
 
     async def orphaned(agent: Any) -> None:
         await asyncio.sleep(0.05)
         assert not agent._stop.is_set()
-        monkeypatch.setattr(serve.os, "getppid", lambda: 1 << 30)
+        monkeypatch.setattr(module.os, "getppid", lambda: 1 << 30)
         await asyncio.sleep(0.05)
         assert agent._stop.is_set()
 
