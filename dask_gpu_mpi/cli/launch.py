@@ -200,8 +200,7 @@ def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) ->
 def _allocation(
     environ: dict[str, str], ranks: int | None, ranks_per_node: int | None, hosts: str | None
 ) -> Any:
-    from dask_gpu_mpi.sites.batch import find_allocation
-    from dask_gpu_mpi.sites.plain import parse_hosts
+    from dask_gpu_mpi.sites.batch import find_allocation, parse_hosts
 
     _refuse_ranks(environ)
     named = parse_hosts(hosts, _read) if hosts is not None else None
@@ -329,7 +328,7 @@ def _refuse_ranks(environ: dict[str, str]) -> None:
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:
         error = LauncherError(
-            f"launch: this is already rank {launched.rank} of {launched.size} of {launched.name}",
+            f"launch: this is already rank {launched.rank} of {launched.size} of {launched.launcher.name}",
             fix="`dask-gpu-mpi run` below a launcher, or `dask-gpu-mpi launch` without one",
         )
         error.reported = not speaks(environ)

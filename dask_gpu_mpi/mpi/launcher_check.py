@@ -159,7 +159,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
         return
     else:
         where = f"rank {launched.rank} of {launched.size}"
-        launcher = f"{launched.name} ({launched.size_variable}={launched.size})"
+        launcher = f"{launched.launcher.name} ({launched.size_variable}={launched.size})"
         fix = _fix(launched, library)
     raise LauncherError(
         f"the MPI library ({library_name(library)}) does not support PMIx, and {launcher} offers nothing "
@@ -252,10 +252,12 @@ _MISMATCH = "launcher and MPI library do not match"
 
 
 def _launch(launched: Launched) -> str:
-    return f"{launched.name} launched {launched.size} ranks ({launched.size_variable}={launched.size})"
+    return (
+        f"{launched.launcher.name} launched {launched.size} ranks ({launched.size_variable}={launched.size})"
+    )
 
 
 def _fix(launched: Launched, library: str) -> str:
-    if launched.name == "srun":
+    if launched.launcher.name == "srun":
         return f"use {_srun(library)}, or {_OWN_MPIRUN}"
     return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` shows it), or install the MPI library of this launcher"

@@ -39,7 +39,7 @@ CHOSEN = {
 }
 #: Parameters with names of files that are not read here.
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
-#: Networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
+#: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
 #: Variables with the folders of the installation's configuration, and the names of the files (opal/mca/installdirs,
 #: opal/mca/base/mca_base_var.c).
@@ -52,22 +52,17 @@ SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULT
 
 @contextmanager
 def fewer_components(
-    environ: Mapping[str, str],
-    module: str,
-    *,
-    beside_ucx: bool = False,
-    one_host: bool = False,
-    networks: tuple[str, ...] = NETWORKS,
+    environ: Mapping[str, str], module: str, *, beside_ucx: bool = False, one_host: bool = False
 ) -> Iterator[None]:
     """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `beside_ucx`: a UCX is loaded that is not MPI's. `one_host`: all ranks
-    are on this host. `networks`: patterns of files, of which one exists if the components can be used.
+    are on this host.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
-    waits = not any(map(glob.glob, networks))
+    waits = not any(map(glob.glob, NETWORKS))
     library = _library_of(module) if waits or one_host else None
     if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
         parameters |= _configured(environ, library).keys()

@@ -154,8 +154,8 @@ class StartWatch:
         first = rank < min((each for each, state in beside.items() if state != "stopped"), default=1 << 62)
         loop = asyncio.get_running_loop()
         if checks >= (CHECKS if first else MORE_CHECKS):
-            _say(
-                f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
+            say(
+                f"error: {ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
                 f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: read their output above"
             )
             loop.call_later(FORWARD, self._end_rank)
@@ -176,8 +176,8 @@ class StartWatch:
             return
         for rank, state in sorted(beside.items()):
             if state == "stopped":
-                _say(
-                    f"rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
+                say(
+                    f"error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
                     "Fix: continue it (kill -CONT), or find out what stopped it"
                 )
 
@@ -186,10 +186,10 @@ class StartWatch:
         if self._over():
             return
         if self._speaks:
-            _say(
-                "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but does "
-                "not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node of a rank "
-                "that printed nothing, or with a longer startup_timeout"
+            say(
+                "error: MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started "
+                "but does not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node "
+                "of a rank that printed nothing, or with a longer startup_timeout"
             )
         self._end_rank()
 
@@ -203,7 +203,3 @@ class StartWatch:
         for pid in dict.fromkeys((first_process(self._rank, but_shells=True), self._rank)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _say(text: str) -> None:
-    say(f"error: {text}")

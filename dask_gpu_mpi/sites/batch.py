@@ -29,13 +29,14 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "flux": ("FLUX_",),
     "sge": ("SGE_",),
 }
-#: Modules of the systems that are not batch systems.
-_PLAIN = {"hosts": "plain", "local": "plain"}
 #: Seconds for a command of the batch system during a start.
 COMMAND_TIMEOUT = 5.0
 
 #: Seconds of each unit of a walltime, and how many of it make the next larger one.
 _UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
+
+#: A node of the command line, perhaps with its number of ranks.
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
 
 #: Runs a command and returns its output; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
@@ -284,10 +285,28 @@ class BatchSystem:
         return {}
 
 
+class _Hosts(BatchSystem):
+    """The nodes of the command line."""
+
+    title = "the nodes of --hosts"
+
+
+class _Local(BatchSystem):
+    """The machine on which `launch` runs."""
+
+    title = "this machine"
+    is_one_node = True
+
+
+#: No batch system.
+_WITHOUT: Mapping[str, BatchSystem] = {"hosts": _Hosts(), "local": _Local()}
+
+
 def batch_system(name: str) -> BatchSystem:
     """A batch system by its name: `SYSTEMS`, ``hosts`` or ``local``."""
-    module = importlib.import_module(f"{__package__}.{_PLAIN.get(name, name)}")
-    system: BatchSystem = getattr(module, name.upper())
+    if name in _WITHOUT:
+        return _WITHOUT[name]
+    system: BatchSystem = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper())
     return system
 
 
@@ -334,6 +353,32 @@ def find_allocation(
         hosts={name: count for name, count in hosts.items() if count},
         whole=ranks >= found.nodes,
     )
+
+
+def parse_hosts(text: str, read: Callable[[str], str]) -> Mapping[str, int]:
+    """The ranks of each node of the command line: ``h1,h2:2`` (one on h1, two on h2), or a file with a node on each line."""
+    if "/" in text or os.path.isfile(text):
+        try:
+            words = [line.split("#")[0].strip() for line in read(text).splitlines()]
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"--hosts {text}: can't be read ({error})", fix="a text file, or the nodes: h1,h2"
+            ) from None
+    else:
+        words = text.split(",")
+    hosts: Counter[str] = Counter()
+    for word in filter(None, words):
+        named = _HOST.fullmatch(word)
+        if named is None:
+            raise InputError(
+                f"--hosts: invalid node {word[:60]!r}", expected="NAME or NAME:RANKS", fix="--hosts h1,h2:2"
+            )
+        hosts[named[1]] += int(named[2] or 1)
+    if not hosts:
+        raise InputError(
+            f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
+        )
+    return hosts
 
 
 def count_hosts(

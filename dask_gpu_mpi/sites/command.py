@@ -177,13 +177,7 @@ def decide(
     code = ["-c", START]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*start, *inner, *code, "check", *expect, *request.options, *request.program)
-    match request.command:
-        case "run":
-            words: tuple[str, ...] = own
-        case "check":
-            words = expect
-        case _:
-            words = ()
+    words = {"run": own, "check": expect}.get(request.command, ())
     if request.command == "run":
         inner[-1:-1] = _profiler(request.profile, launcher.rank, logs)
     run = (*start, *inner, *code, request.command, *words, *request.options, *request.program)

@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
 from importlib import resources
 
 from dask_gpu_mpi.errors import InputError
@@ -66,17 +65,20 @@ def render(job: JobRequest) -> str:
     for directive in job.directives:
         lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
     program = _at(lines, "program=")
+    settings = _settings(job, system, launcher)
     lines[program] = f"program=({_words(job.program)})"
-    _add_settings(lines, _settings(job, system, launcher))
-    _add_modules(lines, job.modules)
-    # not the template's own head, with the command to submit it, nor its examples of directives
-    lines[1 : _at(lines, "# shellcheck")] = [_head(job)]
-    return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
-
-
-def _head(job: JobRequest) -> str:
+    lines[program:program] = [f"export DGM_{name}={quote(text)}" for name, text in settings.items()]
+    if job.modules:
+        # below the examples of a user's environment
+        setup = _at(lines, "setup=")
+        lines[setup:setup] = [
+            "type -t module > /dev/null || source /etc/profile",
+            f"module load {_words(job.modules)} || exit 2",
+        ]
     shape = f"{job.nodes} nodes, {job.gpus_per_node} GPUs and {job.ranks_per_node} MPI ranks on each"
-    return f"# {shape}. Made by dask-gpu-mpi jobscript."
+    # not the template's own head, with the command to submit it, nor its examples of directives
+    lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]
+    return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
 
 
 def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, str]:
@@ -90,21 +92,6 @@ def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, 
     if not system.tells_ranks:
         settings["RANKS_PER_NODE"] = str(job.ranks_per_node)
     return {name: text for name, text in settings.items() if text is not None}
-
-
-def _add_settings(lines: list[str], settings: Mapping[str, str]) -> None:
-    at = _at(lines, "program=")
-    lines[at:at] = [f"export DGM_{name}={quote(text)}" for name, text in settings.items()]
-
-
-def _add_modules(lines: list[str], modules: tuple[str, ...]) -> None:
-    """Add modules below the examples of a user's environment."""
-    if modules:
-        at = _at(lines, "setup=")
-        lines[at:at] = [
-            "type -t module > /dev/null || source /etc/profile",
-            f"module load {_words(modules)} || exit 2",
-        ]
 
 
 def _words(words: tuple[str, ...]) -> str:

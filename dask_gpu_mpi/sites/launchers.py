@@ -100,6 +100,8 @@ class Launcher:
     kind = ""
     #: A regular expression of the output of ``mpirun --version``; empty: its command is not mpirun or mpiexec.
     version = ""
+    #: The name of its command that is a better choice than its others, if it has one.
+    best = ""
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
     #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
@@ -114,10 +116,6 @@ class Launcher:
     def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
         """The values for `meets` that are available on this node; None: unknown."""
         return None
-
-    def preferred(self, path: str) -> bool:
-        """Whether this file is a better choice than others of this launcher."""
-        return False
 
     def environment(self, *, root: bool) -> dict[str, str | None]:
         """The variables to set, or (None) to unset, before it starts; `root`: for the superuser."""
@@ -271,14 +269,11 @@ class Intel(Hydra):
 
     kind = "intel"
     version = r"Intel\(R\) MPI"
+    best = "mpiexec.hydra"  # mpirun is a shell script around it, and forwards no signal
     families: tuple[Family, ...] = ("mpich", "intel", "other")
 
     def host_options(self, allocation: Allocation) -> list[str]:
         return ["-hosts", ",".join(allocation.hosts), "-ppn", f"{allocation.ranks_per_node}"]
-
-    def preferred(self, path: str) -> bool:
-        """Prefer mpiexec.hydra: mpirun is a shell script around it, and forwards no signal."""
-        return os.path.basename(path) == "mpiexec.hydra"
 
 
 class Pals(Launcher):
@@ -489,16 +484,11 @@ class Launched:
     #: The variable with `size`.
     size_variable: str = ""
 
-    @property
-    def name(self) -> str:
-        """The launcher's name."""
-        return self.launcher.name
-
     def __str__(self) -> str:
         """Rank, size and local rank in one short line."""
         size = "?" if self.size is None else self.size
         local = "?" if self.local_rank is None else self.local_rank
-        return f"{self.name}: rank {self.rank} of {size}, local rank {local}"
+        return f"{self.launcher.name}: rank {self.rank} of {size}, local rank {local}"
 
 
 def detect(environ: Mapping[str, str]) -> Launched | None:

@@ -189,7 +189,7 @@ def choose_launcher(
     fitting = [each for each in reversed(MPIRUNS) if library.family in each.families]
     for each in sorted(fitting, key=lambda each: each.kind != library.family):
         if of_kind := [one for one in usable if one.launcher is each]:
-            return min(of_kind, key=lambda one: not each.preferred(one.path))
+            return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)
     if named and not usable:
         raise LauncherError(
             f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",

@@ -25,7 +25,7 @@ from dask_gpu_mpi.mpi.launcher_check import cross_check
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.ucx import without_gpu_transports
-from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation
+from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
     BY_COMMAND,
@@ -40,7 +40,6 @@ from dask_gpu_mpi.sites.launchers import (
     speaks,
 )
 from dask_gpu_mpi.sites.pbs import resources
-from dask_gpu_mpi.sites.plain import parse_hosts
 from dask_gpu_mpi.sites.slurm import earliest
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter, parse_answer
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables

@@ -18,11 +18,6 @@ HYDRA = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"]
 by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 
 
-def test_nothing_to_compare_with() -> None:
-    cross_check({"HOME": "/root"}, 1, 0, "h")
-    cross_check({"PALS_RANKID": "2"}, 8, 2, "h")
-
-
 @pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
 def test_a_shell_of_a_slurm_job_is_refused_where_the_job_has_tasks(step: str | None) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
@@ -80,15 +75,22 @@ def test_the_remedy_for_srun_fits_the_library(library: str, remedy: str) -> None
 def test_different_sizes_are_refused_where_the_variables_are_surely_ours() -> None:
     with pytest.raises(LauncherError, match=r"world of 2 ranks although Open MPI's mpirun launched 4 ranks"):
         cross_check(OPEN_MPI, 2, 0, "h")
-    # srun's may be those of an unknown mpirun's daemon
-    cross_check(SRUN, 8, 5, "h")
 
 
-def test_variables_left_over_from_an_outer_launcher_do_not_matter() -> None:
-    # srun -n 4 below a shell that mpirun -np 1 has started: MPI has found srun's world
-    cross_check({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1, "h")
-    # mpirun -np 1 below srun -n 4
-    cross_check({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0, "h")
+@pytest.mark.parametrize(
+    ("environ", "size", "rank"),
+    [
+        ({"HOME": "/root"}, 1, 0),
+        ({"PALS_RANKID": "2"}, 8, 2),  # sets no size
+        (SRUN, 8, 5),  # these may be the variables of an unknown mpirun's daemon
+        # srun -n 4 below a shell that mpirun -np 1 has started: MPI has found srun's world
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1),
+        # mpirun -np 1 below srun -n 4
+        ({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0),
+    ],
+)
+def test_worlds_that_may_be_right(environ: dict[str, str], size: int, rank: int) -> None:
+    cross_check(environ, size, rank, "h")
 
 
 SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}

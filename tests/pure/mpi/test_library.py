@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +24,45 @@ def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 
-def test_ucx_after_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    monkeypatch.delitem(sys.modules, "ucxx", raising=False)
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says which of these modules are loaded from now on; without an argument: none."""
+
+    def load(*names: str) -> None:
+        for name in ("mpi4py.MPI", "ucxx"):
+            if name in names:
+                monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+            else:
+                monkeypatch.delitem(sys.modules, name, raising=False)
+
+    load()
+    return load
+
+
+def test_ucx_comes_before_mpi(loaded: Callable[..., None]) -> None:
+    loaded("mpi4py.MPI")
     with pytest.raises(InputError, match=r"has imported mpi4py\.MPI before initialize\(\)"):
         load_ucx_first({}, required=True)
-
-
-def test_ucx_that_the_script_has_loaded_first_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    monkeypatch.setitem(sys.modules, "ucxx", types.ModuleType("ucxx"))
+    loaded("mpi4py.MPI", "ucxx")  # in the script's order
     load_ucx_first({}, required=True)
 
 
-def test_library_of_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("mpi4py.MPI", "ucxx"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    loaded = []
-    package = types.ModuleType("libucxx")
-    package.load_library = lambda: loaded.append("library")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "libucxx", package)
+@pytest.mark.parametrize("package", [True, False])
+def test_ucx_is_loaded_and_a_second_cluster_is_fine(
+    package: bool, loaded: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its library, if that is a package."""
+    calls: list[str] = []
+    libucxx = types.ModuleType("libucxx")
+    libucxx.load_library = lambda: calls.append("library")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "libucxx", libucxx if package else None)
+    if not package:
+        monkeypatch.setitem(sys.modules, "ucxx", None)
+        load_ucx_first({}, required=True)  # neither is here: the agent tells
+        loaded("ucxx")
     load_ucx_first({}, required=True)
-    assert loaded == ["library"]
-    assert "ucxx" not in sys.modules
-    # and so a second cluster of this process is fine
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    assert calls == ["library"] * package
+    loaded("mpi4py.MPI")
     load_ucx_first({}, required=True)
 
 
@@ -66,30 +81,17 @@ def test_ucx_is_loaded_for_what_the_script_imports(
     mpi_is_loaded: bool,
     lacks: bool,
     loads: bool,
+    loaded: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     if mpi_is_loaded:
-        monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    loaded = []
-    monkeypatch.setattr(library, "load_library", lambda settings: loaded.append("library") or True)
+        loaded("mpi4py.MPI")
+    calls = []
+    monkeypatch.setattr(library, "load_library", lambda settings: calls.append("library") or True)
     monkeypatch.setattr(library, "lacks_rdma", lambda environ: lacks)
     monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
     load_ucx_first({}, required=False)
-    assert loaded == ["library"] * loads
-
-
-def test_ucx_is_loaded_where_its_library_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    monkeypatch.setitem(sys.modules, "libucxx", None)
-    monkeypatch.setitem(sys.modules, "ucxx", None)
-    load_ucx_first({}, required=True)  # neither is here: the agent tells
-    imported = types.ModuleType("ucxx")
-    monkeypatch.setitem(sys.modules, "ucxx", imported)
-    load_ucx_first({}, required=True)
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    monkeypatch.delitem(sys.modules, "ucxx")
-    load_ucx_first({}, required=True)
+    assert calls == ["library"] * loads
 
 
 #: An mpi4py that tells what it was asked for, and finds rc.finalize as the real one does: while it is imported.
@@ -181,38 +183,31 @@ def test_choice_of_others_is_kept(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPa
     assert fake.at_exit == 0
 
 
-def test_file_that_is_no_library_has_initialized_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "MPI.py"
-    file.touch()
-    assert library._is_initialized(str(file)) is False
+@pytest.mark.parametrize("value", [0, 1])
+def test_library_is_asked_whether_it_is_initialized(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: int
+) -> None:
+    (tmp_path / "MPI.py").touch()  # no library
+    assert library._is_initialized(str(tmp_path / "MPI.py")) is False
     assert library._is_initialized(None) is False
 
-
-@pytest.mark.parametrize(("value", "initialized"), [(0, False), (1, True)])
-def test_library_is_asked_whether_it_is_initialized(
-    monkeypatch: pytest.MonkeyPatch, value: int, initialized: bool
-) -> None:
     class Library:
         @staticmethod
         def MPI_Initialized(flag: Any) -> None:
             flag._obj.value = value
 
     monkeypatch.setattr(library.ctypes, "CDLL", lambda path: Library())
-    assert library._is_initialized("MPI.so") is initialized
+    assert library._is_initialized("MPI.so") is bool(value)
 
 
-def test_mpi_that_runs_is_taken_as_it_is(fake: FakeMpi4py) -> None:
+@pytest.mark.parametrize(("initialize", "last"), [(True, None), (False, "init")])
+def test_mpi_that_the_script_has_imported(fake: FakeMpi4py, initialize: bool, last: str | None) -> None:
+    """It is taken as it is if it runs."""
+    fake.rc(initialize=initialize)
     mpi = importlib.import_module("mpi4py.MPI")
     assert load_mpi() is mpi
-    assert mpi.calls == ["import", None]
-    assert fake.at_exit == 0
-
-
-def test_mpi_that_is_only_imported_is_initialized(fake: FakeMpi4py) -> None:
-    fake.rc(initialize=False)
-    mpi = importlib.import_module("mpi4py.MPI")
-    assert load_mpi() is mpi
-    assert mpi.calls[-1] == "init"
+    assert mpi.calls[-1] == last
+    assert fake.at_exit == (not initialize)
 
 
 def test_mpi_that_has_ended_is_an_error_of_the_script(fake: FakeMpi4py) -> None:
@@ -225,19 +220,25 @@ def test_mpi_that_has_ended_is_an_error_of_the_script(fake: FakeMpi4py) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "text"), [("n3", "finds no MPI library on n3 ("), ("", "finds no MPI library (")]
+    ("error", "host", "text"),
+    [
+        (
+            "RuntimeError('cannot load MPI library\\nlibmpi.so.12')",
+            "n3",
+            "on n3 (cannot load MPI library). Fix: ",
+        ),
+        (
+            "RuntimeError('cannot load MPI library\\nlibmpi.so.12')",
+            "",
+            "library (cannot load MPI library). Fix: ",
+        ),
+        ("ImportError", "", "(ImportError)"),
+    ],
 )
-def test_no_library(fake: FakeMpi4py, host: str, text: str) -> None:
-    (fake.folder / "MPI.py").write_text("raise RuntimeError('cannot load MPI library\\nlibmpi.so.12')")
-    with pytest.raises(MpiMissingError) as caught:
+def test_no_library(fake: FakeMpi4py, error: str, host: str, text: str) -> None:
+    (fake.folder / "MPI.py").write_text(f"raise {error}")
+    with pytest.raises(MpiMissingError, match=re.escape(text)):
         load_mpi(host=host)
-    assert text + "cannot load MPI library). Fix: " in str(caught.value)
-
-
-def test_error_without_a_text_is_named(fake: FakeMpi4py) -> None:
-    (fake.folder / "MPI.py").write_text("raise ImportError")
-    with pytest.raises(MpiMissingError, match=r"\(ImportError\)"):
-        load_mpi()
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -257,40 +258,31 @@ def test_one_rank_reports_what_all_ranks_lack(
 @pytest.mark.parametrize(
     ("first", "ucxx", "one_host"), [(False, False, True), (True, False, False), (False, True, True)]
 )
-def test_library_is_looked_at_before_it_is_loaded(
+def test_settings_and_the_check_of_the_library_come_before_it_is_loaded(
     fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, first: bool, ucxx: bool, one_host: bool
 ) -> None:
     seen: list[tuple[object, ...]] = []
 
     @contextlib.contextmanager
-    def fewer_components(environ: object, module: str, *, beside_ucx: bool, one_host: bool) -> Iterator[None]:
-        seen.append(("settings", environ, module, beside_ucx, one_host))
-        yield
-        seen.append(("over", *sys.modules["mpi4py.MPI"].calls))
-
-    @contextlib.contextmanager
-    def closed_to_others(environ: object, *, one_host: bool) -> Iterator[None]:
-        seen.append(("closed", environ, one_host))
+    def settings(environ: object, *given: object, **options: object) -> Iterator[None]:
+        assert "mpi4py.MPI" not in sys.modules
+        seen.append((*given, options))
         yield
 
-    monkeypatch.setattr(library, "fewer_components", fewer_components)
-    monkeypatch.setattr(library, "closed_to_others", closed_to_others)
+    monkeypatch.setattr(library, "fewer_components", settings)
+    monkeypatch.setattr(library, "closed_to_others", settings)
     monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
-    monkeypatch.setattr(
-        library.launcher_check, "check_library", lambda *given: seen.append(("check", *given))
-    )
+    monkeypatch.setattr(library.launcher_check, "check_library", lambda *given: seen.append(given))
     monkeypatch.setattr(library, "_ucx_is_first", first)
-    if ucxx:
-        monkeypatch.setitem(sys.modules, "ucxx", types.ModuleType("ucxx"))
-    else:
-        monkeypatch.delitem(sys.modules, "ucxx", raising=False)
+    monkeypatch.setitem(sys.modules, "ucxx", types.ModuleType("ucxx"))
+    if not ucxx:
+        monkeypatch.delitem(sys.modules, "ucxx")
     load_mpi({"A": "1"}, "n3")
     file = str(fake.folder / "MPI.py")
     assert seen == [
-        ("closed", {"A": "1"}, one_host),
-        ("check", {"A": "1"}, file, "n3"),
-        ("settings", {"A": "1"}, file, first or ucxx, one_host),
-        ("over", "import", False),
+        ({"one_host": one_host},),
+        ({"A": "1"}, file, "n3"),
+        (file, {"beside_ucx": first or ucxx, "one_host": one_host}),
     ]
 
 

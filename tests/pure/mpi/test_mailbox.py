@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,12 +40,23 @@ def mailboxes(size: int) -> list[Mailbox]:
         made[rank] = Mailbox(first.beside(rank), f"h{rank}", time.monotonic() + 30, PAYLOADS)
         made[rank]._thread = threading.main_thread().ident or 0
 
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(size)]
+    at_once(*(functools.partial(meet, rank) for rank in range(size)))
+    return [made[rank] for rank in range(size)]
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    """Each in its own thread."""
+    threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [made[rank] for rank in range(size)]
+
+
+@pytest.fixture
+def any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mailboxes may call MPI in all threads."""
+    monkeypatch.setattr(Mailbox, "_may_call", lambda box: box._comm is not None)
 
 
 def inject(to: Mailbox, source: int, data: bytes) -> None:
@@ -148,6 +161,7 @@ def test_a_world_of_one_rank_needs_no_keys() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+@pytest.mark.usefixtures("any_thread")
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("failed", [False, True])
 @pytest.mark.parametrize("others_end", [False, True])
@@ -167,50 +181,36 @@ def test_a_rank_that_has_failed_waits_for_the_ends_of_the_others(
     if failed:
         one.failure = lambda: 7
     ends = [one, other] if others_end else [one]
-    for box in ends:
-        monkeypatch.setattr(box, "_may_call", lambda: True)
-    threads = [threading.Thread(target=box.close, args=(0.1,)) for box in ends[1:]]
-    for thread in threads:
-        thread.start()
-    one.close(0.1)
-    for thread in threads:
-        thread.join()
+    at_once(*(functools.partial(box.close, 0.1) for box in ends))
     assert aborts == ([7] if failed and not others_end else [])
     assert capsys.readouterr().err.count(f"rank {rank} of 2 has failed (exit code 7)") == len(aborts)
 
 
-def test_the_communicator_is_freed_where_all_agree() -> None:
-    for agree in (True, False):
-        boxes = mailboxes(2)
-        comms = [box._comm for box in boxes]
-        for box in boxes:
-            box._may_call = lambda: True  # type: ignore[method-assign]
-        free = threading.Thread(target=boxes[1].free, args=(0.0, 10.0), kwargs={"agrees": agree})
-        free.start()
-        boxes[0].free(10.0, 0.0, agrees=True)
-        free.join()
-        assert [comm.freed for comm in comms] == [agree, agree]
+@pytest.mark.usefixtures("any_thread")
+@pytest.mark.parametrize("agree", [True, False])
+def test_the_communicator_is_freed_where_all_agree(agree: bool) -> None:
+    zero, one = mailboxes(2)
+    comms = [zero._comm, one._comm]
+    at_once(
+        functools.partial(zero.free, 10.0, 0.0, agrees=True),
+        functools.partial(one.free, 0.0, 10.0, agrees=agree),
+    )
+    assert [comm.freed for comm in comms] == [agree, agree]
 
 
-def test_what_a_late_rank_has_sent_besides_its_key_is_received_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("any_thread")
+def test_what_a_late_rank_has_sent_besides_its_key_is_received_at_the_end() -> None:
     """MPICH complains of it in MPI_Finalize."""
-    boxes = mailboxes(2)
-    for box in boxes:
-        monkeypatch.setattr(box, "_may_call", lambda: True)
-    late = boxes[0]._first_wire._comm.post(0, 1, b"the states of others", rendezvous._TAG)  # type: ignore[union-attr]
-    closing = threading.Thread(target=boxes[1].close, args=(10.0,))
-    closing.start()
-    boxes[0].close(10.0)
-    closing.join()
+    zero, one = mailboxes(2)
+    late = zero._first_wire._comm.post(0, 1, b"the states of others", rendezvous._TAG)  # type: ignore[union-attr]
+    at_once(functools.partial(one.close, 10.0), functools.partial(zero.close, 10.0))
     assert late.received
 
 
+@pytest.mark.usefixtures("any_thread")
 def test_two_threads_do_not_seal_at_once() -> None:
     """Two messages with one number: the second would be dropped."""
     zero, one = mailboxes(2)
-    one._may_call = lambda: True  # type: ignore[method-assign]
     channel = one._channels[0]
     seal, inside, most = channel.seal, 0, 0
 
@@ -223,13 +223,7 @@ def test_two_threads_do_not_seal_at_once() -> None:
         return seal(data)
 
     channel.seal = slow  # type: ignore[method-assign]
-    threads = [
-        threading.Thread(target=lambda: [one.send(0, "text", "a") for _ in range(20)]) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[lambda: [one.send(0, "text", "a") for _ in range(20)]] * 3)
     assert len(zero.receive()) == 60
     assert most == 1
 

@@ -21,6 +21,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An Open MPI below `tmp_path`, with a configuration that says nothing."""
     file = tmp_path / "prefix" / "lib" / "libmpi.so.40"
     monkeypatch.setattr(openmpi, "_library_of", lambda module: file)
+    monkeypatch.setattr(openmpi, "NETWORKS", ())
     for name in UCX:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
@@ -30,69 +31,72 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def used(environ: dict[str, str], networks: tuple[str, ...] = ()) -> str | None:
-    with fewer_components(environ, "module", networks=networks):
-        inside = os.environ.get(VARIABLE)
-    assert VARIABLE not in os.environ
+def used(environ: dict[str, str], *, beside_ucx: bool = False, one_host: bool = False) -> dict[str, str]:
+    """The settings while MPI starts; afterwards they are what they were."""
+    before = {name: os.environ.get(name) for name in UCX}
+    with fewer_components(environ, "module", beside_ucx=beside_ucx, one_host=one_host):
+        inside = {name: os.environ[name] for name in UCX if name in os.environ}
+    assert {name: os.environ.get(name) for name in UCX} == before
     return inside
 
 
-def test_component_stays_out_for_the_time_of_the_start(library: Path) -> None:
-    assert used({}) == "^ofi"
-    with pytest.raises(RuntimeError), fewer_components({}, "module", networks=()):
+def test_settings_go_after_an_error(library: Path) -> None:
+    with pytest.raises(RuntimeError), fewer_components({}, "module"):
         raise RuntimeError
     assert VARIABLE not in os.environ
 
 
-def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> None:
-    def inside(environ: dict[str, str]) -> dict[str, str]:
-        with fewer_components(environ, "module", beside_ucx=True, networks=()):
-            settings = {name: os.environ[name] for name in UCX if name in os.environ}
-        assert not UCX.keys() & os.environ.keys()
-        return settings
+@pytest.mark.parametrize(
+    ("chosen", "beside_ucx", "one_host", "btl"),
+    [
+        ({}, False, False, "^ofi"),
+        ({}, True, False, "^ofi,uct"),
+        ({}, False, True, "^ofi,tcp"),
+        ({}, True, True, "^ofi,uct,tcp"),
+        # a choice of components is kept, also one in files that are not read
+        ({"btl": "self,tcp"}, False, False, None),
+        ({"btl": "self,tcp"}, False, True, None),
+        ({"btl_ofi_provider_include": "x"}, False, False, None),
+        ({"opal_common_ofi_provider_include": "x"}, False, False, None),
+        ({"mca_base_param_files": "x"}, False, False, None),
+        ({"mca_base_param_files": "x"}, False, True, None),
+        ({"mca_base_param_file_prefix": "x"}, False, False, None),
+        ({"mca_param_files": "x"}, False, False, None),
+        ({"mca_base_envar_file_prefix": "x"}, False, False, None),
+        ({"mca_base_override_param_file": "x"}, False, False, None),
+        # other parameters say nothing about them; of TCP itself they have no effect without it
+        ({"btl_tcp_if_include": "ib0"}, False, False, "^ofi"),
+        ({"btl_base_verbose": "1"}, False, False, "^ofi"),
+        ({"mca_base_verbose": "1"}, False, False, "^ofi"),
+        ({"btl_ofi_mode": "1", "btl_tcp_if_include": "ib0"}, False, True, "^tcp"),
+        # a list of what is left out, as many sites set it, is made longer
+        ({"btl": "^openib"}, False, True, "^openib,tcp"),
+        ({"btl": "^openib", "mca_base_param_files": "x"}, False, True, "^openib,tcp"),
+        ({"btl": "^tcp,openib"}, False, True, None),
+        ({"btl": "^openib"}, False, False, None),
+    ],
+)
+def test_components_that_stay_out(
+    library: Path, chosen: dict[str, str], beside_ucx: bool, one_host: bool, btl: str | None
+) -> None:
+    environ = {f"OMPI_MCA_{name}": value for name, value in chosen.items()}
+    assert used(environ, beside_ucx=beside_ucx, one_host=one_host).get(VARIABLE) == btl
 
+
+def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path)}
-    assert inside(environ) == UCX
+    assert used(environ, beside_ucx=True) == UCX
     # a choice about UCX is one for both frameworks that would use it
     for name in ("pml", "osc", "pml_ucx_tls", "opal_common_ucx_devices", "osc_ucx_priority"):
-        assert inside(environ | {f"OMPI_MCA_{name}": "any"}) == {VARIABLE: "^ofi,uct"}
+        assert used(environ | {f"OMPI_MCA_{name}": "any"}, beside_ucx=True) == {VARIABLE: "^ofi,uct"}
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("pml = ob1\n")
-    assert inside(environ) == {VARIABLE: "^ofi,uct"}
+    assert used(environ, beside_ucx=True) == {VARIABLE: "^ofi,uct"}
 
 
-def test_ranks_of_one_host_have_no_tcp(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def btl(
-        environ: dict[str, str],
-        networks: tuple[str, ...] = (),
-        *,
-        beside_ucx: bool = False,
-        restored: str | None = None,
-    ) -> str | None:
-        with fewer_components(environ, "module", beside_ucx=beside_ucx, one_host=True, networks=networks):
-            inside = os.environ.get(VARIABLE)
-        assert {os.environ.get(name) for name in UCX} == {restored, None}
-        return inside
-
-    environ = {"HOME": str(tmp_path)}
-    assert btl(environ) == "^ofi,tcp"
-    assert btl(environ, beside_ucx=True) == "^ofi,uct,tcp"
-    assert btl(environ, (str(tmp_path),)) == "^tcp"  # with a network that the other components may use
-    # what is chosen of TCP itself, as the installation's file does here, has no effect without it
-    assert btl(environ | {"OMPI_MCA_btl_ofi_mode": "1", "OMPI_MCA_btl_tcp_if_include": "ib0"}) == "^tcp"
-    assert btl(environ | {VARIABLE: "self,tcp"}) is None
-    assert btl(environ | {"OMPI_MCA_mca_base_param_files": "x"}) is None
-    # a list of what is left out, as many sites set it, is made longer
+def test_setting_of_the_process_is_restored(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "^openib")
-    assert btl(environ | {VARIABLE: "^openib"}, restored="^openib") == "^openib,tcp"
-    elsewhere = {VARIABLE: "^openib", "OMPI_MCA_mca_base_param_files": "x"}
-    assert btl(environ | elsewhere, (str(tmp_path),), restored="^openib") == "^openib,tcp"
-    with fewer_components({VARIABLE: "^openib"}, "module", networks=()):  # several hosts
-        assert os.environ[VARIABLE] == "^openib"
-    monkeypatch.setenv(VARIABLE, "^tcp,openib")
-    assert btl(environ | {VARIABLE: "^tcp,openib"}, restored="^tcp,openib") == "^tcp,openib"
+    assert used({VARIABLE: "^openib"}, one_host=True) == {VARIABLE: "^openib,tcp"}
 
 
 @pytest.mark.parametrize(
@@ -139,61 +143,42 @@ def test_warning_of_files_that_are_not_read(library: Path, tmp_path: Path) -> No
     assert left_open(environ | {VARIABLE: "^openib"}, "module") == ""
 
 
-def test_no_warning_of_another_library(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_library_is_left_alone(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
     assert left_open({VARIABLE: "self,tcp"}, "module") == ""
+    assert used({}) == {}
 
 
-def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
-    monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
-    assert used({}) is None
-
-
-def test_network_that_the_component_may_drive(library: Path, tmp_path: Path) -> None:
-    pattern = f"{tmp_path}/infiniband/*"
+def test_network_that_the_component_may_drive(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmpi, "NETWORKS", (f"{tmp_path}/infiniband/*",))
     (tmp_path / "infiniband").mkdir()
-    assert used({}, (pattern,)) == "^ofi"  # the folder is there, and empty, in many a container
+    assert used({}) == {VARIABLE: "^ofi"}  # the folder is there, and empty, in many a container
     (tmp_path / "infiniband" / "mlx5_0").mkdir()
-    assert used({}, (pattern,)) is None
+    assert used({}) == {}
+    assert used({}, one_host=True) == {VARIABLE: "^tcp"}
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen"),
+    ("where", "line"),
     [
-        ("btl", True),
-        ("btl_ofi_provider_include", True),
-        ("opal_common_ofi_provider_include", True),
-        ("btl_tcp_if_include", False),
-        ("btl_base_verbose", False),
-        ("mca_base_param_files", True),
-        ("mca_base_param_file_prefix", True),
-        ("mca_param_files", True),
-        ("mca_base_envar_file_prefix", True),
-        ("mca_base_override_param_file", True),
-        ("mca_base_verbose", False),
+        ("home/.openmpi/mca-params.conf", "  btl =self,vader,tcp"),
+        ("prefix/etc/openmpi-mca-params.conf", "-mca btl self,tcp"),
+        ("prefix/etc/openmpi-mca-params-override.conf", "btl_ofi_mode = 2"),
+        ("moved/etc/openmpi-mca-params.conf", "btl = self"),  # OPAL_PREFIX
+        ("moved/openmpi-mca-params.conf", "btl = self"),  # OPAL_SYSCONFDIR
     ],
 )
-def test_users_choice(library: Path, name: str, chosen: bool) -> None:
-    assert (used({f"OMPI_MCA_{name}": "self,tcp"}) is None) == chosen
-
-
-@pytest.mark.parametrize("line", ["  btl =self,vader,tcp", "-mca btl self,tcp", "btl_ofi_mode = 2"])
-@pytest.mark.parametrize("where", ["user", "installation", "override", "OPAL_PREFIX", "OPAL_SYSCONFDIR"])
 def test_choice_in_a_file(library: Path, tmp_path: Path, where: str, line: str) -> None:
-    environ = {"HOME": str(tmp_path / "home")}
-    file = {
-        "user": tmp_path / "home" / ".openmpi" / "mca-params.conf",
-        "installation": library.parents[1] / "etc" / FILE,
-        "override": library.parents[1] / "etc" / "openmpi-mca-params-override.conf",
-        "OPAL_PREFIX": tmp_path / "moved" / "etc" / FILE,
-        "OPAL_SYSCONFDIR": tmp_path / "moved" / FILE,
-    }[where]
-    if where.startswith("OPAL"):
-        environ[where] = str(tmp_path / "moved")
-    assert used(environ) == "^ofi"
+    environ = {"HOME": str(tmp_path / "home")} | dict.fromkeys(
+        ("OPAL_PREFIX", "OPAL_SYSCONFDIR"), str(tmp_path / "moved")
+    )
+    assert used(environ) == {VARIABLE: "^ofi"}
+    file = tmp_path / where
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"# of this site\n{line}\n")
-    assert used(environ) is None
+    assert used(environ) == {}
 
 
 def test_system_configuration_is_asked_where_the_installation_has_none(
@@ -206,9 +191,9 @@ def test_system_configuration_is_asked_where_the_installation_has_none(
         openmpi.glob, "glob", lambda pattern: [str(system)] if pattern.startswith("/etc") else real(pattern)
     )
     environ = {"HOME": str(tmp_path)}
-    assert used(environ) == "^ofi"  # it is another installation's
+    assert used(environ) == {VARIABLE: "^ofi"}  # it is another installation's
     (library.parents[1] / "etc" / FILE).unlink()
-    assert used(environ) is None
+    assert used(environ) == {}
 
 
 def test_what_is_no_library() -> None:
@@ -242,16 +227,11 @@ def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
     return settings
 
 
-def test_for_the_time_of_the_start() -> None:
-    assert inside({"UCX_LOG_LEVEL": "info", "FI_LOG_LEVEL": "info"}) == ALL
-    with pytest.raises(RuntimeError), closed_to_others({}, one_host=True):
-        raise RuntimeError
-    assert not ALL.keys() & os.environ.keys()
-
-
 @pytest.mark.parametrize(
     ("chosen", "left_alone"),
     [
+        ("UCX_LOG_LEVEL", set()),
+        ("FI_LOG_LEVEL", set()),
         ("UCX_NET_DEVICES", {"UCX_NET_DEVICES"}),
         ("UCX_TLS", {"UCX_TLS"}),
         ("UCX_HANDLE_ERRORS", {"UCX_HANDLE_ERRORS"}),
@@ -260,8 +240,9 @@ def test_for_the_time_of_the_start() -> None:
         ("FI_SOCKETS_IFACE", {"FI_SOCKETS_IFACE"}),
     ],
 )
-def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
-    assert inside({chosen: "all"}).keys() == ALL.keys() - left_alone
+def test_settings_of_one_host_but_for_the_users_choice(chosen: str, left_alone: set[str]) -> None:
+    expected = {name: value for name, value in ALL.items() if name not in left_alone}
+    assert inside({chosen: "all"}) == expected
 
 
 @pytest.mark.parametrize("transports", ["tcp", "tcp,self", "tcp,self,xpmem", "^sm", "^posix,sysv"])

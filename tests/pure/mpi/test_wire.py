@@ -54,16 +54,6 @@ def test_all_that_is_here_is_received_in_order() -> None:
     assert drops.count == 0
 
 
-def test_what_has_left() -> None:
-    comm = Comm(0, 2, comes=False)
-    zero, _ = wire(comm)
-    zero.send(1, b"a")
-    assert not zero.has_sent()
-    zero.leaving[0].ready = True
-    assert zero.has_sent()
-    assert zero.leaving == []
-
-
 @pytest.mark.parametrize("claims", [11, 1 << 40, -32766])
 def test_too_large_messages_are_dropped_and_not_allocated(claims: int) -> None:
     comm = Comm(0, 2)
@@ -153,29 +143,25 @@ class Tracked(bytearray):
     """One that shows whether it is still there."""
 
 
-def test_what_mpi_may_still_write_to_outlives_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_mpi_may_still_use_outlives_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data of a message that was announced come whenever its sender likes, also after the communicator's end."""
     monkeypatch.setattr(module, "bytearray", Tracked, raising=False)
-    comm = Comm(0, 2)
     buffers: list[weakref.ref[Any]] = []
+    requests: list[weakref.ref[Any]] = []
     for comes in (False, True):
+        comm = Comm(0, 2, comes=comes)
         zero, _ = wire(comm)
         message = comm.post(0, 1, b"a", TAG, comes=comes)
         receive = message.Irecv
         message.Irecv = lambda where, receive=receive: buffers.append(weakref.ref(where[0])) or receive(where)  # type: ignore
         zero.receive()
+        zero.send(1, b"a")
+        requests.append(weakref.ref(zero.leaving[0]))
+        zero.has_sent()
         del zero
     gc.collect()
     assert [buffer() for buffer in buffers] == [b"a", None]
-
-
-def test_what_has_not_left_outlives_the_wire() -> None:
-    zero, _ = wire(Comm(0, 2, comes=False))
-    zero.send(1, b"a")
-    request = weakref.ref(zero.leaving[0])
-    del zero
-    gc.collect()
-    assert request() is not None
+    assert [request() is None for request in requests] == [False, True]
 
 
 def test_what_is_kept_stays_at_the_end_of_python() -> None:
@@ -276,16 +262,6 @@ def test_nothing_in_the_package_has_mpi4py_pickle() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize(
-    "code", ["comm.isend(1, 2)", "self._comm.recv()", "MPI.COMM_WORLD.bcast(3)", "message.recv()"]
-)
-def test_what_would_be_found(code: str) -> None:
-    assert pickling(ast.parse(code))
-    assert not pickling(
-        ast.parse(code.replace("isend", "Isend").replace("recv", "Recv").replace("bcast", "Bcast"))
-    )
-
-
 def test_a_library_that_survives_dead_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     """It fails until the death is acknowledged; what is sent to the dead does not leave, and its memory stays MPI's."""
     comm = Comm(0, 3, comes=False)
@@ -327,10 +303,9 @@ def test_both_directions() -> None:
 
 
 def test_nothing_of_it_is_to_be_seen() -> None:
-    text = b"-----BEGIN PRIVATE KEY-----"
     zero, _ = pair()
-    first, second = zero.seal(text), zero.seal(text)
-    assert text not in first
+    first, second = zero.seal(b"-----BEGIN PRIVATE KEY-----"), zero.seal(b"-----BEGIN PRIVATE KEY-----")
+    assert b"PRIVATE" not in first
     assert first[8:] != second[8:]
     assert repr(zero) == "Channel()"
 
@@ -379,12 +354,6 @@ def test_one_bit_that_is_another(data: st.DataObject) -> None:
     message[bit // 8] ^= 1 << bit % 8
     with pytest.raises(ForeignMessageError):
         one.open(message)
-
-
-@given(st.binary(max_size=100))
-def test_garbage(message: bytes) -> None:
-    with pytest.raises(ForeignMessageError):
-        pair()[1].open(message)
 
 
 def test_each_part_of_a_message() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, find_allocation
-from dask_gpu_mpi.sites.plain import parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, allocated_hosts, find_allocation, parse_hosts
 
 FILES = {
     "/pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
@@ -145,3 +144,9 @@ def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
 def test_one_line_for_the_user() -> None:
     assert str(Allocation("local", 1, 4)) == "this machine: 1 node, 4 MPI ranks"
     assert str(Allocation("slurm", 2, 1, job="42")) == "Slurm job 42: 2 nodes, 1 MPI rank"
+
+
+def test_node_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_bytes(b"n1\n\xff\n")
+    assert allocated_hosts({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "n1, \ufffd"
+    assert allocated_hosts({"PBS_NODEFILE": "a\0b"}) == ""

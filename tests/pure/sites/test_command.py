@@ -148,7 +148,6 @@ def test_ranks_that_may_be_lost(kind: str, mpi: str, library: str, added: list[s
     place = plain.run.index("/v/python")
     assert list(launch.run) == [*plain.run[:place], *added, *plain.run[place:]]
     assert launch.mark == "logs/42/ended"
-    assert made(SLURM, kind, mpi, tolerates=1, command="plan").mark == ""
 
 
 def test_step_beside_the_shell_of_an_interactive_job() -> None:
@@ -239,29 +238,37 @@ def test_preflight_has_the_options_of_the_job() -> None:
     assert made(PBS, "pals").check == ()
 
 
-def test_another_command_than_run() -> None:
-    plan = made(PBS, "pals", command="plan", options=("--name", "x"), program=("--json",)).run
-    assert plan[plan.index(START) + 1 :] == ("plan", "--name", "x", "--json")
-    check = made(PBS, "pals", command="check", program=(), expect_gpus=4).run
-    assert check[check.index(START) + 1 :] == ("check", "--expect-gpus=4")
+@pytest.mark.parametrize(
+    ("command", "program", "expected"),
+    [
+        ("plan", ("--json",), ("plan", "--name", "x", "--json")),
+        ("check", (), ("check", "--expect-gpus=4", "--name", "x")),
+    ],
+)
+def test_another_command_than_run(command: str, program: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    words = made(PBS, "pals", command=command, options=("--name", "x"), program=program, expect_gpus=4).run
+    assert words[words.index(START) + 1 :] == expected
 
 
-def test_log_folder_of_the_job() -> None:
-    def logs(where: Allocation, **given: Any) -> tuple[str, list[str]]:
-        launch = made(where, "openmpi", **given)
-        return launch.logs, [
-            launch.run[i + 1] for i, word in enumerate(launch.run) if word == "--log-directory"
-        ]
-
-    assert logs(SLURM) == ("logs/42", ["logs/42"])
-    assert logs(SLURM, options=("--log-directory", "mine"), log_directory="mine") == ("mine", ["mine"])
-    assert logs(SLURM, environ={"DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}) == ("theirs", [])
-    assert logs(Allocation("local", 1, 4)) == ("", [])
-    of_site = {"DGM_LOGS": "/site/logs"}
-    assert logs(SLURM, environ=of_site) == ("/site/logs/42", ["/site/logs/42"])
-    assert logs(SLURM, environ={"DGM_LOGS": ""}) == ("logs/42", ["logs/42"])
-    assert logs(SLURM, environ={**of_site, "DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}) == ("theirs", [])
-    assert logs(Allocation("local", 1, 4), environ=of_site) == ("", [])
+@pytest.mark.parametrize(
+    ("where", "given", "environ", "logs", "own"),
+    [
+        (SLURM, "", {}, "logs/42", True),
+        (SLURM, "mine", {}, "mine", False),
+        (SLURM, "", {"DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}, "theirs", False),
+        (SLURM, "", {"DGM_LOGS": "/site", "DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}, "theirs", False),
+        (SLURM, "", {"DGM_LOGS": "/site"}, "/site/42", True),
+        (SLURM, "", {"DGM_LOGS": ""}, "logs/42", True),
+        (Allocation("local", 1, 4), "", {"DGM_LOGS": "/site"}, "", False),
+    ],
+)
+def test_log_folder_of_the_job(
+    where: Allocation, given: str, environ: dict[str, str], logs: str, own: bool
+) -> None:
+    """`own`: the ranks are told of it, as they are not by the user."""
+    launch = made(where, "openmpi", environ=environ, log_directory=given)
+    assert launch.logs == logs
+    assert (f"--log-directory {logs}" in shlex.join(launch.run)) == own
 
 
 def test_local_directory_of_a_job_script() -> None:
@@ -276,14 +283,10 @@ def test_local_directory_of_a_job_script() -> None:
 def test_mark_of_a_job_that_has_completed() -> None:
     """Open MPI's mpirun exits with 0 when it has lost a daemon, of which there is none on one node."""
     assert made(SLURM, "openmpi").mark == "logs/42/ended"
-    assert made(SLURM, "openmpi", command="check").mark == ""
     assert made(SLURM, "srun").mark == made(PBS, "hydra").mark == ""
     assert made(Allocation("slurm", 1, 1, job="42"), "openmpi").mark == ""
-
-
-@pytest.mark.parametrize("command", ["plan", "check"])
-def test_commands_that_leave_no_mark(command: str) -> None:
-    assert made(SLURM, "openmpi", command=command, program=()).mark == ""
+    for command in ("plan", "check"):
+        assert made(SLURM, "openmpi", command=command, program=(), tolerates=1).mark == ""
 
 
 @pytest.mark.parametrize(
@@ -411,8 +414,8 @@ def test_text_to_paste(tmp_path: Path) -> None:
         run=("printf", "%s|", "a b", "$HOME", "é'"),
         make=str(tmp_path / "made here"),
     )
-    text = as_text(launch, "a note")
-    assert text.startswith("# a note\nexport ADDED=")
+    text = as_text(launch, "a note\nrm -r /")
+    assert text.startswith("# a note rm -r /\nexport ADDED=")
     done = subprocess.run(
         ["bash", "-c", text], env={"REMOVED": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
     )
@@ -424,10 +427,6 @@ def test_text_to_paste(tmp_path: Path) -> None:
 def test_directory_that_can_not_be_mounted(place: str) -> None:
     with pytest.raises(LauncherError, match="apptainer can't mount .* Fix: another directory"):
         library_command(Request((), ("my.py",), container=inside("apptainer")), {}, "python", place)
-
-
-def test_notes_are_one_line_each() -> None:
-    assert as_text(Launch({}, (), ("true",)), "job 1\nrm -r /").splitlines() == ["# job 1 rm -r /", "true"]
 
 
 @pytest.mark.parametrize("kind", ["srun", "hydra", "openmpi"])
@@ -469,6 +468,8 @@ def test_one_process_a_node_makes_the_copy_and_one_removes_it(
     for command in (launch.check, launch.run):
         assert "/nvme/dgm-stage-1/env/bin/python" in command
         assert "/v/python" not in command
+    launch = made(where, kind)
+    assert (launch.stage, launch.unstage) == ((), ())
 
 
 def test_removal_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,8 +504,3 @@ def test_copies_in_the_text_for_a_shell(tmp_path: Path) -> None:
     launch = Launch({}, **commands | {"run": ("sh", "-c", "echo run; exit 7")})  # type: ignore[arg-type]
     done = subprocess.run(["sh", "-c", as_text(launch)], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout.split()) == (7, ["stage", "check", "run", "removed"])
-
-
-def test_no_copies_without_the_option() -> None:
-    launch = made(SLURM, "srun")
-    assert (launch.stage, launch.unstage) == ((), ())

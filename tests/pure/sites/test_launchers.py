@@ -31,35 +31,27 @@ def test_nothing_is_detected_after_scrubbing(launcher: Launcher) -> None:
     assert set(kept) <= {"SLURM_JOB_ID", "SLURM_NTASKS"}
 
 
-def test_no_launcher() -> None:
-    assert detect({"HOME": "/root"}) is None
-
-
-def test_mpirun_inside_a_slurm_step_is_mpiruns() -> None:
-    for inner in (OPEN_MPI, HYDRA):
-        launched = detect({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", **inner})
-        assert launched is not None
-        assert (launched.name != "srun", launched.rank, launched.size) == (True, 1, 4)
-
-
-def test_srun_that_speaks_pmi2_is_srun() -> None:
-    launched = detect({**SRUN, "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"})
-    assert launched is not None
-    assert launched.name == "srun"
-
-
-@pytest.mark.parametrize("step", [None, "4294967291", "4294967290", "4294967280"])
-def test_a_shell_of_a_slurm_job_is_no_rank(step: str | None) -> None:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
-    if step is not None:
-        environ["SLURM_STEP_ID"] = step
-    assert detect(environ) is None
-
-
-def test_a_step_below_the_special_ones_has_ranks() -> None:
-    launched = detect({**SRUN, "SLURM_STEP_ID": "4294967279"})
-    assert launched is not None
-    assert launched.name == "srun"
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"HOME": "/root"}, None),
+        # mpirun inside a step of srun, whose variables are those of its daemon
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", **OPEN_MPI}, "Open MPI's mpirun"),
+        ({**SRUN, **HYDRA}, "the mpiexec of MPICH or Intel MPI (Hydra)"),
+        # srun --mpi=pmi2
+        ({**SRUN, "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, "srun"),
+        # shells of a job, in steps of their own, and a step below these
+        ({**SRUN, "SLURM_STEP_ID": "4294967291"}, None),
+        ({**SRUN, "SLURM_STEP_ID": "4294967290"}, None),
+        ({**SRUN, "SLURM_STEP_ID": "4294967280"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}, None),
+        ({**SRUN, "SLURM_STEP_ID": "4294967279"}, "srun"),
+    ],
+)
+def test_the_innermost_launcher(environ: dict[str, str], name: str | None) -> None:
+    launched = detect(environ)
+    assert (launched and launched.launcher.name) == name
+    assert launched is None or (launched.rank, launched.size) == (1, 4)
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:
@@ -117,21 +109,34 @@ def test_scrub_keeps_what_users_need_and_drops_identity() -> None:
     assert environ == before
 
 
+def of_open_mpi(**given: int) -> dict[str, str]:
+    return {f"OMPI_COMM_WORLD_{name.upper()}": str(value) for name, value in given.items()}
+
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}
+PMI_2 = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+HYDRA_2 = PMI_2 | {"MPI_LOCALRANKID": "0"}
+
+
 @pytest.mark.parametrize(
     ("environ", "alone"),
     [
         ({}, True),  # no launcher, no other rank
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True),
-        (
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            False,
-        ),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, True),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, False),
+        (of_open_mpi(rank=0, size=1), True),
+        (of_open_mpi(rank=1, size=2, local_size=1), True),
+        (of_open_mpi(rank=1, size=2, local_size=2), False),
+        (of_open_mpi(rank=1, size=2), False),
+        (HYDRA_2 | {"MPI_LOCALNRANKS": "1"}, True),
+        (HYDRA_2 | {"MPI_LOCALNRANKS": "2"}, False),
+        (PMI_2, False),
         ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_SIZE": "1"}, True),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, False),
+        (STEP, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x8)"}, True),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}, True),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1,2"}, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, False),
+        # a step in which another launcher's daemons run says nothing about its ranks
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"} | SAMPLES["flux run"], False),
     ],
 )
 def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
@@ -142,30 +147,14 @@ def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
     ("environ", "first"),
     [
         ({}, True),
-        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True),
-        (
-            {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-            False,
-        ),
+        (of_open_mpi(rank=4, size=8, local_rank=0), True),
+        (of_open_mpi(rank=5, size=8, local_rank=1), False),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, False),  # which of them is first is not said
+        (PMI_2, False),  # the launcher does not say which is first
     ],
 )
 def test_first_on_host(environ: dict[str, str], first: bool) -> None:
     assert launchers.first_on_host(environ) is first
-
-
-@pytest.mark.parametrize(
-    ("tasks", "alone"), [("1(x8)", True), ("1", True), ("1,2", False), ("2(x4)", False), (None, False)]
-)
-def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}
-    if tasks is not None:
-        step["SLURM_STEP_TASKS_PER_NODE"] = tasks
-    assert launchers.alone_on_host(step) is alone
-    # in a step in which another launcher's daemons run, it is about the daemons
-    flux = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
-    assert launchers.alone_on_host({**step, **flux}) is False
 
 
 @pytest.mark.parametrize(
