@@ -49,8 +49,6 @@ class Gangs(SchedulerPlugin):
         self._leases = Leases()
         #: Set when a worker comes or goes, or leaves its function.
         self._changed = asyncio.Event()
-        #: The workers whose processes were ended here, by name: when, in the loop's time, and whether they have a GPU.
-        self._ended: dict[str, tuple[float, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself has weak references only
         self._scheduler.handlers |= {
             Call.OPEN: self.open,
@@ -261,14 +259,9 @@ class Gangs(SchedulerPlugin):
         return condition()
 
     def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
-        """Names of the workers of "all" that were lost a moment ago; in clusters of others, of those that were ended here."""
+        """Names of the workers of "all" that were lost a moment ago, which only a cluster of this package knows."""
         watch = self._scheduler.plugins.get(JOB_PLUGIN)
-        lost: list[tuple[str, str]] = [] if watch is None else list(watch.recently_lost(GANG_LOST))
-        names = {worker.name for worker in there} | {name for name, _ in lost}
-        since = asyncio.get_running_loop().time() - GANG_LOST
-        for name, (ended, has_gpu) in self._ended.items():
-            if ended > since and name not in names:
-                lost.append((name, "gpu" if has_gpu else "cpu"))
+        lost: list[tuple[str, str]] = [] if watch is None else watch.recently_lost(GANG_LOST)
         gpus = any(worker.has_gpu for worker in there) or any(kind == "gpu" for _, kind in lost)
         return [name for name, kind in lost if kind == "gpu" or not gpus]
 
@@ -337,7 +330,6 @@ class Gangs(SchedulerPlugin):
 
     async def _end_process(self, member: GangMember, stage: Stage) -> None:
         """Let a worker's nanny end its process, as on request, and start another."""
-        self._ended[member.worker.name] = (asyncio.get_running_loop().time(), member.worker.has_gpu)
         why = (
             "is in a torch.distributed group of a gang that failed"
             if stage is Stage.SPOILT

@@ -43,7 +43,7 @@ def spmd(
     *args : object
         For `fn`; Dask's futures arrive as their results.
     workers : collection, optional
-        Names or addresses of workers. Default: all with a GPU or, if there are none, all. Workers that were lost within the last
+        Names or addresses of workers. Default: all with a GPU or, if there are none, all. Workers of this package that were lost within the last
         minute are waited for.
     timeout : float, optional
         Seconds from the start on all workers until all results have arrived. Default: no limit.
@@ -80,28 +80,18 @@ def spmd(
     >>> losses = dask_gpu_mpi.spmd(client, train, 10)  # doctest: +SKIP
     """
     for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
-        if value is not None and not (is_number(value) and 0 < value <= MOST_SECONDS):
-            raise InputError(
-                f"spmd: {name}: invalid value {value!r}",
-                expected=f"seconds above 0, at most {MOST_SECONDS}, or None",
-            )
-    if not (is_number(grace) and 0 <= grace <= MOST_SECONDS):
-        raise InputError(
-            f"spmd: grace: invalid value {grace!r}", expected=f"seconds, 0 or more, at most {MOST_SECONDS}"
-        )
-    if workers is not None and (
-        isinstance(workers, (str, bytes)) or not isinstance(workers, Collection) or not workers
-    ):
-        raise InputError(
-            f"spmd: workers: invalid value {workers!r}", expected="a list of names or addresses, or None"
-        )
+        above_0 = is_number(value) and 0 < value <= MOST_SECONDS  # type: ignore[operator]
+        _check(name, value, value is None or above_0, f"seconds above 0, at most {MOST_SECONDS}, or None")
+    good = is_number(grace) and 0 <= grace <= MOST_SECONDS
+    _check("grace", grace, good, f"seconds, 0 or more, at most {MOST_SECONDS}")
+    good = isinstance(workers, Collection) and not isinstance(workers, (str, bytes)) and len(workers) > 0
+    _check("workers", workers, workers is None or good, "a list of names or addresses, or None")
+    _check("fn", fn, callable(fn), "a function")
     names = None if workers is None else [str(worker) for worker in workers]
     if names is not None and len(set(names)) < len(names):
         raise InputError(
             f"spmd: workers: {workers!r} has a worker twice", expected="each once: a worker is one rank"
         )
-    if not callable(fn):
-        raise InputError(f"spmd: fn: invalid value {fn!r}", expected="a function")
     limits = {
         "workers": names,
         "timeout": timeout,
@@ -126,6 +116,12 @@ def spmd(
         raise
     finally:
         _thread.calls = False
+
+
+def _check(name: str, value: object, good: bool, expected: str) -> None:
+    """Raise an InputError for an argument that is not good."""
+    if not good:
+        raise InputError(f"spmd: {name}: invalid value {value!r}", expected=expected)
 
 
 class _Run:

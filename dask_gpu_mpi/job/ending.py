@@ -26,11 +26,7 @@ from dask_gpu_mpi.startup.messages import COORDINATOR
 
 
 class EndKind(StrEnum):
-    """Kinds of messages between ranks from the start of the script until the end, each with sender, receivers and payload.
-
-    >>> EndKind.WORKERS_ENDED == "workers-ended"  # as it is sent
-    True
-    """
+    """Kinds of messages between ranks from the start of the script until the end, each with sender, receivers and payload."""
 
     #: Rank 0 to all: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
     STOP = "stop"

@@ -28,7 +28,6 @@ class Cluster:
         self.workers: dict[str, Any] = {}
         self.sent: list[tuple[str, dict[str, Any]]] = []
         self.killed: list[str] = []
-        self.restarts = True
         self.plugin = Gangs()
         for name in names:
             self.add(name, nanny=nannies)
@@ -57,8 +56,7 @@ class Cluster:
                 raise TimeoutError
             self.killed.append(name)
             self.remove(name)
-            if self.restarts:
-                self.add(name, generation=2)
+            self.add(name, generation=2)
 
         return SimpleNamespace(kill=kill)
 
@@ -224,24 +222,6 @@ async def test_a_gang_that_has_succeeded_restarts_nobody() -> None:
     plugin.leave("g", 0, spoilt=True)
     assert await plugin.close_gang("g") == {"notes": [], "died": []}
     assert cluster.killed == []
-
-
-@in_loop
-async def test_the_next_gang_waits_for_a_worker_that_was_ended_here() -> None:
-    cluster = Cluster("1", "2")
-    cluster.restarts = False
-    plugin = await cluster.running("g", 0, 1, grace=0.01)
-    with quick_return():
-        plugin.fail("g", "raised ValueError()", 0)
-        plugin.leave("g", 0, spoilt=False)
-        [note] = (await plugin.close_gang("g"))["notes"]
-    assert "is not back" in note
-    assert cluster.killed == ["2"]
-    following = asyncio.create_task(cluster.opened("next"))
-    await asyncio.sleep(0.2)
-    assert not following.done()
-    cluster.add("2", generation=2)
-    assert len((await following)["workers"]) == 2
 
 
 @in_loop
