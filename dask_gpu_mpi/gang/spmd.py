@@ -43,8 +43,8 @@ def spmd(
     *args : object
         For `fn`; Dask's futures arrive as their results.
     workers : collection, optional
-        Names or addresses of workers. Default: all with a GPU or, if there are none, all. Workers of this package that were lost within the last
-        minute are waited for.
+        Names or addresses of workers. Default: all with a GPU or, if there are none, all. In a job of this package,
+        workers that were lost within the last minute are waited for.
     timeout : float, optional
         Seconds from the start on all workers until all results have arrived. Default: no limit.
     start_timeout : float, optional

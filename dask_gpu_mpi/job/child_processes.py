@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -33,9 +32,9 @@ def mark_children() -> None:
 
 def refuse_children() -> None:
     """Raise an InputError in a child of a rank: with the rank's variables its MPI would join as that rank, and wait forever."""
-    rank = os.environ.get(RANK_PID, "")
-    launched = launchers.detect(os.environ) if re.fullmatch(r"[0-9]{1,18}", rank) else None
-    if launched is not None and is_child_of(int(rank)):
+    rank = os.environ.get(RANK_PID)
+    launched = launchers.detect(os.environ)
+    if rank is not None and launched is not None and is_child_of(int(rank)):
         size = "" if launched.size is None else f" of {launched.size}"
         raise InputError(
             f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already",
