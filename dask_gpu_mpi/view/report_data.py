@@ -14,7 +14,6 @@ from pathlib import PurePath
 from typing import Any
 
 from dask_gpu_mpi.base.files import check_replaceable, replace
-from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.errors import InputError
@@ -171,25 +170,6 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
     data["summary"] = summarize(data)
     scrubbed: dict[str, Any] = scrub(data)
     return scrubbed
-
-
-def headline(data: Mapping[str, Any]) -> str:
-    """The job in one line.
-
-    >>> plan = {"workers": [{"device": "GPU-1,GPU-2"}], "hosts": [{}], "world_size": 2}
-    >>> job = {"ended_after": 62.25, "how": "the script ended", "exit_code": 0}
-    >>> headline({"plan": plan, "job": job, "record": None})
-    '1 worker on 1 host, 2 GPUs, 2 ranks; 62.2 s; the script ended, exit code 0'
-    """
-    plan, job, record = data["plan"], data["job"], data["record"]
-    gpus = len({gpu for worker in plan["workers"] for gpu in (worker["device"] or "").split(",") if gpu})
-    where = (
-        f"{counted(len(plan['workers']), 'worker')} on {counted(len(plan['hosts']), 'host')}, "
-        f"{counted(gpus, 'GPU')}, {counted(plan['world_size'], 'rank')}"
-    )
-    code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
-    tasks = "" if record is None else f"; {counted(record['tasks']['seen'], 'task')}"
-    return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
 
 
 def _start(job: ReportedJob) -> dict[str, Any]:

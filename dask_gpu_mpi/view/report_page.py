@@ -21,7 +21,6 @@ from jinja2 import Environment
 from dask_gpu_mpi.base.text import format_bytes, natural
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
-from dask_gpu_mpi.view.report_data import SCHEMA, headline
 from dask_gpu_mpi.view.report_figures import (
     ACTION_COLOURS,
     BYTES,
@@ -32,7 +31,7 @@ from dask_gpu_mpi.view.report_figures import (
     matrix,
     over_time,
 )
-from dask_gpu_mpi.view.report_summary import CALLED, SHARES, slowed_of
+from dask_gpu_mpi.view.report_summary import CALLED, SHARES, headline, slowed_of
 
 TEMPLATE = Path(__file__).with_name("report.html")
 #: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
@@ -40,9 +39,7 @@ MOST_BARS, MOST_RANKS, MOST_ROWS, MOST_PAIRS = 25, 8, 256, 20
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The page as text; ValueError for data of a later schema."""
-    if data["schema"] > SCHEMA:
-        raise ValueError(f"report of schema {data['schema']} (expected {SCHEMA} at most)")
+    """The page as text."""
     record = data["record"]
     tabs: dict[str, Any] = {"start": _start(data["start"])}
     if record is not None:
@@ -375,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.target.write_text(page(json.loads(given.source.read_text("utf-8"))), "utf-8")
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
-    except (ValueError, KeyError, TypeError) as error:  # not JSON, other data, or a later version
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, or other data
         parser.error(f"{given.source} can't be read as a report: {' '.join(str(error).split())}")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
-from dask_gpu_mpi.view.report_data import SCHEMA, check_report, write_report
+from dask_gpu_mpi.view.report_data import check_report, write_report
 from dask_gpu_mpi.view.report_figures import on_grid
 from dask_gpu_mpi.view.report_page import main, page
 from support.jobs.screens import TABS as TITLES
@@ -94,11 +94,6 @@ def test_texts_are_escaped() -> None:
     data["record"]["prefixes"][0]["name"] = data["plan_table"] = evil
     data["options"][0]["value"] = evil
     assert evil not in page(data)
-
-
-def test_a_later_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match="report of schema"):
-        page({**made_up(1, 1, 1, 0).report(), "schema": SCHEMA + 1})
 
 
 def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
