@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import dask_gpu_mpi
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
-from dask_gpu_mpi.check import coordinator as check
+from dask_gpu_mpi.check import run as check
 from dask_gpu_mpi.job import ending as cluster
 from dask_gpu_mpi.mpi.rendezvous import RankKey
 from dask_gpu_mpi.options.model import Protocol
