@@ -32,8 +32,7 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.view.job_facts import facts_of
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.recorder import Recorder
-from dask_gpu_mpi.view.report_data import ReportedJob, assemble
-from dask_gpu_mpi.view.report_page import write_report
+from dask_gpu_mpi.view.report_data import ReportedJob, assemble, write_report
 
 GIB = 2**30
 #: When the made-up job begins, in seconds since the epoch.

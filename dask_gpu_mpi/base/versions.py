@@ -1,7 +1,7 @@
 """The versions of Dask and RAPIDS that are tested, and warnings if others are installed.
 
-dask-cuda pins its Dask (through rapids-dask-dependency), so a release of RAPIDS determines all three. ``ci/versions.sh`` runs the
-oldest release, one in the middle, the newest, and the newest Dask with CPU workers.
+dask-cuda pins its Dask (through rapids-dask-dependency), so a release of RAPIDS determines both (tests/pure/base/test_versions).
+``ci/versions.sh`` runs the oldest release, one in the middle, the newest, and the newest Dask with CPU workers.
 """
 
 from __future__ import annotations
@@ -9,37 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from dask_gpu_mpi.errors import Problem
 
-
-@dataclass(frozen=True)
-class Release:
-    """A release of RAPIDS, as its packages' metadata has it."""
-
-    rapids: str
-    #: The newest Dask that its dask-cuda allows.
-    distributed: str
-    #: Of ucxx and distributed-ucxx.
-    ucxx: str
-
-
-#: From the oldest to the newest that is supported.
-RELEASES = (
-    Release("25.10", "2025.9.1", "0.46"),
-    Release("25.12", "2025.9.2", "0.47"),
-    Release("26.02", "2026.1.1", "0.48"),
-    Release("26.04", "2026.1.1", "0.49"),
-    Release("26.06", "2026.1.1", "0.50"),
-    Release("26.08", "2026.7.1", "0.51"),
-    Release("26.10", "2026.7.1", "0.52"),
-)
 #: The oldest and the newest, by distribution. The newest distributed is tested with CPU workers only.
-TESTED = {
-    "distributed": (RELEASES[0].distributed, "2026.8"),
-    "dask-cuda": (RELEASES[0].rapids, RELEASES[-1].rapids),
-}
+TESTED = {"distributed": ("2025.9.1", "2026.8"), "dask-cuda": ("25.10", "26.10")}
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:

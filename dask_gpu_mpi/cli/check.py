@@ -10,12 +10,9 @@ import click
 
 from dask_gpu_mpi.base.tables import is_terminal, show
 from dask_gpu_mpi.cli.options import (
-    RUN_CONTEXT,
     RunCommand,
     fail,
     resolve_texts,
-    run_help,
-    run_parameters,
     split_run,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError
@@ -26,17 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 
-@run_help(
-    "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
-    "dask-gpu-mpi launch check --expect-gpus 4",
-    short=("kernel", "expect_gpus", "as_json", "local_directory"),
-)
 @click.command(
     cls=RunCommand,
-    context_settings=RUN_CONTEXT,
+    short=("kernel", "expect_gpus", "as_json", "local_directory"),
+    examples=(
+        "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
+        "dask-gpu-mpi launch check --expect-gpus 4",
+    ),
     short_help="Check whether a job would work in this allocation.",
 )
-@run_parameters
 @click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")
 @click.option(
     "--expect-gpus",

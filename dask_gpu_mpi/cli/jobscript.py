@@ -15,12 +15,10 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
     HelpCommand,
-    click_option,
+    click_options,
     complete_files,
     fail,
-    help_of,
-    resolve_texts,
-    usable,
+    read_texts,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
@@ -146,17 +144,6 @@ def _words(program: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
     return (os.fspath(program),) if isinstance(program, (str, os.PathLike)) else tuple(program)
 
 
-def _clicks(function: Any) -> Any:
-    for table in (_LISTS, JOB_OPTIONS):
-        for option in reversed(list(table.values())):
-            function = click_option(option, multiple=table is _LISTS)(function)
-    return function
-
-
-def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    return [name for name in SCRIPTED if name.startswith(begun)]
-
-
 class _Jobscript(HelpCommand):
     """A command with the short options of each batch system, and a message for options that belong to `launch`."""
 
@@ -176,16 +163,20 @@ class _Jobscript(HelpCommand):
             ) from None
 
 
-@help_of(
+@click.command(
+    cls=_Jobscript,
+    params=[*click_options(JOB_OPTIONS.values()), *click_options(_LISTS.values(), multiple=True)],
     short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "save", "submits"),
     examples=(
         "dask-gpu-mpi jobscript slurm -N 2 --gpus-per-node 4 -t 01:00:00 -- analysis.py",
         "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 --submit -- analysis.py",
     ),
 )
-@click.command(cls=_Jobscript)
-@click.argument("system", metavar="|".join(SCRIPTED), shell_complete=_complete_systems)
-@_clicks
+@click.argument(
+    "system",
+    metavar="|".join(SCRIPTED),
+    shell_complete=lambda _, __, begun: [name for name in SCRIPTED if name.startswith(begun)],
+)
 @click.option(
     "--save",
     metavar="FILE",
@@ -351,7 +342,7 @@ def _check_program(job: JobRequest) -> None:
         raise InputError(_NO_SCRIPT)
     if program and not given["container"]:
         Program.of(program).check()
-    options = usable(resolve_texts({name: given[name] for name in OPTIONS if name in given}))
+    options = read_texts({name: given[name] for name in OPTIONS if name in given})
     inventories = hypothetical_job(
         job.nodes,
         job.ranks_per_node,

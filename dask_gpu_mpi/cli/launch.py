@@ -14,13 +14,10 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.cli.options import (
-    RUN_CONTEXT,
     RunCommand,
     fail,
     read_texts,
     resolve_texts,
-    run_help,
-    run_parameters,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
@@ -32,65 +29,54 @@ ASK_TIMEOUT = 20.0
 
 # fmt: off
 #: The options of `launch` that `run` does not have.
-LAUNCH_OPTIONS = (
-    click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), metavar="N",
+LAUNCH_OPTIONS = [
+    click.Option(["-n", "--ranks"], type=click.IntRange(1, 1_000_000), metavar="N",
                  help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
-    click.option("--ranks-per-node", type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
+    click.Option(["--ranks-per-node"], type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
                  envvar="DGM_RANKS_PER_NODE"),
-    click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong, or "
-                 "without SCRIPT."),
-    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
+    click.Option(["--check", "preflight"], is_flag=True,
+                 help="Check the allocation first, and end there if something is wrong, or without SCRIPT."),
+    click.Option(["--expect-gpus"], type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
-    click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
+    click.Option(["--requeue", "restarts"], type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
-    click.option("--stage", metavar="ARCHIVE|FOLDER", help="Start the ranks from a copy of this environment on each node's own "
+    click.Option(["--stage"], metavar="ARCHIVE|FOLDER", help="Start the ranks from a copy of this environment on each node's own "
                  "disk: a tar file, a SquashFS image or a folder."),
-    click.option("--container", metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
+    click.Option(["--container"], metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
-    click.option("--container-runtime", metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: the "
-                 "first one on this node that runs the image."),
-    click.option("--container-mount", "container_mounts", metavar="SOURCE[:TARGET[:ro]]", multiple=True,
+    click.Option(["--container-runtime"], metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: "
+                 "the first one on this node that runs the image."),
+    click.Option(["--container-mount", "container_mounts"], metavar="SOURCE[:TARGET[:ro]]", multiple=True,
                  help="Mount this file or folder in the container too; repeat it for several."),
-    click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
-    click.option("--launcher", metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, jsrun, flux, or "
-                 "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
-    click.option("--launcher-option", "launcher_options", metavar="OPTION", multiple=True,
+    click.Option(["--hosts"], metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
+    click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, jsrun, flux, "
+                 "or an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
+    click.Option(["--launcher-option", "launcher_options"], metavar="OPTION", multiple=True,
                  help="Add an option to the launcher's, as in --launcher-option=--mem-bind=local; repeat it for several."),
-    click.option("--profile", metavar="nsys|COMMAND", help="Start each rank under Nsight Systems (nsys), or under this command. "
+    click.Option(["--profile"], metavar="nsys|COMMAND",
+                 help="Start each rank under Nsight Systems (nsys), or under this command. "
                  "nsys writes a file for each rank into the folder of the log files."),
-    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
+    click.Option(["--mpi"], metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
                  envvar="DGM_MPI"),
-    click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
-)
+    click.Option(["--dry-run"], is_flag=True, help="Print the commands, ready to paste, and run nothing."),
+]
 # fmt: on
-
-
-def _launch_options(function: Any) -> Any:
-    for option in reversed(LAUNCH_OPTIONS):
-        function = option(function)
-    return function
-
 
 #: Commands that all ranks of an allocation carry out.
 RANK_COMMANDS = ("check", "plan")
 
 
-@run_help(
-    "dask-gpu-mpi launch analysis.py --input data",
-    "dask-gpu-mpi launch -n 2 --check -m package.module",
-    short=("ranks", "preflight", "restarts", "hosts", "dry_run"),
-)
 @click.command(
     cls=RunCommand,
-    context_settings=RUN_CONTEXT,
+    params=[*LAUNCH_OPTIONS],
+    short=("ranks", "preflight", "restarts", "hosts", "dry_run"),
+    examples=(
+        "dask-gpu-mpi launch analysis.py --input data",
+        "dask-gpu-mpi launch -n 2 --check -m package.module",
+    ),
     short_help="Start the MPI ranks as well, with the fitting launcher.",
 )
-@_launch_options
-@run_parameters
-@click.pass_context
 def launch(
-    context: click.Context,
-    /,
     ranks: int | None,
     ranks_per_node: int | None,
     preflight: bool,
@@ -139,7 +125,7 @@ def launch(
             given["local_directory"] or environ.get("DGM_SCRATCH") or getattr(resolved, "local_directory", "")
         )
         request = Request(
-            options=run_options(context.command.params, given),
+            options=run_options(launch.params, given),
             program=program,
             command=command,
             check=preflight,

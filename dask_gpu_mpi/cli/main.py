@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -14,14 +14,12 @@ from dask_gpu_mpi.cli.check import check
 from dask_gpu_mpi.cli.jobscript import jobscript
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
-    RUN_CONTEXT,
-    HelpGroup,
+    COLUMNS,
+    Help,
     RunCommand,
     complete_files,
     fail,
     read_texts,
-    run_help,
-    run_parameters,
     split_run,
 )
 from dask_gpu_mpi.cli.plan import plan
@@ -34,8 +32,15 @@ from dask_gpu_mpi.options.model import OPTIONS, Options
 __all__ = ["cli", "main"]
 
 
-class _RunByDefault(HelpGroup):
+class _RunByDefault(Help, click.Group):
     """A group whose first argument need not be a command: ``dask-gpu-mpi SCRIPT`` is ``dask-gpu-mpi run SCRIPT``."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands below their headings; the group's own options are in its text."""
+        for heading, names in self.topics.items():
+            rows = [(name, self.commands[name].get_short_help_str(COLUMNS - 16)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing and not args:
@@ -56,6 +61,15 @@ class _RunByDefault(HelpGroup):
 @click.group(
     name="gpu-mpi",
     cls=_RunByDefault,
+    topics={
+        "Start a cluster": ("run", "launch", "jobscript"),
+        "Inspect before and during the run": ("plan", "check", "top"),
+    },
+    examples=(
+        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+        "dask-gpu-mpi launch --check analysis.py --input data",
+        "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
+    ),
     subcommand_metavar="[COMMAND] [OPTIONS] [SCRIPT [ARGS]...]",
     context_settings={"help_option_names": ["--help"]},
 )
@@ -72,14 +86,14 @@ def cli() -> None:
         forget_cluster()  # the one of a script that has started this command, which only `top` needs
 
 
-@run_help(
-    "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
-    "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
-)
 @cli.command(
-    cls=RunCommand, context_settings=RUN_CONTEXT, short_help="Run SCRIPT on the cluster of these MPI ranks."
+    cls=RunCommand,
+    examples=(
+        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+        "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
+    ),
+    short_help="Run SCRIPT on the cluster of these MPI ranks.",
 )
-@run_parameters
 def run(program: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code.
 
@@ -118,21 +132,8 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     run_script(program)
 
 
-#: The commands by purpose. To add one, import it above and list it here.
-COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
-    "Start a cluster": (run, launch, jobscript),
-    "Inspect before and during the run": (plan, check, top),
-}
-
-for commands in COMMANDS.values():
-    for command in commands:
-        cli.add_command(command)
-cli.topics = {heading: [each.name or "" for each in commands] for heading, commands in COMMANDS.items()}
-cli.examples = (
-    "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
-    "dask-gpu-mpi launch --check analysis.py --input data",
-    "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
-)
+for command in (launch, jobscript, plan, check, top):
+    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -24,22 +24,54 @@ COLUMNS = 80
 Topics = Mapping[str, Sequence[str]]
 
 
-def help_of(
-    *, short: Sequence[str] = (), topics: Topics | None = None, examples: Sequence[str] = ()
-) -> Callable[[Any], Any]:
-    """Decorate a `HelpCommand` with the content of its help.
+class Help(click.Command):
+    """The help of commands and of the group: `topics` are the names of options, or of commands, below each heading."""
 
-    ``--help`` shows the options in `short`, ``--help-all`` all of them; without `short`, ``--help`` shows all. `topics` are the
-    headings, with the names of the options below each; other options come first. `examples` are command lines.
-    """
+    def __init__(
+        self, *args: Any, topics: Topics = MappingProxyType({}), examples: Sequence[str] = (), **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.topics = topics
+        self.examples = examples
 
-    def decorate(command: Any) -> Any:
-        command.short, command.topics, command.examples = tuple(short), dict(topics or {}), tuple(examples)
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write Click's help, in a width that all terminals have."""
+        formatter.width = COLUMNS
+        super().format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+class HelpCommand(Help):
+    """A command whose ``--help`` shows the options in `short`, and ``--help-all`` all; without `short`, ``--help`` shows all."""
+
+    def __init__(self, *args: Any, short: Sequence[str] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.short = short
         if short:
-            command.params.append(_help_all())
-        return command
+            self.params.append(_help_all())
 
-    return decorate
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options below the headings of their topics, or the most used ones."""
+        rows = {
+            parameter.name or "": row
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)) is not None
+        }
+        placed = {name for names in self.topics.values() for name in names}
+        others = [name for name in rows if name not in placed]
+        topics = {"Options of this command" if self.topics else "Options": others, **self.topics}
+        if self.short and not ctx.meta.get(__name__, False):
+            topics = {"Most used options": [*self.short, "help_all"]}
+        for heading, names in topics.items():
+            found = [rows[name] for name in names if name in rows]
+            if found:
+                with formatter.section(heading):
+                    formatter.write_dl(found, col_max=30)
 
 
 def _help_all() -> click.Option:
@@ -59,72 +91,6 @@ def _help_all() -> click.Option:
     )
 
 
-class _Help(click.Command):
-    """The common part of the help of commands and of the group: width, topics, examples."""
-
-    topics: Topics = MappingProxyType({})
-    examples: tuple[str, ...] = ()
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write Click's help, in a width that all terminals have."""
-        formatter.width = COLUMNS
-        super().format_help(ctx, formatter)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        _write_examples(formatter, self.examples)
-
-
-class HelpCommand(_Help):
-    """A command whose help has the content of `help_of`."""
-
-    short: tuple[str, ...] = ()
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below the headings of their topics, or the most used ones."""
-        rows = {
-            parameter.name or "": row
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)) is not None
-        }
-        everything = ctx.meta.get(__name__, False) or not self.short
-        topics = self._all_topics(rows) if everything else {"Most used options": (*self.short, "help_all")}
-        for heading, names in topics.items():
-            found = [rows[name] for name in names if name in rows]
-            if found:
-                with formatter.section(heading):
-                    formatter.write_dl(found, col_max=30)
-
-    def _all_topics(self, rows: Mapping[str, Any]) -> Topics:
-        placed = {name for names in self.topics.values() for name in names}
-        others = [name for name in rows if name not in placed]
-        return {"Options of this command" if self.topics else "Options": others, **self.topics}
-
-
-class HelpGroup(_Help, click.Group):
-    """A group whose help shows its commands below headings, its `topics`."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands below their headings; the group's own options are in its text."""
-        for heading, names in self.topics.items():
-            rows = [
-                (name, command.get_short_help_str(COLUMNS - 16))
-                for name in names
-                if (command := self.get_command(ctx, name)) is not None
-            ]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-
-
-def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            for example in examples:
-                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
-
-
-#: Options of a command come before the script. All arguments after it belong to the script.
-RUN_CONTEXT = {"allow_interspersed_args": False}
 #: The options of the table by topic, for ``--help-all``.
 TOPICS = {
     topic: tuple(option.name for option in OPTIONS.values() if option.topic == topic)
@@ -137,44 +103,55 @@ _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
 class RunCommand(HelpCommand):
-    """A command whose options end at ``-m MODULE`` or ``-c CODE``, as Python's own do; the rest belongs to the program."""
+    """A command with the options of a job, which end at the script, or at ``-m MODULE`` or ``-c CODE`` as Python's own do."""
+
+    allow_interspersed_args = False
+
+    def __init__(self, *args: Any, short: Sequence[str] = MOST_USED, **more: Any) -> None:
+        super().__init__(*args, short=short, topics=TOPICS, **more)
+        program = click.Argument(
+            ["program"],
+            nargs=-1,
+            type=click.UNPROCESSED,
+            metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]...",
+            shell_complete=complete_files,
+        )
+        self.params += [*click_options(option for option in OPTIONS.values() if option.cli), program]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as Click does, with ``--`` before such a program."""
-        return super().parse_args(ctx, _end_options(ctx, self.get_params(ctx), args))
+        """Parse as Click does, with ``--`` before a module or code."""
+        with_value = {
+            flag
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option) and not parameter.is_flag
+            for flag in parameter.opts
+        }
+        index = 0
+        while index < len(args) and args[index].startswith("-") and args[index] not in ("-", "--"):
+            start, rest = args[index][:2], args[index][2:]
+            if start in ("-m", "-c"):
+                words = [start, *([rest] if rest else []), *args[index + 1 :]]
+                if len(words) == 1 and not ctx.resilient_parsing:  # a shell that completes the rest
+                    raise click.UsageError(f"Option {start!r} requires an argument.", ctx)
+                args = [*args[:index], "--", *words]
+                break
+            index += 2 if args[index] in with_value else 1
+        return super().parse_args(ctx, args)
 
 
-def _end_options(ctx: click.Context, parameters: Sequence[click.Parameter], args: list[str]) -> list[str]:
-    takes_value = {
-        flag
-        for parameter in parameters
-        if isinstance(parameter, click.Option) and not parameter.is_flag
-        for flag in parameter.opts
-    }
-    index = 0
-    while index < len(args) and args[index].startswith("-") and args[index] not in ("-", "--"):
-        start, rest = args[index][:2], args[index][2:]
-        if start in ("-m", "-c"):
-            words = [start, *([rest] if rest else []), *args[index + 1 :]]
-            if len(words) == 1 and not ctx.resilient_parsing:  # a shell that completes the rest
-                raise click.UsageError(f"Option {start!r} requires an argument.", ctx)
-            return [*args[:index], "--", *words]
-        index += 2 if args[index] in takes_value else 1
-    return args
-
-
-def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], Any]:
-    """An option for Click, as text: one place checks and reports all values."""
-    metavar = None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper()
-    return click.option(
-        *option.flags,
-        option.name,
-        default=None,
-        multiple=multiple,
-        metavar=metavar,
-        help=option.help,
-        shell_complete=_completion(option),
-    )
+def click_options(options: Iterable[Option], *, multiple: bool = False) -> list[click.Parameter]:
+    """Options for Click, as texts: one place checks and reports all values."""
+    return [
+        click.Option(
+            [*option.flags, option.name],
+            default=None,
+            multiple=multiple,
+            metavar=None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper(),
+            help=option.help,
+            shell_complete=_completion(option),
+        )
+        for option in options
+    ]
 
 
 def complete_files(*_: Any) -> list[CompletionItem]:
@@ -192,14 +169,6 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
     ]
 
 
-def with_options(function: Any, *, plan: bool = False) -> Any:
-    """Decorate a command with all options, or with those of a plan."""
-    for option in reversed([*OPTIONS.values()]):
-        if option.cli and (option.plan or not plan):
-            function = click_option(option)(function)
-    return function
-
-
 def read_texts(given: dict[str, Any]) -> Options:
     """The options of a command line; InputError if one of them is wrong."""
     explicit = {name: value for name, value in given.items() if value is not None}
@@ -214,34 +183,10 @@ def resolve_texts(given: dict[str, Any]) -> Options | InputError:
         return error
 
 
-def usable(options: Options | InputError) -> Options:
-    """The options; raise their error if there is one."""
-    if isinstance(options, InputError):
-        raise options
-    return options
-
-
 def fail(error: DaskGpuMpiError) -> NoReturn:
     """Report an error and exit with its code."""
     report_error(error)
     sys.exit(error.exit_code)
-
-
-def run_parameters(function: Any) -> Any:
-    """Decorate a `RunCommand` with the parameters of `run`: all options of the table, the script and its arguments."""
-    program = click.argument(
-        "program",
-        nargs=-1,
-        type=click.UNPROCESSED,
-        metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]...",
-        shell_complete=complete_files,
-    )
-    return with_options(program(function))
-
-
-def run_help(*examples: str, short: Sequence[str] = MOST_USED) -> Callable[[Any], Any]:
-    """Decorate a command that has the parameters of `run` with its help; `short`: the options that ``--help`` shows."""
-    return help_of(short=short, topics=TOPICS, examples=examples)
 
 
 def split_run(given: dict[str, Any], program: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,25 +9,24 @@ import click
 
 from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.tables import is_terminal, show
-from dask_gpu_mpi.cli.options import TOPICS, HelpCommand, fail, help_of, resolve_texts, usable, with_options
+from dask_gpu_mpi.cli.options import TOPICS, HelpCommand, click_options, fail, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.options.model import OPTIONS
 from dask_gpu_mpi.plan.nodes import display
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dask_gpu_mpi.machine.inventory import Inventory
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.model import Plan
 
 
-@help_of(
+@click.command(
+    cls=HelpCommand,
+    params=click_options(option for option in OPTIONS.values() if option.cli and option.plan),
     short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
+    short_help="Show which worker gets which GPU; start nothing.",
 )
-@click.command(cls=HelpCommand, short_help="Show which worker gets which GPU; start nothing.")
-@functools.partial(with_options, plan=True)
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
@@ -80,19 +78,21 @@ def plan(
     **given: Any,
 ) -> None:
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
-    options = resolve_texts(given)
     try:
         if nodes is None:
             from dask_gpu_mpi.startup.bringup import plan_of_allocation
 
-            made = plan_of_allocation(options, check=_check_worker_options)
+            made = plan_of_allocation(resolve_texts(given), check=_check_worker_options)
         else:
+            from dask_gpu_mpi.plan.planner import make_plan
             from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
+            options = read_texts(given)
+            _check_worker_options(options)
             inventories = hypothetical_job(
                 nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
             )
-            made = plan_of_inventories(usable(options), inventories)
+            made = make_plan(inventories, options)
         if made is None:  # on another rank
             return
         if svg is not None:
@@ -111,14 +111,6 @@ def _check_worker_options(options: Options) -> None:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
         read_worker_options(options.worker_class, options.worker_options)
-
-
-def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
-    """The plan of a hypothetical allocation; InputError if no plan fits the options."""
-    from dask_gpu_mpi.plan.planner import make_plan
-
-    _check_worker_options(options)
-    return make_plan(inventories, options)
 
 
 def _draw(plan: Plan, path: str) -> None:

@@ -6,14 +6,15 @@ import sys
 
 import click
 
-from dask_gpu_mpi.cli.options import HelpCommand, fail, help_of
+from dask_gpu_mpi.cli.options import HelpCommand, fail
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
 
-@help_of(
+@click.command(
+    cls=HelpCommand,
     examples=("dask-gpu-mpi top --scheduler-file FILE", "dask-gpu-mpi top --scheduler-file FILE --json"),
+    short_help="Show GPUs, workers and tasks of a running cluster.",
 )
-@click.command(cls=HelpCommand, short_help="Show GPUs, workers and tasks of a running cluster.")
 @click.option(
     "--scheduler-file", metavar="FILE", help="The scheduler file of the cluster. Default: this job's cluster."
 )

@@ -21,8 +21,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.view.report_data import ReportedJob, assemble
-from dask_gpu_mpi.view.report_page import is_page, write_report
+from dask_gpu_mpi.view.report_data import ReportedJob, assemble, is_page, write_report
 from dask_gpu_mpi.view.report_summary import printed
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
@@ -82,7 +81,7 @@ class Reporter:
         await asyncio.sleep(PREPARING)
         if is_page(self._joined.options.report or ""):
             with contextlib.suppress(Exception):  # reported when the report is made
-                await asyncio.to_thread(importlib.import_module, "dask_gpu_mpi.view.report_figures")
+                await asyncio.to_thread(importlib.import_module, "dask_gpu_mpi.view.report_page")
         while True:
             with contextlib.suppress(Exception):
                 await self._request()

@@ -431,7 +431,7 @@ class Session:
         TimeoutError
             The scheduler does not answer; no file is written.
         """
-        from dask_gpu_mpi.view.report_page import check_report
+        from dask_gpu_mpi.view.report_data import check_report
 
         if os.getpid() != self._end.owner:
             raise InputError(

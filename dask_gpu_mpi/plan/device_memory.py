@@ -41,7 +41,7 @@ def device_options(options: Options) -> dict[str, Any]:
     if options.worker_kind == "cpu":
         return {}
     asked = {key: options.worker_options[key] for key in DEVICE_SIZES if key in options.worker_options}
-    sizes = {key: _plain(value) for key, value in asked.items() if value is None or _can_be_sent(value)}
+    sizes = {key: value for key, value in asked.items() if value is None or _can_be_sent(value)}
     return {**sizes, MANAGED: True} if options.worker_options.get(MANAGED) is True else sizes
 
 
@@ -49,11 +49,6 @@ def _can_be_sent(value: Any) -> bool:
     if isinstance(value, Integral):
         return not isinstance(value, bool) and 0 <= int(value) < LARGEST
     return isinstance(value, (float, str))
-
-
-def _plain(value: Any) -> Any:
-    """An integer of numpy's as Python's, which a message can have."""
-    return int(value) if isinstance(value, Integral) else value
 
 
 def device_sizes(asked: Mapping[str, Any], memory: int) -> dict[str, int]:

@@ -147,7 +147,7 @@ def _inspect(
     if is_client and context.has_client and size > 1:
         check_threads()
     if options.report is not None and is_client and context.has_client:
-        from dask_gpu_mpi.view.report_page import check_report
+        from dask_gpu_mpi.view.report_data import check_report
 
         check_report(options.report, f"rank {rank} on {context.host}")
     coordinator: Coordinator | None = None

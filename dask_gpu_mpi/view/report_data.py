@@ -1,18 +1,22 @@
-"""The figures of a job's report, as plain data, for the JSON file and the page (docs/json.md)."""
+"""The figures of a job's report, as plain data, for the JSON file and the page (docs/json.md); and how it is written."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 import platform
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import Any
 
-from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.base.files import check_replaceable, replace
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.versions import installed
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import svg
@@ -168,25 +172,6 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
     return scrubbed
 
 
-def headline(data: Mapping[str, Any]) -> str:
-    """The job in one line.
-
-    >>> plan = {"workers": [{"device": "GPU-1,GPU-2"}], "hosts": [{}], "world_size": 2}
-    >>> job = {"ended_after": 62.25, "how": "the script ended", "exit_code": 0}
-    >>> headline({"plan": plan, "job": job, "record": None})
-    '1 worker on 1 host, 2 GPUs, 2 ranks; 62.2 s; the script ended, exit code 0'
-    """
-    plan, job, record = data["plan"], data["job"], data["record"]
-    gpus = len({gpu for worker in plan["workers"] for gpu in (worker["device"] or "").split(",") if gpu})
-    where = (
-        f"{counted(len(plan['workers']), 'worker')} on {counted(len(plan['hosts']), 'host')}, "
-        f"{counted(gpus, 'GPU')}, {counted(plan['world_size'], 'rank')}"
-    )
-    code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
-    tasks = "" if record is None else f"; {counted(record['tasks']['seen'], 'task')}"
-    return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
-
-
 def _start(job: ReportedJob) -> dict[str, Any]:
     """The steps of each rank; of very many ranks those that were ready first and last."""
     ranks = sorted(
@@ -280,3 +265,48 @@ def _numbers(packed: bytes) -> list[float | int | None]:
 
 def _seconds(value: float) -> float:
     return round(value, 3)
+
+
+# The file.
+
+
+def check_report(path: str, where: str) -> None:
+    """Raise InputError for a report that can't be made or written, before anything starts; `where`: rank and host."""
+    if not is_page(path) and PurePath(path).suffix.lower() != ".json":
+        raise InputError(
+            f"the report {path!r} has no known kind",
+            expected="FILE.html or FILE.json",
+            fix="set report (--report) to such a name",
+        )
+    if is_page(path) and importlib.util.find_spec("bokeh") is None:
+        raise InputError(
+            f"the report {path!r} needs bokeh, which is not installed on {where}",
+            fix="pip install 'bokeh>=3.1,<3.10', or set report (--report) to FILE.json",
+        )
+    try:
+        check_replaceable(path)
+    except OSError as error:
+        raise InputError(
+            f"the report {path!r} can't be written by {where} ({error.strerror})",
+            fix="set report (--report) to a file in a directory that exists and is writable",
+        ) from None
+
+
+def is_page(path: str) -> bool:
+    """Whether the file will be a page; otherwise JSON.
+
+    >>> is_page("a/b.HTML"), is_page("b.json")
+    (True, False)
+    """
+    return PurePath(path).suffix.lower() in (".html", ".htm")
+
+
+def write_report(path: str, data: Mapping[str, Any]) -> None:
+    """Write or replace the file, whole or not at all; OSError if it can't be written."""
+    if is_page(path):
+        from dask_gpu_mpi.view.report_page import page
+
+        text = page(data)
+    else:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
+    replace(path, text.encode("utf-8", "backslashreplace"))

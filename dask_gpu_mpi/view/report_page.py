@@ -1,82 +1,45 @@
-"""The file of a report: JSON, or a self-contained page that a template and Bokeh make of the same data.
+"""The self-contained page of a report, which a template and Bokeh make of its data. Imported late, since it imports Bokeh.
 
 python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes the page of an existing JSON file.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
-import importlib.util
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.base.files import check_replaceable, replace
-from dask_gpu_mpi.base.streams import say
+from bokeh.embed import components
+from bokeh.resources import Resources
+from jinja2 import Environment
+
 from dask_gpu_mpi.base.text import format_bytes, natural
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
-from dask_gpu_mpi.view.report_data import SCHEMA, headline
-from dask_gpu_mpi.view.report_summary import CALLED, SHARES, slowed_of
+from dask_gpu_mpi.view.report_figures import (
+    ACTION_COLOURS,
+    BYTES,
+    GREY,
+    NUMBER,
+    bars,
+    colours_of,
+    matrix,
+    over_time,
+)
+from dask_gpu_mpi.view.report_summary import CALLED, SHARES, headline, slowed_of
 
 TEMPLATE = Path(__file__).with_name("report.html")
 #: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
 MOST_BARS, MOST_RANKS, MOST_ROWS, MOST_PAIRS = 25, 8, 256, 20
 
 
-def check_report(path: str, where: str) -> None:
-    """Raise InputError for a report that can't be made or written, before anything starts; `where`: rank and host."""
-    if not is_page(path) and PurePath(path).suffix.lower() != ".json":
-        raise InputError(
-            f"the report {path!r} has no known kind",
-            expected="FILE.html or FILE.json",
-            fix="set report (--report) to such a name",
-        )
-    if is_page(path) and importlib.util.find_spec("bokeh") is None:
-        raise InputError(
-            f"the report {path!r} needs bokeh, which is not installed on {where}",
-            fix="pip install 'bokeh>=3.1,<3.10', or set report (--report) to FILE.json",
-        )
-    try:
-        check_replaceable(path)
-    except OSError as error:
-        raise InputError(
-            f"the report {path!r} can't be written by {where} ({error.strerror})",
-            fix="set report (--report) to a file in a directory that exists and is writable",
-        ) from None
-
-
-def is_page(path: str) -> bool:
-    """Whether the file will be a page; otherwise JSON.
-
-    >>> is_page("a/b.HTML"), is_page("b.json")
-    (True, False)
-    """
-    return PurePath(path).suffix.lower() in (".html", ".htm")
-
-
-def write_report(path: str, data: Mapping[str, Any]) -> None:
-    """Write or replace the file, whole or not at all; OSError if it can't be written."""
-    text = (
-        page(data) if is_page(path) else json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
-    )
-    replace(path, text.encode("utf-8", "backslashreplace"))
-
-
 def page(data: Mapping[str, Any]) -> str:
-    """The page as text; ValueError for data of a later schema."""
-    if data["schema"] > SCHEMA:
-        raise ValueError(f"report of schema {data['schema']} (expected {SCHEMA} at most)")
-    # Imported here, since only a page needs them.
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-    from jinja2 import Environment
-
+    """The page as text."""
     record = data["record"]
     tabs: dict[str, Any] = {"start": _start(data["start"])}
     if record is not None:
@@ -130,8 +93,6 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
     steps = [step for step in start["steps"] if all_processes or step["process"] in ("rank", "scheduler")]
     if not steps:
         return {"steps": []}
-    from dask_gpu_mpi.view.report_figures import GREY, bars, colours_of
-
     labels = [
         f"rank {step['rank']} {step['host']}" + ("" if step["process"] == "rank" else f": {step['process']}")
         for step in steps
@@ -150,13 +111,12 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
         name=names,
         colour=[colours.get(name, GREY) for name in names],
     )
-    slowest = sorted(zip(labels, names, lengths, strict=True), key=lambda step: -step[2])[:10]
     return {
         "figures": [figure],
         "colours": colours,
         "all_processes": all_processes,
         "left_out": start["left_out"],
-        "steps": [[label, name, round(length, 3)] for label, name, length in slowest],
+        "steps": steps,
     }
 
 
@@ -165,15 +125,15 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "figures": _over_time(
             record,
-            ("GPU use, %", _of_gpus(record, "gpu"), "number", 100.0),
-            ("GPU memory in use", _of_gpus(record, "gpu_memory"), "bytes", max(known, default=0) or None),
-            ("allocated by RMM", _quantity(record, "rmm"), "bytes", None),
-            ("spilled from the GPU", _quantity(record, "gpu_spilled"), "bytes", None),
-            ("spilled by cuDF", _quantity(record, "cudf_spilled"), "bytes", None),
-            ("power, W", _of_gpus(record, "gpu_power"), "number", None),
-            ("temperature, °C", _of_gpus(record, "gpu_temperature"), "number", None),
-            ("PCIe, bytes per second", _of_gpus(record, "gpu_pcie"), "bytes", None),
-            ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), "bytes", None),
+            ("GPU use, %", _of_gpus(record, "gpu"), NUMBER, 100.0),
+            ("GPU memory in use", _of_gpus(record, "gpu_memory"), BYTES, max(known, default=0) or None),
+            ("allocated by RMM", _quantity(record, "rmm"), BYTES, None),
+            ("spilled from the GPU", _quantity(record, "gpu_spilled"), BYTES, None),
+            ("spilled by cuDF", _quantity(record, "cudf_spilled"), BYTES, None),
+            ("power, W", _of_gpus(record, "gpu_power"), NUMBER, None),
+            ("temperature, °C", _of_gpus(record, "gpu_temperature"), NUMBER, None),
+            ("PCIe, bytes per second", _of_gpus(record, "gpu_pcie"), BYTES, None),
+            ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), BYTES, None),
         ),
         "peaks": [
             [
@@ -212,10 +172,10 @@ def _memory(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "figures": _over_time(
             record,
-            ("memory of the worker's process", _quantity(record, "memory"), "bytes", None),
-            ("results that Dask holds (managed memory)", _quantity(record, "managed"), "bytes", None),
-            ("spilled to disk", _quantity(record, "spilled"), "bytes", None),
-            ("CPU, % of a core", _quantity(record, "cpu"), "number", None),
+            ("memory of the worker's process", _quantity(record, "memory"), BYTES, None),
+            ("results that Dask holds (managed memory)", _quantity(record, "managed"), BYTES, None),
+            ("spilled to disk", _quantity(record, "spilled"), BYTES, None),
+            ("CPU, % of a core", _quantity(record, "cpu"), NUMBER, None),
         ),
         "peaks": [
             [
@@ -237,8 +197,6 @@ def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
     """The task stream: a row for each thread of a worker."""
     if not tasks["start"]:
         return {"colours": {}}
-    from dask_gpu_mpi.view.report_figures import ACTION_COLOURS, GREY, bars, colours_of
-
     names = [tasks["names"][name] for name in tasks["name"]]
     actions = [tasks["actions"][action] for action in tasks["action"]]
     colours = colours_of(
@@ -288,8 +246,6 @@ def _prefixes(prefixes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if not actions:
         return {**table, "colours": {}}
-    from dask_gpu_mpi.view.report_figures import ACTION_COLOURS, bars
-
     parts = [
         (
             row,
@@ -321,8 +277,6 @@ def _transfers(record: Mapping[str, Any]) -> dict[str, Any]:
     rows, by = record["transfers"]["rows"], record["transfers"]["by"]
     if not rows:
         return {"most": []}
-    from dask_gpu_mpi.view.report_figures import BYTES, NUMBER, matrix
-
     by_bytes = any(row["bytes"] for row in rows)
     value, form, what = ("bytes", BYTES, "bytes") if by_bytes else ("count", NUMBER, "number of transfers")
     cells = {(row["from"], row["to"]): row[value] for row in rows}
@@ -368,13 +322,10 @@ def _events(record: Mapping[str, Any]) -> dict[str, Any]:
 def _over_time(
     record: Mapping[str, Any], *charts: tuple[str, Mapping[str, Any], str, float | None]
 ) -> list[Any]:
-    """A figure for each quantity that some worker reports: title, values by worker, kind of number, end of the scale."""
-    from dask_gpu_mpi.view.report_figures import BYTES, NUMBER, over_time
-
-    forms = {"bytes": BYTES, "number": NUMBER}
+    """A figure for each quantity that some worker reports: title, values by worker, form of numbers, end of the scale."""
     return [
-        over_time(title, record["series"]["times"], rows, forms[kind], high)
-        for title, rows, kind, high in charts
+        over_time(title, record["series"]["times"], rows, form, high)
+        for title, rows, form, high in charts
         if rows and (high is not None or any(any(row) for row in rows.values()))
     ]
 
@@ -411,24 +362,19 @@ def _value(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Make a page of a JSON file; the exit code."""
-    where, fix = "report_page", "Fix: python -m dask_gpu_mpi.view.report_page FILE.json FILE.html"
-    if len(arguments) != 2:
-        say(f"error: {where}: {len(arguments)} arguments (expected FILE.json and FILE.html). {fix}")
-        return 2
-    source, target = map(Path, arguments)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make a page of a JSON file."""
+    parser = argparse.ArgumentParser("python -m dask_gpu_mpi.view.report_page", description=main.__doc__)
+    parser.add_argument("source", metavar="FILE.json", type=Path)
+    parser.add_argument("target", metavar="FILE.html", type=Path)
+    given = parser.parse_args(arguments)
     try:
-        target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+        given.target.write_text(page(json.loads(given.source.read_text("utf-8"))), "utf-8")
     except OSError as error:
-        say(f"error: {where}: {error.filename}: {error.strerror}. {fix}")
-        return 2
-    except (ValueError, KeyError, TypeError) as error:  # not JSON, other data, or a later version
-        reason = " ".join(str(error).split())
-        say(f"error: {where}: {source} can't be read as a report: {reason}. {fix}")
-        return 2
-    return 0
+        parser.error(f"{error.filename}: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, or other data
+        parser.error(f"{given.source} can't be read as a report: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -52,6 +52,25 @@ def summarize(data: Data) -> dict[str, Any]:
     return {**usage, "lines": lines}
 
 
+def headline(data: Data) -> str:
+    """The job in one line.
+
+    >>> plan = {"workers": [{"device": "GPU-1,GPU-2"}], "hosts": [{}], "world_size": 2}
+    >>> job = {"ended_after": 62.25, "how": "the script ended", "exit_code": 0}
+    >>> headline({"plan": plan, "job": job, "record": None})
+    '1 worker on 1 host, 2 GPUs, 2 ranks; 62.2 s; the script ended, exit code 0'
+    """
+    plan, job, record = data["plan"], data["job"], data["record"]
+    gpus = len({gpu for worker in plan["workers"] for gpu in (worker["device"] or "").split(",") if gpu})
+    where = (
+        f"{counted(len(plan['workers']), 'worker')} on {counted(len(plan['hosts']), 'host')}, "
+        f"{counted(gpus, 'GPU')}, {counted(plan['world_size'], 'rank')}"
+    )
+    code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
+    tasks = "" if record is None else f"; {counted(record['tasks']['seen'], 'task')}"
+    return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
+
+
 def printed(data: Data) -> list[str]:
     """The lines of the summary for the end of the job's output."""
     lines = data["summary"]["lines"]

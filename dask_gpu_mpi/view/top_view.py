@@ -42,7 +42,7 @@ def short(number: float | None) -> str:
 def pair(used: int | None, total: int | None) -> str:
     """Bytes used of a total, in eight characters if that is not more than the total.
 
-    >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, None)
+    >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, 5)
     ('8.0/80G', '130/512G', '1.0G', '-')
     """
     if used is None or not total:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ def benchmark(name: str) -> ModuleType:
         del sys.path[0]
 
 
-common, files, scale, staging, startup = map(benchmark, ("common", "files", "scale", "staging", "startup"))
+common, scale, startup = map(benchmark, ("common", "scale", "startup"))
 
 
 def test_a_job_is_ended_whatever_it_does() -> None:
@@ -57,23 +56,6 @@ def test_a_job_has_ended_when_its_exit_code_is_known(monkeypatch: pytest.MonkeyP
             assert job.code == 3
 
 
-def test_peaks_are_of_runs_whose_times_do_not_count() -> None:
-    watched = {"ready_s": 9.0, "pss_mib": {"rank": 90.0}, "watched": True}
-    runs = [
-        startup.Run("dask_gpu_mpi", 0, ready_s=1.0, pss_mib={"rank": 10.0}),
-        startup.Run("dask-mpi", 0, ready_s=2.0, pss_mib={"rank": 30.0}),
-        startup.Run("dask_gpu_mpi", 1, peak_mib={"rank": 12.0, "agent": 8.0}, **watched),
-        startup.Run("dask-mpi", 1, peak_mib={"rank": 40.0}, **watched),
-        startup.Run("dask-mpi", 2, failure="not ready", watched=True),
-    ]
-    rows = startup.summary(runs)
-    ours, peer = rows["dask_gpu_mpi"], rows["dask-mpi"]
-    assert (ours["ready_s"], ours["pss_total"], ours["peak_total"], ours["runs"]) == (1.0, 10.0, 20.0, 1)
-    assert ours["peak_mib"] == {"rank": 12.0, "agent": 8.0}
-    assert (peer["ready_s"], peer["peak_total"], peer["failures"]) == (2.0, 40.0, ["not ready"])
-    assert (peer["ours_over_this"]["peak_total"], peer["ours_over_this"]["ready_s"]) == (0.5, 0.5)
-
-
 def test_ratios_are_taken_within_a_round() -> None:
     runs = [
         startup.Run(way, number, ready_s=seconds, pss_mib={"rank": 10.0})
@@ -87,31 +69,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert rows["dask-mpi"]["ours_over_this"]["end_s"] is None
     assert (rows["dask-mpi"]["killed"], rows["dask-mpi"]["failures"]) == (1, ["did not end by itself"])
     assert rows["dask_gpu_mpi"]["pss_total"] == 10.0
-
-
-def test_the_end_beyond_an_empty_program() -> None:
-    runs = [
-        startup.Run(way, number, end_s=seconds)
-        for way, times in (("dask_gpu_mpi", (0.5, 0.9, None)), ("empty MPI", (0.1, 0.2, 0.3)))
-        for number, seconds in enumerate(times)
-    ]
-    rows = startup.summary(runs)
-    assert rows["dask_gpu_mpi"]["end_beyond_empty_s"] == pytest.approx(0.55)  # of 0.4 and 0.7
-    assert rows["empty MPI"]["end_beyond_empty_s"] is None
-
-
-def test_what_a_worker_adds() -> None:
-    def row(each: int, opened: int, scheduler: int) -> dict[str, Any]:
-        counts = dict.fromkeys(files.COUNTS, 0)
-        return {
-            "ranks": 2,
-            "workers_each": each,
-            "host": {**counts, "opened": opened + scheduler},
-            "roles": {"scheduler": {**counts, "opened": scheduler}},
-        }
-
-    grown = files.growth([row(1, 100, 50), row(2, 120, 10), row(4, 160, 10)])
-    assert grown["2"]["opened"] == 10.0  # 60 for six more workers
 
 
 def test_the_start_of_many_ranks_is_linear_in_bytes() -> None:
@@ -134,18 +91,3 @@ def test_an_attacks_cost_is_a_ratio_within_trials() -> None:
     ]
     found = benchmark("intruders").summary(rounds)
     assert found == {"undisturbed_s": 2.0, "attacked_s": 2.2, "ratio": 1.1, "lines": 5, "codes": [0]}
-
-
-def test_the_model_of_copies_counts_a_node_and_launch_apart() -> None:
-    """In a model of many nodes the server is the limit, and the copies take the same time for all."""
-    rows = [
-        {"nodes": nodes, "slow_opened": 100 + 1000 * nodes, "staged_opened": 100 + 100 * nodes}
-        for nodes in (2, 8)
-    ]
-    assert (staging.opens(rows, "slow"), staging.opens(rows, "staged")) == ((1000, 100), (100, 100))
-    few, *_, many = staging.model({"rows": rows, "archive_bytes": 0, "files": 10 * staging.UNPACK_RATE})
-    calls = staging.CALLS_PER_OPEN
-    assert few["slow_s"] == pytest.approx(calls * 1100 * staging.LATENCY, abs=0.1)
-    server = 1000 * 1000 * calls / staging.SERVER_RATE
-    assert many["slow_s"] == pytest.approx(server + calls * 100 * staging.LATENCY, abs=0.1)
-    assert many["staged_s"] == pytest.approx(10 + server / 10 + calls * 100 * staging.LATENCY, abs=0.1)

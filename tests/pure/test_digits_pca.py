@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from types import ModuleType
-from typing import Any
 
 import dask
 import numpy as np
@@ -41,23 +40,3 @@ def test_same_as_scikit_learn_and_wrong_answers_show(example: ModuleType, data: 
     assert example.largest_error(data, components[::-1], variance) > 0.1
     assert example.largest_error(data, components, variance * 1.01) > 0.009
     assert not example.largest_error(data, components * np.nan, variance) <= 1e-6
-
-
-def test_gpu_tasks_all_ask_for_a_gpu(
-    example: ModuleType, data: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def compute(*arrays: Any) -> tuple[Any, ...]:
-        asked.append(dask.get_annotations())
-        for array in arrays:
-            asked.extend(layer.annotations for layer in array.dask.layers.values())
-        return tuple(np.asarray(array) for array in arrays)
-
-    monkeypatch.setattr(example, "to_gpu", np.asarray)
-    monkeypatch.setattr(example.dask, "compute", compute)
-    with dask.config.set(scheduler="synchronous"):
-        components, variance = example.principal_components(data, 3, 4, "GPU")
-    assert asked
-    assert all(annotations == {"resources": {"GPU": 1}} for annotations in asked)
-    assert example.largest_error(data, components, variance) < 1e-10

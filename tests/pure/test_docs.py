@@ -73,15 +73,6 @@ def test_ci_commands_of_the_readme_exist() -> None:
     assert [command for command in commands if not (ROOT / command).is_file()] == []
 
 
-def test_the_checks_find_what_is_wrong() -> None:
-    assert LINK.findall(without_code("[a](b.md) `[c](d.md)` [`e`](f.md#g)\n```\n[h](i.md)\n```\n")) == [
-        "b.md",
-        "f.md#g",
-    ]
-    assert anchors("# One `two`: three\n```\n# no\n```\n") == {"one-two-three"}
-    assert ci_commands("```bash\nbash ci/gone.sh x\n```\n```\nci/no.sh\n```\n") == ["ci/gone.sh"]
-
-
 def test_the_check_of_the_english_finds_what_is_wrong() -> None:
     page = (
         "# Where it is\n\nWhere a worker dies, it restarts.\n\n- It has a port of its own.\n- `where` is code.\n\n"

@@ -1,12 +1,10 @@
-"""The emulated NVML, seen through what it is for: pynvml, distributed and dask-cuda, all unmodified."""
+"""The emulated NVML, seen by pynvml."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +117,6 @@ def test_nvml_does_not_start_or_there_is_no_gpu(libdir: Path, host: SimHost | No
     assert look(environ) == error
 
 
-def test_hosts_differ(libdir: Path) -> None:
-    here, elsewhere = make_gpus(1, host="here"), make_gpus(4, host="elsewhere")
-    assert here[0].uuid != elsewhere[0].uuid
-    hosts = {"elsewhere*": SimHost(elsewhere), THIS_HOST: SimHost(here), "*": SimHost()}
-    assert [gpu["UUID"] for gpu in look(emulated_environ(libdir, hosts))] == [here[0].uuid]
-    assert look(emulated_environ(libdir, {"elsewhere*": SimHost(elsewhere)})) == "NVMLError_DriverNotLoaded"
-
-
 def test_isolation_renumbers(libdir: Path) -> None:
     gpus = make_gpus(4)
     environ = emulated_environ(libdir, SimHost(gpus, only=(1, 3)))
@@ -141,39 +131,6 @@ def test_a_mistake_in_the_description_is_loud(libdir: Path) -> None:
         assert json.loads(out) == "NVMLError_InvalidArgument"
         assert err.startswith("emulated NVML: ")
         assert complaint in err
-
-
-WORKER = script("pure/scripts/cuda_worker.py")
-
-
-@pytest.mark.timeout(90)
-def test_an_unmodified_cuda_worker_comes_up(libdir: Path, tmp_path: Path) -> None:
-    pytest.importorskip("dask_cuda")
-    allowed = sorted(os.sched_getaffinity(0))
-    near = (allowed[-1], 63)  # 63: a core that few machines have; the kernel leaves it out
-    far, own = make_gpus(2, host=THIS_HOST)
-    own = SimGpu(own.uuid, name="Own", memory=40 * GIB, cores=near, utilization=17, used=GIB)
-    script = tmp_path / "script.py"
-    script.write_text(WORKER)
-    environ = emulated_environ(libdir, [far, own]) | {"CUDA_VISIBLE_DEVICES": own.uuid}
-    command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    (told,) = report["told"]
-    assert (told["name"], told["visible"], told["data"]) == ("0-1", own.uuid, "DeviceHostFile")
-    assert told["device_limit"] == int(0.8 * 40 * GIB)
-    assert told["affinity"] == sorted(set(near) & set(allowed))
-    monitor = told["monitor"]
-    assert (monitor["gpu_name"], monitor["gpu_memory_total"]) == ("Own", 40 * GIB)
-    assert told["real_time"] == {"utilization": 17, "memory-used": GIB}
-    assert told["one_time"] == {"name": "Own", "memory-total": 40 * GIB}
-    assert told["resources"] == {"GPU": 1}
-    (metrics,) = report["metrics"]  # as the scheduler has them, for the dashboard
-    assert (metrics["gpu_utilization"], metrics["gpu_memory_used"]) == (17, GIB)
-    assert report["four"] == 4
-    # There is no libcuda behind the emulated GPU: dask-cuda says so once and goes on.
-    assert done.stderr.count("Unable to start CUDA Context") == 1
 
 
 FIGURES = """

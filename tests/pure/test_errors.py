@@ -19,12 +19,6 @@ def test_input_is_2_and_the_rest_is_1(error: type[DaskGpuMpiError]) -> None:
     assert not error.fatal
 
 
-def test_an_error_is_reported_where_that_is_said() -> None:
-    assert not DaskGpuMpiError("lost").reported
-    assert DaskGpuMpiError("lost", reported=True).reported
-    assert str(DaskGpuMpiError("lost", reported=True)) == "lost"
-
-
 def test_all_classes_are_public() -> None:
     assert {each.__name__ for each in CLASSES} | {"Problem", "world_too_small"} == set(errors.__all__)
 

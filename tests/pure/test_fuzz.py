@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.text import fold_names, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
-from dask_gpu_mpi.cli.options import resolve_texts, split_run, usable
+from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
@@ -112,7 +112,7 @@ def test_command_lines(words: list[str]) -> None:
         given = parse_run(words)
         program = given.pop("program")
         split_run(given, program)
-        usable(resolve_texts(given))
+        read_texts(given)
 
     soon(read, errors=(DaskGpuMpiError, click.ClickException, click.exceptions.Exit))
 

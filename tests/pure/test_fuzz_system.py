@@ -6,6 +6,7 @@ How many inputs: `fuzzing`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,6 @@ def test_lists_of_cores_and_mounts(text: str) -> None:
     soon(lambda: list(parse_mountinfo(text)))
 
 
-@fuzz
-@given(texts)
-def test_visible_devices(text: str) -> None:
-    soon(parse_visible, text, DEVICES)
-
-
 #: Variables that a launcher sets, of every row of the table.
 LAUNCHER_VARIABLES = sorted(
     {
@@ -157,36 +152,6 @@ def test_allocations(
 
 
 @fuzz
-@given(near("h1,h2:2", "h1\nh2:2 # so\n"), near("h1\nh2:2 # so\n"))
-def test_hosts_of_the_command_line(text: str, file: str) -> None:
-    soon(parse_hosts, text, lambda _: file)
-
-
-@fuzz
-@given(
-    near(
-        "2026-08-01T12:00:00",
-        "2026-08-01T12:00:00Z\n2026-08-01T12:00:00",
-        "0001-01-01",
-        "NONE",
-        "9999-12-31T23:59:59",
-    )
-)
-def test_ends_that_squeue_prints(text: str) -> None:
-    assert isinstance(soon(earliest, text.split()), str)
-
-
-@fuzz
-@given(
-    near(
-        "Job Id: 4\n    Account_Name = mine\n    Resource_List.select = 2:ncpus=64\n    Resource_List.walltime = 01:00:00\n"
-    )
-)
-def test_jobs_that_qstat_prints(text: str) -> None:
-    assert all(option.startswith("-") for option in soon(resources, text))
-
-
-@fuzz
 @given(near("n1\nn2\n"))
 def test_node_files(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     environ = {"PBS_NODEFILE": str(file_of(tmp_path_factory, text, "nodes"))}
@@ -213,13 +178,6 @@ def test_versions_of_mpi(text: str) -> None:
 
 
 @fuzz
-@given(near('dask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n'))
-def test_answers_of_mpi4py(text: str) -> None:
-    found = soon(parse_answer, text)
-    assert found is None or (isinstance(found.version, str) and isinstance(found.file, str))
-
-
-@fuzz
 @given(near("2026.7.1", "26.10.0", "0.52.0a1+cu12"), near("distributed==2026.7.1", "dask>=2026.1"))
 def test_versions_of_packages(version: str, requirement: str) -> None:
     names = ("distributed", "dask-cuda", "ucxx", "bokeh", "libucx-cu12", "numba-cuda")
@@ -227,12 +185,6 @@ def test_versions_of_packages(version: str, requirement: str) -> None:
     soon(untested, versions)
     soon(pin_warnings, versions, [requirement])
     soon(known_bad, versions, frozenset({"ucx"}))
-
-
-@fuzz
-@given(texts)
-def test_what_check_reads(number: str) -> None:
-    assert soon(allocated_gpus, {"SLURM_GPUS_ON_NODE": number}) >= 0
 
 
 MOUNTS = (
@@ -271,14 +223,6 @@ def test_control_groups(
 
 
 @fuzz
-@given(near("30 23 0:26 / /tmp rw - ext4 /dev/sda rw\n"))
-def test_file_systems(text: str) -> None:
-    kind, mount = soon(filesystem_of, "/tmp/x", text)
-    assert isinstance(kind, str)
-    assert isinstance(mount, str)
-
-
-@fuzz
 @given(
     st.one_of(texts, st.binary(max_size=20)),
     st.one_of(texts, st.binary(max_size=20)),
@@ -292,18 +236,6 @@ def test_what_nvml_says(name: Any, pci: Any, driver: Any) -> None:
 
 
 @fuzz
-@given(near("btl = ^tcp\n# so\n--mca pml ucx\n"))
-def test_configurations_of_open_mpi(text: str) -> None:
-    soon(SETTING.findall, text)
-
-
-@fuzz
-@given(near("^cuda,rc", "all", "tcp,cuda_copy"))
-def test_transports_of_ucx(text: str) -> None:
-    assert soon(without_gpu_transports, text)
-
-
-@fuzz
 @given(
     near("ib0", "hsn0", "eth0"),
     near("10.0.0.1", "127.0.0.1"),
@@ -313,3 +245,46 @@ def test_transports_of_ucx(text: str) -> None:
 def test_interfaces(name: str, address: str, network: str, wanted: str | None) -> None:
     interface = Interface(name, address, network)
     soon(choose_addresses, ["a", "b"], {0: [interface], 1: [interface]}, [wanted, None])
+
+
+QSTAT = "Job Id: 4\n    Resource_List.select = 2:ncpus=64\n    Resource_List.walltime = 01:00:00\n"
+#: Readers of one text, texts as they should be, and what each result is.
+READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], bool]]] = {
+    "CUDA_VISIBLE_DEVICES": (lambda text: parse_visible(text, DEVICES), ("0,GPU-a",), lambda found: True),
+    "SLURM_GPUS_ON_NODE": (
+        lambda text: allocated_gpus({"SLURM_GPUS_ON_NODE": text}),
+        ("4",),
+        lambda found: found >= 0,
+    ),
+    "hosts of the command line": (
+        lambda text: parse_hosts(text, lambda _: text),
+        ("h1,h2:2", "h1\nh2:2 # so\n"),
+        lambda found: True,
+    ),
+    "squeue": (
+        lambda text: earliest(text.split()),
+        ("2026-08-01T12:00:00Z\n2026-08-01T12:00:00", "0001-01-01", "NONE", "9999-12-31T23:59:59"),
+        lambda found: isinstance(found, str),
+    ),
+    "qstat": (resources, (QSTAT,), lambda found: all(option.startswith("-") for option in found)),
+    "mpi4py": (
+        parse_answer,
+        ('dask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n',),
+        lambda found: found is None or isinstance(found.version + found.file, str),
+    ),
+    "mountinfo": (
+        lambda text: filesystem_of("/tmp/x", text),
+        ("30 23 0:26 / /tmp rw - ext4 /dev/sda rw\n",),
+        lambda found: all(isinstance(each, str) for each in found),
+    ),
+    "Open MPI's files": (SETTING.findall, ("btl = ^tcp\n# so\n--mca pml ucx\n",), lambda found: True),
+    "UCX_TLS": (without_gpu_transports, ("^cuda,rc", "all", "tcp,cuda_copy"), bool),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@fuzz
+@given(data=st.data())
+def test_readers_of_one_text(reader: str, data: st.DataObject) -> None:
+    read, samples, fits = READERS[reader]
+    assert fits(soon(read, data.draw(near(*samples))))

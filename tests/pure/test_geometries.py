@@ -241,18 +241,6 @@ def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -
     assert found.warnings == ()
 
 
-@settings(max_examples=100, deadline=None)
-@given(shapes(), st.sampled_from([2, 4]))
-def test_gpus_of_one_worker_are_of_one_node_where_that_can_be(shape: Shape, each: int) -> None:
-    shape = replace(shape, seen="all", slices=0, lost=0)
-    assume(shape.gpus and shape.gpus % each == 0)
-    found = plan(shape, gpus_per_worker=each)
-    gpus = {gpu.uuid: gpu for gpu in found.hosts[0].gpus}
-    apart = sum(len({gpus[uuid].cpus for uuid in worker.devices}) > 1 for worker in found.workers)
-    per_node = Counter(gpu.cpus for gpu in gpus.values())
-    assert apart == sum(count % each for count in per_node.values()) // each
-
-
 # -- examples, with the very names
 
 
@@ -280,11 +268,6 @@ def test_names_of_one_host(shape: Shape, expected: str) -> None:
     assert names(plan(shape)) == expected.split()
 
 
-def test_hosts_that_differ() -> None:
-    found = plan(Shape(gpus=2), Shape(seen="none"), Shape(gpus=3, ranks=2), Shape(gpus=0), cpu_workers=1)
-    assert names(found) == ["0-0", "0-1", "0-cpu-0", "1-cpu-0", "2-0", "2-1", "2-cpu-0", "3-2", "4-cpu-0"]
-
-
 @pytest.mark.parametrize(
     ("shape", "each", "expected", "devices"),
     [
@@ -302,13 +285,6 @@ def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, de
     assert names(found) == expected.split()
     assert ["".join(uuid[5] for uuid in worker.devices) for worker in found.workers] == devices.split()
     assert {worker.resources["GPU"] for worker in found.workers} == {each}
-
-
-def test_the_cores_of_a_worker_are_those_of_all_its_gpus() -> None:
-    (worker,) = plan(Shape(cores=2), gpus_per_worker=4).workers
-    assert worker.cpus == (0, 1, 2, 3)
-    (worker, _) = plan(Shape(gpus=8, nodes=4, cores=2, ranks=2, bound="blocks"), gpus_per_worker=4).workers
-    assert worker.cpus == (0, 1, 2, 3)
 
 
 def test_the_table_shows_all_gpus_of_a_worker() -> None:
@@ -347,24 +323,6 @@ def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inv
         replace(rank, gpus=tuple(replace(gpu, **more) if gpu.index == index else gpu for gpu in rank.gpus))
         for rank in inventories
     ]
-
-
-def test_busy_gpus_can_be_refused() -> None:
-    busy = with_gpus(job(Shape(), Shape()), 2, processes=((999, 3 * GIB),))
-    found = make_plan(busy, Options())
-    assert sum("in use by other processes" in str(warning) for warning in found.warnings) == 2
-    with pytest.raises(
-        PlacementError, match=r"^[^\n]*host n0: GPU 2 \(GPU-02n0-0000\)[^\n]*host n1[^\n]*$"
-    ) as caught:
-        make_plan(busy, Options(require_idle_gpus=True))
-    assert f"{3 * GIB} bytes (3.00 GiB)" in str(caught.value)
-    assert "--require-idle-gpus" in str(caught.value)
-    assert caught.value.exit_code == 2
-    # idle GPUs, GPUs that are not used, and a job without GPUs
-    make_plan(job(Shape()), Options(require_idle_gpus=True))
-    make_plan(busy, Options(require_idle_gpus=True, worker_class="distributed.Nanny"))
-    busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, processes=((999, GIB),))
-    make_plan(busy, Options(require_idle_gpus=True, layout="exclusive"))
 
 
 def test_the_worst_that_a_rank_saw_counts() -> None:

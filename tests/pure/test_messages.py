@@ -41,8 +41,6 @@ WITHOUT_FIX = {
     "top: the scheduler at": "the cluster has ended",
     "{} without a GPU": "a reason for no UCX",
     "UCX leads to no other node": "a reason for no UCX",
-    "error: {}: {}: {}. {}": "the report's own reader: the fix is filled in",
-    "can't be read as a report": "the report's own reader: the fix is filled in",
 }
 #: Ordinary words with which a message may begin in upper case.
 NAMES = ("Dask's", "Option")

@@ -103,12 +103,3 @@ def test_survivors_are_told_and_the_tree_stays_as_it_is(
     with pytest.raises(SystemExit, match="2"):
         mutate.main(["--modules", "n"])
     assert "no such module: n (expected some of m, other)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("limit", "why"), [(60.0, "exit code 1"), (0.01, "timeout")])
-def test_how_tests_fail(mutate: ModuleType, tmp_path: Path, limit: float, why: str) -> None:
-    tree = tmp_path / "0"
-    tree.mkdir()
-    (tree / "test_m.py").write_text("def test():\n    assert 'expected' == 'found'\n")
-    assert mutate.run_tests(tree, Path("test_m.py"), limit) == why
-    assert ("found" in mutate.output_of(tree).read_text()) is (why != "timeout")

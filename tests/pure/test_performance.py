@@ -48,11 +48,3 @@ def test_the_method_has_the_numbers_of_trials() -> None:
         f"{pairs} of dask-cuda's benchmarks, {tasks} of tasks."
     )
     assert text in PAGES[0].read_text(encoding="utf-8")
-
-
-def test_numbers_have_three_digits_and_intervals_are_students() -> None:
-    figures = (None, 0.0, 0.00345, 2.169, 77.477, 1036.6)
-    assert [results.number(each) for each in figures] == ["–", "0", "0.00345", "2.17", "77.5", "1,037"]
-    assert results.interval([1.0, 2.0]) is None
-    low, high = results.interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
-    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))

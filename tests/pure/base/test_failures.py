@@ -15,7 +15,6 @@ from dask_gpu_mpi.errors import (
     Problem,
     StartupError,
     WorldTooSmallException,
-    world_too_small,
 )
 
 #: Those that ranks send.
@@ -38,12 +37,6 @@ def test_every_class_arrives(kind: type[DaskGpuMpiError]) -> None:
     assert isinstance(arrived, kind)
     assert type(arrived).__name__ == kind.__name__
     assert (str(arrived), arrived.exit_code, arrived.reported) == ("text", kind.exit_code, True)
-
-
-def test_dask_mpis_exception_arrives() -> None:
-    import dask_mpi
-
-    assert isinstance(travelled(world_too_small("too small")), dask_mpi.WorldTooSmallException)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, StartupError), (143, StartupError)])

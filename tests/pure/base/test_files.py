@@ -22,7 +22,6 @@ from dask_gpu_mpi.base.files import (
     UntrustedFileError,
     located,
     make_folder,
-    open_regular,
     open_to_append,
     read_trusted,
     remove,
@@ -187,16 +186,6 @@ def test_log_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
     assert path.read_text() == "oldnew"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file away")
-def test_log_of_another_user_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    path.chmod(0o644)
-    os.chown(path, OWNER, -1)
-    os.close(open_to_append(path))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-
-
 def test_relative_paths_and_links_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real/./deep/..")
@@ -254,20 +243,6 @@ def test_pipes_and_devices_are_written_to(tmp_path: Path) -> None:
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_files_are_replaced_whichever_way(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("file")
-    for text in (b"1", b"2"):
-        write(tmp_path / "link", text)
-        assert (tmp_path / "file").read_bytes() == text
-    assert (tmp_path / "link").is_symlink()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket"))
-        with pytest.raises(OSError, match="not a regular file"):
-            write(tmp_path / "socket", b"3")
-    with pytest.raises(OSError, match="Is a directory"):
-        write(tmp_path, b"3")
-
-
 WRITE = "import sys; from dask_gpu_mpi.base.files import write; write(sys.argv[1], b'text')"
 
 
@@ -307,12 +282,6 @@ def test_removing(tmp_path: Path) -> None:
     for name in ("link", "link", "no/file"):
         remove(tmp_path / name)
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with located(tmp_path / "pipe") as (folder, name), pytest.raises(OSError, match="not a regular file"):
-        open_regular(folder, name)
 
 
 @pytest.fixture
@@ -390,13 +359,6 @@ def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(files, "unmapped_root", lambda: None)
     with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
-
-
-def test_file_of_roots(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    for path in (file, file.parent):
-        owner(monkeypatch, path, 0)
-    assert read_trusted(file) == "text"
 
 
 def test_link_is_followed_to_what_is_ours(

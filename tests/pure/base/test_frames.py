@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
 import struct
 import threading
 import time
@@ -58,16 +57,6 @@ def test_a_frame_larger_than_the_pipe_is_put_together(pipe: tuple[int, int]) -> 
     assert frames == [big]
 
 
-def test_what_was_written_has_been_read(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    os.write(write, b"the report")
-    reader = threading.Timer(0.2, os.read, (read, 100))
-    reader.start()
-    wait_until_read((write,), 60)
-    assert not select.select([read], [], [], 0)[0]
-    reader.join()
-
-
 def test_nobody_reads(pipe: tuple[int, int], tmp_path: Path) -> None:
     """It is not waited for longer than that, and only for pipes: the rest of a file is nobody's to read."""
     read, write = pipe
@@ -115,22 +104,6 @@ def test_a_descriptor_that_now_belongs_to_another_file(pipe: tuple[int, int], tm
         assert identity(read) == identity(other.fileno()) != identity(write)
     os.close(read)
     assert identity(read) is None
-
-
-def test_standard_input_is_a_pipe_like_others(pipe: tuple[int, int]) -> None:
-    """That of an agent is its control pipe."""
-    read, write = pipe
-    saved = os.dup(0)
-    try:
-        os.dup2(read, 0)
-        reader = FrameReader(0)
-        write_frame(write, "order")
-        assert reader.read(timeout=5) == ["order"]
-        reader.close()
-        assert identity(0) is None
-    finally:
-        os.dup2(saved, 0)
-        os.close(saved)
 
 
 def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:

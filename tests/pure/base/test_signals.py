@@ -226,15 +226,6 @@ def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.Monke
     assert dumps() == 1
 
 
-def test_which_handlers_are_in_c(dumps: Any) -> None:
-    assert Action.now(signal.SIGUSR1).in_c  # that of faulthandler
-    before = Action.now(signal.SIGUSR2)
-    for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
-        signal.signal(signal.SIGUSR2, handler)
-        assert not Action.now(signal.SIGUSR2).in_c
-    before.restore()
-
-
 PDEATHSIG = "import os, subprocess, sys, time\nfrom dask_gpu_mpi.base.signals import die_with_parent\n"
 #: A parent that ends at once; its child, which has taken the number that is said, is what this test waits for.
 PARENT = """
@@ -263,18 +254,3 @@ def test_it_ends_with_its_parent() -> None:
 def test_a_parent_that_has_gone_already() -> None:
     assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1); print('lives on')").stdout == ""
     assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1)").returncode == 1
-
-
-def test_it_is_taken_back() -> None:
-    ask = """
-import ctypes
-def signal_at_the_end():
-    number = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
-    return number.value
-die_with_parent(os.getppid())
-print(signal_at_the_end())
-die_with_parent(0)
-print(signal_at_the_end())
-"""
-    assert run_python(PDEATHSIG + ask).stdout.split() == [str(int(signal.SIGKILL)), "0"]

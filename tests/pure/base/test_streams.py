@@ -8,14 +8,13 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.base import streams
-from dask_gpu_mpi.base.streams import away_from_here, leave_directory
+from dask_gpu_mpi.base.streams import away_from_here
 
 
 def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
@@ -155,18 +154,3 @@ def test_a_library_is_loaded_away_from_the_working_directory(
         assert os.getcwd() == "/"
     with pytest.raises(FileNotFoundError):
         os.getcwd()
-
-
-def test_a_thread_may_leave_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found: list[str] = []
-
-    def leave() -> None:
-        if leave_directory():
-            found.append(os.getcwd())
-
-    thread = threading.Thread(target=leave)
-    thread.start()
-    thread.join(10)
-    assert found in (["/"], [])  # a container may forbid it
-    assert os.getcwd() == str(tmp_path)

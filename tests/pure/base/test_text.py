@@ -7,33 +7,16 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.text import (
-    clock,
-    counted,
     fold_names,
-    fold_numbers,
     format_bytes,
     natural,
     parse_bytes,
     parse_memory_limit,
     printable,
-    ranks_text,
     text_of,
 )
 from dask_gpu_mpi.errors import OptionError
 from support.mocks.inputs import GIB
-
-
-def test_a_few_words() -> None:
-    assert [clock(each) for each in (0, 59.9, 3600, 90061)] == ["0:00:00", "0:00:59", "1:00:00", "25:01:01"]
-    assert [counted(number, "rank") for number in (0, 1, 4)] == ["0 ranks", "1 rank", "4 ranks"]
-    assert (ranks_text([3, 3]), ranks_text([7, 4, 5, 6])) == ("rank 3", "ranks 4-7")
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((2, 0, 1, 2), "0-2"), ((0, 2, 3, 9), "0,2-3,9")]
-)
-def test_fold_numbers(numbers: tuple[int, ...], text: str) -> None:
-    assert fold_numbers(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -108,19 +108,3 @@ done
     assert end == ""
     for (line, expected), found in zip(COMPLETIONS.items(), offered, strict=True):
         assert expected <= set(found.split("\n")), line
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_take_what_is_to_be_sourced(tmp_path: Path, shell: str) -> None:
-    if (found := shutil.which(shell)) is None:
-        pytest.skip(f"no {shell}")
-    environ = {**os.environ, "_DASK_GPU_MPI_COMPLETE": f"{shell}_source"}
-    text = subprocess.run(
-        [sys.executable, "-m", "dask_gpu_mpi"], env=environ, capture_output=True, text=True, timeout=60
-    ).stdout
-    assert "_DASK_GPU_MPI_COMPLETE" in text
-    (tmp_path / "completion").write_text(text)
-    done = subprocess.run(
-        [found, "-n", str(tmp_path / "completion")], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli, main
 from dask_gpu_mpi.cli.options import resolve_texts, split_run
@@ -62,18 +60,11 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(monkeypatch)
 
 
-def test_commands() -> None:
-    assert list(cli.commands) == ["run", "launch", "jobscript", "plan", "check", "top"]
-    assert CliRunner().invoke(cli, ["--version"]).output.endswith(f"version {version('dask-gpu-mpi')}\n")
-
-
 @pytest.mark.parametrize(
     ("words", "argv", "run"),
     [
         ("--nthreads 2 my.py --nthreads 3", "argv my.py ['--nthreads', '3']", "my.py"),
-        ("run --nthreads 2 my.py --nthreads 3", "argv my.py ['--nthreads', '3']", "my.py"),
-        ("--nthreads 2 -m text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
-        ("--nthreads 2 -c text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
+        ("run --nthreads 2 -c text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
     ],
 )
 def test_the_client_runs_the_script(job: Job, words: str, argv: str, run: str) -> None:
@@ -117,8 +108,8 @@ def test_what_click_refuses_is_reported_for_all_ranks(job: Job) -> None:
     assert "--layuot" in str(job.options)
     assert job.given == {"check": None, "has_client": False, "by_command": True}
     job.run("--layout", "shard", "my.py")
-    assert "shard" in str(job.options)
-    assert not isinstance(job.options, Options)
+    assert isinstance(job.options, InputError)
+    assert "command line: --layout" in str(job.options)
 
 
 @pytest.mark.parametrize("nodes", [["--nodes", "2"], ["--nodes=2"]])
@@ -217,17 +208,9 @@ def test_options_end_at_a_module_or_code(arguments: str, words: str) -> None:
     assert parse_run(arguments.split())["program"] == tuple(words.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--nthreads 2 -m", "Option '-m' requires an argument"),
-        ("--nthreads 2 -c", "Option '-c' requires an argument"),
-        ("--layuot shared", "--layuot"),
-    ],
-)
-def test_what_click_refuses(words: str, said: str) -> None:
-    with pytest.raises(click.ClickException, match=said):
-        parse_run(words.split())
+def test_a_module_that_is_missing() -> None:
+    with pytest.raises(click.ClickException, match="Option '-m' requires an argument"):
+        parse_run(["--nthreads", "2", "-m"])
 
 
 @pytest.mark.parametrize("address", ["tcp://h1:8786", "tls://10.0.0.1:8786", "h1:8786"])
@@ -249,18 +232,3 @@ def test_dask_mpis_way_to_name_a_scheduler(address: str) -> None:
 def test_what_is_a_script(arguments: tuple[str, ...]) -> None:
     _, words = resolved(*arguments)
     assert words == arguments[-1:]
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"nthreads": "two"}, "command line: --nthreads"),
-        ({"worker_options": "{"}, "command line: --worker-options"),
-        ({"layout": "shard"}, "command line: --layout"),
-    ],
-)
-def test_what_is_wrong_is_returned_for_all_ranks(given: dict[str, Any], says: str) -> None:
-    assert resolve_texts(dict.fromkeys(given)) == resolve_texts({})
-    error = resolve_texts(given)
-    assert isinstance(error, InputError)
-    assert says in str(error)

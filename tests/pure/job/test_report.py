@@ -184,7 +184,7 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
 def test_what_makes_a_page_is_imported_before_the_end(
     path: str, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "dask_gpu_mpi.view.report_figures"
+    name = "dask_gpu_mpi.view.report_page"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(module, "PREPARING", 0.0)
     monkeypatch.setattr(module, "REFRESHING", 0.0)

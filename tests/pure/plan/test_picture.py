@@ -7,20 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from xml.etree import ElementTree
 
-import pytest
-
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import (
-    MOST_LINES,
     MOST_WARNINGS,
-    Part,
-    flow,
-    paragraph,
-    rectangle,
     svg,
-    text,
-    titled,
 )
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT
@@ -44,17 +35,6 @@ def test_many_warnings_are_counted() -> None:
     picture = Picture(found)
     assert f"{MOST_WARNINGS}. no {MOST_WARNINGS - 1}" in picture.texts
     assert "28 more warnings; the table has them all" in picture.texts
-
-
-@pytest.mark.parametrize("gpus", [0, 1, 8])
-def test_many_nodes_stay_small(gpus: int) -> None:
-    job = list(hypothetical_job(256, 1, gpus))
-    if gpus:
-        job[77] = replace(job[77], gpus=tuple(replace(gpu, processes=((9, GIB),)) for gpu in job[77].gpus))
-    picture = Picture(plan(job))
-    assert len(picture.text) < 30_000
-    assert "scheduler" in picture.texts
-    assert any(text.startswith("254 × h[" if gpus else "255 × h[") for text in picture.texts)
 
 
 def test_many_nodes_that_all_differ_stay_small() -> None:
@@ -132,36 +112,3 @@ def test_the_example_of_the_docs_is_current() -> None:
     good = plan(hypothetical_job(2, 1, 4))
     assert (ROOT / "docs" / "images" / "plan-good.svg").read_text(encoding="utf-8") == svg(good)
     assert "images/plan.svg" in page
-
-
-# -- parts of a picture
-
-BOX = Part("<b/>", 40, 10)
-
-
-@pytest.mark.parametrize(("limit", "size"), [(85, (85, 10)), (84, (40, 25)), (10, (40, 25))])
-def test_the_width_of_a_row(limit: int, size: tuple[int, int]) -> None:
-    found = flow([BOX, BOX], limit, 5)
-    assert (found.width, found.height) == size
-
-
-def test_text_is_escaped_and_shortened() -> None:
-    assert text(1, 2, "a<b>\x1b&", "head") == '<text class="head" x="1" y="2">a&lt;b&gt;\ufffd&amp;</text>'
-    assert text(1, 2, "") == ""
-    # 12 * 0.61 pixels for each letter
-    assert (
-        text(0, 0, "abcdefgh", limit=37, anchor="end") == '<text x="0" y="0" text-anchor="end">abcd…</text>'
-    )
-    assert ">abcde</text>" in text(0, 0, "abcde", limit=37)
-    assert titled("<t>", BOX).markup == "<g><title>&lt;t&gt;</title><b/></g>"
-    assert rectangle("node", 5, 6) == '<rect class="node" width="5" height="6" rx="6"/>'
-
-
-def test_paragraphs() -> None:
-    found = paragraph(["one two three", "word " * 100], 60, "warning")
-    lines = found.markup.split("</text>")[:-1]
-    assert lines[0] == '<text class="warning" x="0" y="16">one two'
-    assert lines[1] == '<text class="warning" x="12" y="32">three'
-    assert len(lines) == 2 + MOST_LINES
-    assert lines[-1].endswith("…")
-    assert (found.width, found.height) == (60, 16 * len(lines) + 4)

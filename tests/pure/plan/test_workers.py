@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.plan import synthetic
-from dask_gpu_mpi.plan.workers import excess_warnings, worker_limit
+from dask_gpu_mpi.plan.workers import excess_warnings
 from support.mocks.inputs import GIB, gpu, names, plan, rank
 
 #: Nodes of the size that the expectations below are for.
@@ -103,36 +102,11 @@ def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
     assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in map(str, found.warnings)) == warned
 
 
-@pytest.mark.parametrize("limit", ["much", "", -1, "-4GB", float("nan"), "4 XB", [1]])
-def test_memory_limits_that_mean_nothing(limit: Any) -> None:
-    with pytest.raises(OptionError, match="memory_limit"):
-        plan(hypothetical_job(1, 1, 0), memory_limit=limit)
-
-
 def test_only_workers_without_a_core_near_their_gpus_are_told() -> None:
     ranks = [rank(0, 2, (gpu(0, cpus=(0,)),), cpus=(0, 1)), rank(1, 2, (gpu(1, cpus=(5,)),), cpus=(0, 1))]
     (warning,) = map(str, plan(ranks).warnings)
     assert "get the ranks' cores: 1-1 on h1 (GPU 1: 5). Fix" in warning
     assert plan([replace(ranks[0], world_size=1)]).warnings == ()
-
-
-GIB = 1024**3
-
-
-@pytest.mark.parametrize(
-    ("limit", "memory", "workers", "each"),
-    [
-        (None, 10, 3, 3),
-        (None, 10, 0, 0),
-        (None, 0, 3, 0),
-        (0.25, 10, 3, 2),
-        (1.0, 10, 3, 10),
-        (0, 10, 3, 0),
-        (12, 10, 3, 12),
-    ],
-)
-def test_the_limit_of_each_worker(limit: int | float | None, memory: int, workers: int, each: int) -> None:
-    assert worker_limit(limit, memory, workers) == each
 
 
 def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() -> None:

@@ -114,11 +114,7 @@ def test_what_is_no_finished_task_is_not_counted() -> None:
         job.recorder.transition("key", start, finish, **more)
     tasks = job.recorder.record()["tasks"]
     assert (tasks["seen"], tasks["failed"]) == (0, 1)
-
-
-def test_a_sender_that_nobody_knows() -> None:
-    job = made_up(1, 1, 1, 0)
-    (address,) = job.workers
+    # data of a sender that nobody knows
     startstops = [{"action": "transfer", "start": 1.0, "stop": 2.0, "source": "tcp://gone:1"}]
     job.recorder.transition("key", "processing", "memory", worker=address, startstops=startstops)
     assert job.recorder.record()["transfers"]["rows"] == [

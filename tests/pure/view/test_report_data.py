@@ -17,10 +17,10 @@ from dask_gpu_mpi.view.report_data import (
     MOST_RANKS,
     ReportedJob,
     assemble,
-    headline,
     scrub,
     scrub_options,
 )
+from dask_gpu_mpi.view.report_summary import headline
 from support import ROOT
 from support.mocks.inputs import gpu, one_host, plan
 from support.mocks.snapshots import made_up
