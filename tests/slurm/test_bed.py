@@ -90,7 +90,6 @@ def test_nothing_is_left(slurm: Slurm, ending: str) -> None:
     ("error", "required", "has_cgroups", "outcome"),
     [
         (JobError("slurmd"), True, True, JobError),
-        (Slurm.Unavailable("no slurmd"), False, True, pytest.skip.Exception),
         (Slurm.Unavailable("groups in use"), True, True, pytest.fail.Exception),
         (Slurm.Unavailable("no cgroups"), True, False, pytest.skip.Exception),
     ],
