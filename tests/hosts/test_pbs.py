@@ -117,7 +117,6 @@ def test_chunk_per_host(pbs: Pbs) -> None:
     assert any("h2" in name for name in names)
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 @pytest.mark.parametrize(("visible", "second"), [("uuids", 1), ("nothing", 2)])
 def test_gpus_of_every_host(pbs: Pbs, libdir: Path, visible: str, second: int) -> None:
     counts = {"h1": 2, "h2": second}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -19,7 +18,6 @@ from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
-compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 
 def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
@@ -70,7 +68,6 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
 
 
 @pytest.mark.quick("openmpi")
-@compiler
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
     env = gpus(libdir, SimHost(there, driver="570.1"))
@@ -87,7 +84,6 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert [gpu["ecc_uncorrected"] for gpu in host["gpus"]] == [0, 0, 0, 7]
 
 
-@compiler
 def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
     # where there is no NVIDIA library, or no driver, NVML is no error by itself
     none = {"CUDA_VISIBLE_DEVICES": None}
@@ -100,7 +96,6 @@ def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
     assert found["found"].startswith("only 2 GPUs visible")
 
 
-@compiler
 def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
     # The GPUs are emulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
@@ -195,7 +190,6 @@ def _hanging(rank: int, how: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asleep", "level"), [("import", "warning"), ("compute", "error")])
-@compiler
 def test_kernel_that_takes_too_long(
     mpirun: Mpi, libdir: Path, tmp_path: Path, asleep: str, level: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, make_gpus
 
 FOLDER = ROOT / "examples"
-needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 
 @pytest.mark.slow
@@ -33,7 +31,6 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.quick("openmpi", options="all")
-@needs_compiler
 @pytest.mark.parametrize("options", ["all", "none"])
 def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:
     skip_without("sklearn")
@@ -50,7 +47,6 @@ def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> Non
 
 
 @pytest.mark.slow
-@needs_compiler
 def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     skip_without(*EXAMPLES["hyperparameters"].packages)
     command = [*COMMAND, "--no-dashboard", "--cpu-workers", "1", str(FOLDER / "hyperparameters.py")]
@@ -147,7 +143,6 @@ def test_from_slurmrunner(mpirun: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@needs_compiler
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_from_dask_cuda_worker(mpirun: Mpi, libdir: Path, tmp_path: Path, when: str) -> None:
     skip_without("dask_cuda")

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from support.jobs.clusters import COMMAND, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, SITE, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-]
 
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]

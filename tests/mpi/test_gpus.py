@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_library, make_gpus
-
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 #: After `SCRIPT`: which workers watch a GPU.
 TELL_MONITORED = """

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-
-import pytest
 
 from support.jobs.clusters import TELL, facts
 from support.jobs.gpus import gpu_environ
@@ -57,7 +54,6 @@ OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_path: Path) -> None:
     """By GPU workers, a CPU worker, and all that they come from."""
     folder = tmp_path / "imports"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +129,6 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
         assert tabs[title].painted >= count, title
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
     job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(libdir, gpus))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +20,7 @@ from support.jobs.mpi import Mpi
 from support.jobs.screens import Tmux
 from support.mocks.gpus import GIB, make_gpus
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-]
+pytestmark = pytest.mark.mpi
 
 GPUS = [
     replace(
