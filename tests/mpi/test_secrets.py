@@ -43,7 +43,7 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     argv = [part for option in options.items() for part in option]
     job = mpirun.start([*COMMAND, "--worker-class", "distributed.Nanny", *argv, "script.py"], 2)
     (job.directory / "script.py").write_text(LEAVES_SECRETS)
-    job.wait_for("strangers")
+    job.wait_for("strangers", 60)
     # in: nobody who has not been let in
     told = facts(job)
     assert len(told["strangers"]) == 4, told
