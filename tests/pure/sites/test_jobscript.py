@@ -188,7 +188,9 @@ def test_directives_obey_the_rules_of_pbs(launcher: str) -> None:
     assert len(found) == text.count("\n#PBS "), "PBS reads no directive below the first command"
     for line in found:
         assert re.fullmatch(r"-[A-Za-z] \S+", line), "one option, one blank, one word"
-    assert "-l select=2:ncpus=64:mpiprocs=1:ngpus=4" in found
+    chunk = "ncpus=64:mpiprocs=1:ngpus=4"
+    assert f"-l select=2:{chunk}" in found
+    assert f"\n#PBS -l select=1:{chunk}\n" in template(batch_system("pbs").templates[launcher])
     # without scatter small chunks share a host
     assert "-l place=scatter:excl" in found
     # a name of 15 characters is what every version takes
