@@ -143,40 +143,35 @@ class DroppedMessages:
         self.count = 0
         self.errors = 0
         self._where = where
-        self._why = ""
-        self._error = ""
-        self._reported = (0, 0)
+        #: The warnings that are not printed yet: at most one of each kind.
+        self._warnings: dict[str, str] = {}
         self._next_report = 0.0
 
     def add(self, why: str) -> None:
         """Count a message."""
         self.count += 1
-        self._why = why
+        are = "message was" if self.count == 1 else "messages were"
+        self._warnings["dropped"] = (
+            f"{self.count} MPI {are} dropped that no rank of this job has sent (the last: {why}). Fix: {FIND_STRANGERS}"
+        )
 
     def add_error(self, what: str, error: Exception) -> None:
         """Count an error, which may have cost a message."""
         self.errors += 1
-        self._error = f"{what}: {' '.join(str(error).split())}"[:200]
+        calls = "call" if self.errors == 1 else "calls"
+        last = f"{what}: {' '.join(str(error).split())}"[:200]
+        self._warnings["failed"] = (
+            f"{self.errors} MPI {calls} failed (the last: {last}). Fix: check the network between the nodes, and whether all "
+            "ranks still run"
+        )
 
     def report(self) -> None:
         """Print the warnings that are due."""
-        count, errors = self._reported
-        if (self.count, self.errors) == (count, errors) or time.monotonic() < self._next_report:
-            return
-        self._reported = self.count, self.errors
-        self._next_report = time.monotonic() + WARNING_INTERVAL
-        if self.count > count:
-            are = "message was" if self.count == 1 else "messages were"
-            say(
-                f"warning: {self._where}: {self.count} MPI {are} dropped that no rank of this job has sent "
-                f"(the last: {self._why}). Fix: {FIND_STRANGERS}"
-            )
-        if self.errors > errors:
-            calls = "call" if self.errors == 1 else "calls"
-            say(
-                f"warning: {self._where}: {self.errors} MPI {calls} failed (the last: {self._error}). "
-                "Fix: check the network between the nodes, and whether all ranks still run"
-            )
+        if self._warnings and time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + WARNING_INTERVAL
+            for text in self._warnings.values():
+                say(f"warning: {self._where}: {text}")
+            self._warnings.clear()
 
 
 class _Arrival(NamedTuple):

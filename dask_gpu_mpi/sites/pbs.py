@@ -21,6 +21,8 @@ from dask_gpu_mpi.sites.batch import (
     number,
 )
 
+#: The cores of a node that the job scripts request.
+TEMPLATE_CPUS = 64
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
@@ -112,7 +114,7 @@ class Pbs(BatchSystem):
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         cpus = job.cpus_per_node
         if cpus is None:
-            cpus = _template_cpus()
+            cpus = TEMPLATE_CPUS
             say(f"--cpus-per-node is not set: the job requests {cpus} cores of each node")
         chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
         if job.gpus_per_node:
@@ -125,15 +127,6 @@ class Pbs(BatchSystem):
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }
-
-
-def _template_cpus() -> int:
-    """The cores of a node that the template requests."""
-    from dask_gpu_mpi.sites.jobscript import template
-
-    found = re.search(r"^#PBS -l select=\S*:ncpus=(\d+)", template(_SCRIPT), re.MULTILINE)
-    assert found is not None, f"{_SCRIPT} requests no cores"
-    return int(found[1])
 
 
 def _seconds(text: str) -> float:

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import ranks_of, until
-from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
+from support.jobs.clusters import parent, ranks_of, scratch_of, until
+from support.jobs.faults import SCHEDULER_FILE, end, mark_time, start
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, compile_nvml, emulated_environ, make_gpus
 
 
 @pytest.mark.both_mpis
+@pytest.mark.quick(victim="other rank", form="initialize")
 @pytest.mark.parametrize(
-    ("victim", "form"),
+    ("victim", "form", "options"),
     [
-        *[("launcher", form) for form in (*FORMS, "bare")],
-        *[(victim, form) for victim in ("first rank", "other rank") for form in ("command", "bare")],
+        ("launcher", "command", {}),
+        ("launcher", "bare", {}),
+        ("first rank", "command", {}),
+        ("other rank", "bare", {}),
+        # whose agents die at once with their ranks
+        ("other rank", "initialize", {"worker_class": "distributed.Worker"}),
     ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value.values()),
 )
-def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
-    job = start(mpirun, form, "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n")
+def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str, options: dict[str, str]) -> None:
+    job = start(mpirun, form, "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n", options=options)
     if form == "bare":
         until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
     else:
         mark_time(job, "busy")
+    assert len(scratch_of(job)) == 2
     ranks = ranks_of(job)
     fault = time.time()
     if victim == "launcher":
@@ -38,50 +42,28 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
         os.kill(ranks[0 if victim == "first rank" else 1], signal.SIGKILL)
     # without its launcher the whole job has as long as after any other fault
     until(lambda: not job.processes(), 10)
-    end(mpirun, job, None, 10, since=fault, tracebacks=None)
+    # FAILS: if MPICH kills rank 0, its agent, which has a worker in its own process, leaves the scheduler file
+    end(mpirun, job, None, 10, since=fault, tracebacks=None, scratch="worker_class" in options)
+    assert scratch_of(job) == []
 
 
-@pytest.mark.quick("mpich", form="command")
-@pytest.mark.parametrize("form", FORMS)
-def test_worker(mpirun: Mpi, form: str) -> None:
+@pytest.mark.quick("mpich")
+def test_worker(mpirun: Mpi) -> None:
     body = (
         "futures = start_tasks()\nbefore = process_of('1')\nos.kill(before, signal.SIGKILL)\ncheck_tasks(futures)\n"
         "wait_for_names('0', '1')\nassert process_of('1') != before\nmark()\nsys.exit(3)\n"
     )
-    job = start(mpirun, form, body)
+    job = start(mpirun, "command", body)
     end(mpirun, job, 3, 3.0)
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-def test_worker_with_a_gpu(mpirun: Mpi, tmp_path: Path) -> None:
-    gpus = make_gpus(4, host="one", memory=80 * GIB)
-    environ = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
-    body = """
-futures = start_tasks()
-def look(dask_worker):
-    return str(dask_worker.name), (os.environ["CUDA_VISIBLE_DEVICES"], os.getpid(), dask_worker.data.device_buffer.n)
-before = dict(client.run(look).values())
-os.kill(before["1-3"][1], signal.SIGKILL)
-check_tasks(futures)
-wait_for_names("0-0", "0-1", "1-2", "1-3")
-after = dict(client.run(look).values())
-assert after["1-3"][1] != before["1-3"][1]
-assert {name: (seen, limit) for name, (seen, _, limit) in before.items()} == {
-    name: (seen, limit) for name, (seen, _, limit) in after.items()}
-mark()
-"""
-    job = start(mpirun, "command", body, env={"CUDA_VISIBLE_DEVICES": None, **environ})
-    end(mpirun, job, 0, 3.0, tracebacks=None)
-
-
-@pytest.mark.quick("openmpi", form="initialize")
-@pytest.mark.parametrize("form", FORMS)
-def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
+@pytest.mark.quick("openmpi")
+def test_agent_of_a_worker(mpirun: Mpi) -> None:
     body = (
         "futures = start_tasks()\nos.kill(agent_of('1'), signal.SIGKILL)\ncheck_tasks(futures)\n"
         "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
     )
-    job = start(mpirun, form, body)
+    job = start(mpirun, "initialize", body)
     end(mpirun, job, 3, 3.0, says=("restarting it in 0.5 s",))
 
 
@@ -219,16 +201,8 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("mpich", victim="scheduler", form="initialize")
-@pytest.mark.parametrize(
-    ("victim", "form"),
-    [
-        ("scheduler", "initialize"),
-        ("scheduler", "command"),
-        ("head agent", "initialize"),
-        ("head agent", "command"),
-    ],
-)
+@pytest.mark.quick("mpich", victim="scheduler")
+@pytest.mark.parametrize(("victim", "form"), [("scheduler", "initialize"), ("head agent", "command")])
 def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     pid = "client.run_on_scheduler(os.getpid)"
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
@@ -248,7 +222,6 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
 
 #: What scripts do of SIGTERM themselves.
 OWN = {
-    "exits": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwait = lambda: time.sleep(60)\n",
     "notes": "signal.signal(signal.SIGTERM, lambda *_: mark('asked'))\nwait = lambda: wait_until(lambda: marked('asked'))\n",
     "ignores": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait = lambda: time.sleep(60)\n",
     "default": "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nwait = lambda: time.sleep(60)\n",
@@ -315,25 +288,17 @@ def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
         assert {path.read_text() for path in job.directory.glob("data-*")} <= {"of the script", ""}
 
 
-@pytest.mark.both_mpis
 @pytest.mark.parametrize("victim", ["scheduler", "head agent"])
 def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     job = start(mpirun, "bare")
     until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
     rank = ranks_of(job)[0]
-    agent, parents = 0, {pid: _parent(pid) for pid in job.processes("python")}
-    agent = next(pid for pid, parent in parents.items() if parent == rank)
-    server = [pid for pid, parent in parents.items() if parent == agent]
+    parents = {pid: parent(pid) for pid in job.processes("python")}
+    agent = next(pid for pid, above in parents.items() if above == rank)
+    server = [pid for pid, above in parents.items() if above == agent]
     # of what the fork server has forked the scheduler is the first
-    children = sorted(pid for pid, parent in parents.items() if parent in server)
+    children = sorted(pid for pid, above in parents.items() if above in server)
     fault = time.time()
     os.kill(agent if victim == "head agent" else children[0], signal.SIGKILL)
     says = "the scheduler's process ended" if victim == "scheduler" else "and the scheduler with it"
     end(mpirun, job, 1, 10, since=fault, says=(says,))
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

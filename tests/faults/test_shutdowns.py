@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from support.jobs.faults import FORMS, end, start, write
+from support.jobs.faults import end, start, write
 from support.jobs.mpi import Mpi
 
 RAISES = "raise RuntimeError('no close')"
@@ -17,57 +17,48 @@ HANGS = "import asyncio; await asyncio.sleep(3600)"
 BLOCKS = "import time; time.sleep(3600)"
 
 
+def close_like(what: str, how: str) -> dict[str, str | None]:
+    """The environment of a job whose schedulers, workers or nannies close like this."""
+    preload = write(
+        "bad.py",
+        f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.{what}.close = close\n",
+    )
+    return {f"DASK_DISTRIBUTED__{what.upper()}__PRELOAD": f"['{preload}']"}
+
+
+ENDS = "compute()\nmark()\nsys.exit(3)\n"
+
+
 @pytest.mark.parametrize(
     ("form", "how"),
     [
         pytest.param("initialize", RAISES, id="initialize-raises"),
         pytest.param("initialize", HANGS, id="initialize-hangs", marks=pytest.mark.quick("openmpi")),
-        pytest.param("command", HANGS, id="command-hangs"),
         pytest.param("command", BLOCKS, id="command-blocks"),
     ],
 )
 def test_scheduler_close(mpirun: Mpi, how: str, form: str) -> None:
-    preload = write(
-        "bad_scheduler.py",
-        f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.Scheduler.close = close\n",
-    )
-    env = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, form, "compute()\nmark()\nsys.exit(3)\n", env=env)
+    job = start(mpirun, form, ENDS, env=close_like("Scheduler", how))
     end(mpirun, job, 3, 10, tracebacks=None)
 
 
 def test_scheduler_close_by_the_client(mpirun: Mpi) -> None:
-    preload = write(
-        "bad_scheduler.py",
-        f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {RAISES}\n\ndistributed.Scheduler.close = close\n",
-    )
-    env = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, "command", "compute()\nmark()\nclient.shutdown()\nsys.exit(3)\n", env=env)
+    body = "compute()\nmark()\nclient.shutdown()\nsys.exit(3)\n"
+    job = start(mpirun, "command", body, env=close_like("Scheduler", RAISES))
     # client.shutdown() itself may raise there, which is the script's own end
     end(mpirun, job, {1, 3}, 40, tracebacks=None)
 
 
 @pytest.mark.parametrize("how", [RAISES, HANGS, BLOCKS], ids=["raises", "hangs", "blocks"])
 def test_worker_close(mpirun: Mpi, how: str) -> None:
-    preload = write(
-        "bad_worker.py",
-        f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.Worker.close = close\n",
-    )
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, "initialize", "compute()\nmark()\nsys.exit(3)\n", env=env)
+    job = start(mpirun, "initialize", ENDS, env=close_like("Worker", how))
     end(mpirun, job, 3, 10, tracebacks=None)
 
 
 @pytest.mark.parametrize("how", [RAISES, HANGS, BLOCKS], ids=["raises", "hangs", "blocks"])
 def test_nanny_close(mpirun: Mpi, how: str) -> None:
     """A nanny lives in the agent: one that blocks keeps the agent from answering."""
-    preload = write(
-        "bad_nanny.py",
-        f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.Nanny.close = close\n",
-    )
-    env = {"DASK_DISTRIBUTED__NANNY__PRELOAD": f"['{preload}']"}
-    options = {"shutdown_timeout": 4}
-    job = start(mpirun, "initialize", "compute()\nmark()\nsys.exit(3)\n", env=env, options=options)
+    job = start(mpirun, "initialize", ENDS, env=close_like("Nanny", how), options={"shutdown_timeout": 4})
     end(mpirun, job, 3, 12, tracebacks=None)
 
 
@@ -82,10 +73,9 @@ atexit.register(no_more_threads)
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize("form", FORMS)
-def test_no_threads_at_exit(mpirun: Mpi, form: str) -> None:
+def test_no_threads_at_exit(mpirun: Mpi) -> None:
     """Python 3.12.0 to 3.12.2 start no thread any more once the interpreter ends."""
-    job = start(mpirun, form, "compute()\n" + NO_THREADS + "mark()\nsys.exit(3)\n")
+    job = start(mpirun, "initialize", "compute()\n" + NO_THREADS + "mark()\nsys.exit(3)\n")
     end(mpirun, job, 3, 5)
 
 

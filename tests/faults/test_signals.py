@@ -9,10 +9,8 @@ import time
 import pytest
 
 from support.jobs.clusters import ranks_of, until
-from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
-from support.jobs.mpi import Mpi
-
-pytestmark = pytest.mark.both_mpis
+from support.jobs.faults import SCHEDULER_FILE, end, mark_time, start
+from support.jobs.mpi import Job, Mpi
 
 BODY = """
 atexit.register(mark, "atexit")
@@ -29,11 +27,9 @@ TERM = {"openmpi": {1}, "mpich": {143}}
 INT = {"openmpi": {1}, "mpich": {2, 130}}  # hydra says 2 of a rank that died of the signal
 
 
-@pytest.mark.quick(form="initialize", name="TERM")
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [(form, name) for form in FORMS for name in ("TERM", "INT")],
-)
+@pytest.mark.both_mpis
+@pytest.mark.quick(name="TERM")
+@pytest.mark.parametrize(("form", "name"), [("initialize", "TERM"), ("command", "INT")])
 def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
     job = start(mpirun, form, BODY)
     mark_time(job, "running")
@@ -116,14 +112,14 @@ def test_while_a_rank_waits_at_the_start(mpirun: Mpi, what: str) -> None:
     end(mpirun, job, 143, 10, since=fault, says=says, tracebacks=None)
 
 
-@pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
-@pytest.mark.parametrize("name", ["TERM", "INT"])
+@pytest.mark.both_mpis
+@pytest.mark.parametrize(("ranks", "name"), [(2, "INT"), (None, "TERM")], ids=["launched", "alone"])
 def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> None:
     job = start(mpirun, "bare", ranks=ranks)
     until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
     fault = time.time()
     job.signal(getattr(signal, f"SIG{name}"))
-    codes = {143 if name == "TERM" else 130} if ranks is None else (TERM if name == "TERM" else INT)
+    codes = 143 if ranks is None else INT
     end(mpirun, job, codes, 10, since=fault)
 
 
@@ -183,11 +179,11 @@ MPI.COMM_WORLD.Barrier()
 }
 
 
+@pytest.mark.both_mpis
 @pytest.mark.parametrize(
     ("form", "ranks", "to"),
     [
         ("execute", 2, "the launcher"),
-        ("execute", 2, "rank 1"),
         ("initialize", 2, "rank 1"),
         # rank 2 is sent nothing, and waits for the others in MPI
         ("execute", 3, "rank 1"),
@@ -222,14 +218,13 @@ def test_walltime_where_all_ranks_go_on(mpirun: Mpi) -> None:
     assert (job.directory / "mark-checkpoint").exists()
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-def test_signal_to_execute_without_a_function(mpirun: Mpi, name: str) -> None:
+def test_signal_to_execute_without_a_function(mpirun: Mpi) -> None:
     job = start(mpirun, "execute", "execute()\nmark('afterwards')\n", None, client=False)
     until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
     fault = time.time()
-    job.signal(getattr(signal, f"SIG{name}"))
+    job.signal(signal.SIGINT)
     # Python ends itself by SIGINT, which a shell reports as 130
-    end(mpirun, job, 143 if name == "TERM" else -2, 10, since=fault, tracebacks=None)
+    end(mpirun, job, -2, 10, since=fault, tracebacks=None)
     assert not (job.directory / "mark-afterwards").exists()
 
 
@@ -255,8 +250,8 @@ finally:
 """
 
 
-def checkpointed(job: object, directory: os.PathLike[str]) -> list[str]:
-    return sorted(name for name in os.listdir(directory) if name.startswith("mark-checkpoint"))
+def checkpointed(job: Job) -> list[str]:
+    return sorted(path.name for path in job.directory.glob("mark-checkpoint*"))
 
 
 @pytest.mark.quick("mpich", form="initialize", how="end time")
@@ -266,7 +261,7 @@ def checkpointed(job: object, directory: os.PathLike[str]) -> list[str]:
         ("initialize", "end time"),
         ("initialize", "USR1"),
         ("initialize", "TERM to the rank"),
-        ("command", "TERM to the launcher"),
+        pytest.param("command", "TERM to the launcher", marks=pytest.mark.both_mpis),
     ],
 )
 def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
@@ -290,7 +285,7 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
     short = how == "TERM to the launcher" and mpirun.name == "openmpi"  # it leaves half a second
     codes = {1, 75, 143} if short else {75}
     end(mpirun, job, codes, 30 if how == "end time" else 10, since=fault)
-    found = checkpointed(job, job.directory)
+    found = checkpointed(job)
     assert found == ["mark-checkpoint-1-7"] or (short and found == [])
     assert (job.directory / ("mark-left-some" if how == "end time" else "mark-left-none")).exists()
     if not short:
@@ -316,8 +311,9 @@ def works():
 """
 
 
-@pytest.mark.parametrize("where", AFTERWARDS)
-@pytest.mark.parametrize("code", [75, 143])
+@pytest.mark.parametrize(
+    ("where", "code"), [("thread", 75), ("executor", 75), ("atexit", 75), ("thread", 143)]
+)
 def test_after_the_main_program(mpirun: Mpi, where: str, code: int) -> None:
     """Python drops an exception there, and the exit code with it."""
     body = "session.on_walltime(lambda: mark('checkpoint'))\n" if code == 75 else ""
@@ -326,7 +322,7 @@ def test_after_the_main_program(mpirun: Mpi, where: str, code: int) -> None:
     fault = time.time()
     os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
     end(mpirun, job, code, 15, since=fault, tracebacks=None)
-    assert checkpointed(job, job.directory) == (["mark-checkpoint"] if code == 75 else [])
+    assert checkpointed(job) == (["mark-checkpoint"] if code == 75 else [])
 
 
 @pytest.mark.parametrize(("when", "name"), [("ends", "INT"), ("parts", "INT"), ("ends", "ALRM")])
@@ -386,6 +382,7 @@ finally:
 """
 
 
+@pytest.mark.both_mpis
 @pytest.mark.quick("openmpi")
 def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     """SIGTERM to every process of the job, as scancel sends it: the callback runs in the session's own, once."""
@@ -399,7 +396,7 @@ def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     for pid in everybody:
         os.kill(pid, signal.SIGTERM)
     end(mpirun, job, 75, 10, since=fault)
-    assert checkpointed(job, job.directory) == [f"mark-checkpoint-7-{rank}"]
+    assert checkpointed(job) == [f"mark-checkpoint-7-{rank}"]
     assert (job.directory / "mark-code-15").exists()
     assert (job.directory / "mark-other-15").exists()
 
@@ -427,7 +424,7 @@ def test_walltime_where_sigterm_is_somebody_elses(
     fault = time.time()
     os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
     end(mpirun, job, 75, 10, since=fault, says=says)
-    assert checkpointed(job, job.directory) == ["mark-checkpoint-1-7"]
+    assert checkpointed(job) == ["mark-checkpoint-1-7"]
     assert (job.directory / "mark-own").exists() == ("mark('own')" in before)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeouts import MPI_GRACE
 from support.bed.hosts import TestBed
-from support.jobs.faults import FORMS, end, start, write
+from support.jobs.faults import end, start, write
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
@@ -21,7 +20,6 @@ SOON = 20.0
 DEADLINE = 6.0
 #: As sites bind ranks to cores and GPUs: the launcher's child is the shell, and the rank is the shell's.
 WRAPPER = ("sh", "-c", '"$0" "$@"; exit $?')
-WRAPPERS = pytest.mark.parametrize("through", [(), WRAPPER], ids=["direct", "wrapped"])
 
 
 def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
@@ -37,7 +35,6 @@ def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
     assert not (job.directory / "mark-up").exists()
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
@@ -51,13 +48,12 @@ def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> 
     assert "NVML" in report
 
 
-@WRAPPERS
 @pytest.mark.both_mpis
-def test_import_error_on_one_rank(mpirun: Mpi, through: tuple[str, ...]) -> None:
+def test_import_error_on_one_rank(mpirun: Mpi) -> None:
     # not at once: Open MPI's launcher may hang for ever where one rank ends while another is about to connect to it
     before = "if rank() == 1:\n    time.sleep(1)\n    import no_such_module\n"
     fault = time.time()
-    job = start(mpirun, "initialize", "mark()\n", before=before, through=through)
+    job = start(mpirun, "initialize", "mark()\n", before=before, through=WRAPPER)
     done = end(mpirun, job, None, SOON, since=fault, tracebacks=1)
     assert done.stderr.count("ModuleNotFoundError: No module named 'no_such_module'") == 1
     if mpirun.name == "mpich":
@@ -83,7 +79,6 @@ def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
     end(mpirun, job, None, SOON, since=fault, says=says)
 
 
-@pytest.mark.both_mpis
 @pytest.mark.parametrize("how", ["spawn", "subprocess"])
 def test_child_that_would_be_the_same_rank(mpirun: Mpi, how: str) -> None:
     """A script without a main guard: multiprocessing runs it again; and a program that the script starts."""
@@ -131,8 +126,7 @@ def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
 
 
 @pytest.mark.slow
-@WRAPPERS
-@pytest.mark.both_mpis
+@pytest.mark.parametrize("through", [(), WRAPPER], ids=["direct", "wrapped"])
 def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
     """The others are inside MPI_Init, which can't say who is missing."""
     before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -214,21 +208,16 @@ if rank() == {hanging}:
     assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report
 
 
-DIES_AT_START = "import os\n\ndef dask_setup(worker):\n    if CONDITION:\n        os._exit(1)\n"
-DIES_LATER = (
-    "import os, threading\n\ndef dask_setup(worker):\n"
-    "    if CONDITION:\n        threading.Timer(0.5, os._exit, [1]).start()\n"
-)
-
-
-@pytest.mark.quick("mpich", form="command")
+@pytest.mark.quick("mpich")
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:
-    preload = write("dies.py", DIES_AT_START.replace("CONDITION", "str(worker.name) == '1'"))
+def test_worker_that_dies_at_each_start(mpirun: Mpi) -> None:
+    preload = write(
+        "dies.py",
+        "import os\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        os._exit(1)\n",
+    )
     fault = time.time()
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, form, "mark()\n", env=env)
+    job = start(mpirun, "command", "mark()\n", env=env)
     done = end(mpirun, job, 1, SOON + 10, since=fault, tracebacks=None)
     assert done.stderr.count("dask_gpu_mpi: error: ") == 1
     assert "worker 1 did not start" in done.stderr
@@ -238,8 +227,11 @@ def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["one", "all"])
 def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
+    dies = "str(worker.name) == '1'" if which == "one" else "True"
     preload = write(
-        "dies.py", DIES_LATER.replace("CONDITION", "str(worker.name) == '1'" if which == "one" else "True")
+        "dies.py",
+        "import os, threading\n\ndef dask_setup(worker):\n"
+        f"    if {dies}:\n        threading.Timer(0.5, os._exit, [1]).start()\n",
     )
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     body = (

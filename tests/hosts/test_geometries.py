@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,6 @@ from support.jobs.clusters import COMMAND, facts
 from support.jobs.gpus import SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, ONLY_VARIABLE, SimHost, make_gpus
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-]
 
 GPUS = {"h1": make_gpus(4, host="h1", memory=80 * GIB), "h2": make_gpus(3, host="h2", memory=40 * GIB)}
 ALL = [gpu for gpus in GPUS.values() for gpu in gpus]

@@ -52,8 +52,7 @@ def variables(tmp_path: Path, *, pbs: bool) -> dict[str, str | None]:
     return env
 
 
-@pytest.mark.both_mpis
-@pytest.mark.parametrize("where", ["PBS", "--hosts"])
+@pytest.mark.parametrize("where", [pytest.param("PBS", marks=pytest.mark.both_mpis), "--hosts"])
 def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> None:
     (tmp_path / "analysis.py").write_text(SCRIPT)
     env = variables(tmp_path, pbs=where == "PBS")
@@ -127,7 +126,6 @@ def left(hosts: TestBed, folder: str) -> str:
     )
 
 
-@pytest.mark.both_mpis
 def test_each_node_starts_its_copy_of_an_environment(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     source = small_environment(tmp_path / "env")
     env = variables(tmp_path, pbs=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from support.mocks.gpus import (
     emulated_environ,
     make_gpus,
 )
-
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 SCRIPT = script("hosts/scripts/tells_workers.py")
 

@@ -6,7 +6,6 @@ import ast
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -45,18 +44,6 @@ def test_world_spans_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     ]
 
 
-def test_uneven_hosts_and_environment_for_each_rank(mpirun: Mpi, hosts: TestBed) -> None:
-    colours = [{"COLOUR": colour} for colour in ("red", "green", "blue", "pink")]
-    placed = {"h1": 1, "h3": 2, "h2": 1}
-    done = mpirun.run(WHERE, 4, bed=hosts, hosts=placed, per_rank_env=colours).check()
-    assert [(host, colour) for _, host, _, colour in rows(done.stdout)] == [
-        ("h1", "red"),
-        ("h3", "green"),
-        ("h3", "blue"),
-        ("h2", "pink"),
-    ]
-
-
 @pytest.mark.both_mpis
 def test_processes_on_other_hosts_are_found(mpirun: Mpi, hosts: TestBed) -> None:
     program = "import time; print('asleep', flush=True); time.sleep(600)"
@@ -66,21 +53,6 @@ def test_processes_on_other_hosts_are_found(mpirun: Mpi, hosts: TestBed) -> None
     assert len(networks) == 3
     job.kill()
     assert not job.processes()
-
-
-def test_ssh_brings_no_environment(hosts: TestBed) -> None:
-    env = {
-        **os.environ,
-        "TESTBED_DIR": str(hosts.state),
-        "COLOUR": "red",
-        "SHAPE": "round",
-        "TESTBED_PASS": "SHAPE",
-    }
-    line = 'echo "$(hostname) ${COLOUR-none} ${SHAPE-none}"'
-    done = subprocess.run(
-        [TESTBED / "on-rsh", "-x", "10.77.0.2", line], env=env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "h2 none round\n"
 
 
 def sleeper(bed: TestBed, host: str) -> int:
@@ -120,33 +92,6 @@ def test_bed_ends_with_its_owner(hosts: TestBed, tmp_path: Path) -> None:
         left = sleeper(bed, "h1")
         owner.kill()
     wait_until_gone(left)
-
-
-def test_down_when_not_up(tmp_path: Path) -> None:
-    TestBed(tmp_path / "none", ()).down()
-
-
-def test_stale_state_kills_nobody(tmp_path: Path) -> None:
-    # the holder's PID belongs to somebody else by now: told by the time it started
-    bed = tmp_path / "stale"
-    bed.mkdir()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
-        (bed / "h1.holder").write_text(f"{bystander.pid} 1\n")
-        TestBed(bed, ("h1",)).down()
-        assert bystander.poll() is None
-
-
-def test_unknown_host(hosts: TestBed) -> None:
-    done = subprocess.run(hosts.on("h9", ["true"]), capture_output=True, text=True)
-    assert done.returncode == 255
-    assert done.stderr == f"on: no host h9 in {hosts.state}\n"
-
-
-@pytest.mark.parametrize("count", ["0", "x", "100"])
-def test_wrong_number_of_hosts(tmp_path: Path, count: str) -> None:
-    env = {**os.environ, "TESTBED_DIR": str(tmp_path / "bed")}
-    done = subprocess.run([TESTBED / "hosts-up", count], env=env, capture_output=True, text=True)
-    assert done.returncode == 2
 
 
 @pytest.mark.quick("mpich")

@@ -30,7 +30,6 @@ sys.exit(7)
 WORDS = ("--help", "--gpu", "a b")
 
 
-@pytest.mark.both_mpis
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_job_in_a_container(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     image = "image.sif" if name == "apptainer" else "registry/image:1"

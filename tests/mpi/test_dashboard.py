@@ -181,7 +181,6 @@ def open_page(base: str, cookie: str) -> tuple[int, ...]:
     ("options", "servers"),
     [
         pytest.param((), 0, id="nannies", marks=pytest.mark.quick("mpich")),
-        pytest.param(("--worker-class", "distributed.Worker"), 0, id="in-process"),
         pytest.param(("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2, id="asked for"),
     ],
 )

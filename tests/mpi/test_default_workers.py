@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,6 @@ from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, make_gpus
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-]
 
 SCRIPT = script("mpi/scripts/default_workers.py")
 

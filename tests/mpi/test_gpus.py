@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_library, make_gpus
-
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 #: After `SCRIPT`: which workers watch a GPU.
 TELL_MONITORED = """
@@ -34,20 +30,11 @@ tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") 
 """
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
-GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
-
-
-def test_memory_near_the_gpus(mpirun: Mpi, libdir: Path) -> None:
-    """The second node is not there on most machines, which ends nothing."""
-    gpus = [replace(gpu, node=place) for place, gpu in enumerate(make_gpus(2, host="one", memory=80 * GIB))]
-    env = gpu_environ(libdir, gpus)
-    done = mpirun.run([*COMMAND, "-c", SCRIPT], 1, env=env).check()
-    told = facts(done)
-    rows = check_workers(told, gpus, {"0-0": [gpus[0]], "0-1": [gpus[1]]})
-    assert rows["0-0"]["policy"] in ("prefer:0", None)
-    assert [worker["numa"] for worker in told["plan"]["workers"]] == [0, 1]
-    table = mpirun.run([*COMMAND, "plan"], 1, env=env).check().stdout
-    assert re.findall(r"NUMA \d$", table, re.MULTILINE) == ["NUMA 0", "NUMA 1"]
+#: Where the second node is not there, as on most machines, a preference for it ends nothing.
+GPUS = [
+    replace(gpu, node=place % 2)
+    for place, gpu in enumerate(make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS))
+]
 
 
 @pytest.mark.quick
@@ -140,9 +127,9 @@ def test_gpus_without_dask_cuda(mpirun: Mpi, libdir: Path, tmp_path: Path) -> No
     )
     assert "Traceback" not in refused.stderr
     done = mpirun.run(
-        [*COMMAND, "--worker-class", "distributed.Nanny", str(tmp_path / "script.py")], 2, env=environ
+        [*COMMAND, "--worker-class", "distributed.Nanny", str(tmp_path / "script.py")], None, env=environ
     ).check()
-    assert done.stdout.split() == ["2"]
+    assert done.stdout.split() == ["1"]
 
 
 def hanging_nvml(tmp_path: Path) -> dict[str, str | None]:
@@ -163,8 +150,7 @@ def test_what_the_agent_refuses_comes_before_an_nvml_that_hangs(mpirun: Mpi, tmp
     assert "the local directory '/proc/none' can't be written" in done.stderr
 
 
-@pytest.mark.parametrize("what", ["job", "plan"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "what"), [(2, "job"), (1, "plan")])
 def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int, what: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')\n")
@@ -189,25 +175,19 @@ with dask.config.set({"dataframe.shuffle.method": "disk"}):
 """
 
 
-@pytest.mark.parametrize(
-    "how", ["command", "initialize", "a variable", "the program", "CPU workers", "no GPU"]
-)
+@pytest.mark.parametrize("how", ["command", "a variable", "the program", "CPU workers"])
 def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path, how: str) -> None:
     script = tmp_path / "script.py"
-    begin = {
-        "initialize": "import dask_gpu_mpi; dask_gpu_mpi.initialize()\n",
-        "the program": "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\n"
-        "dask_gpu_mpi.initialize()\n",
-    }.get(how, "")
+    begin = ""
+    if how == "the program":
+        begin = "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\ndask_gpu_mpi.initialize()\n"
     script.write_text(begin + TELL + SHUFFLE)
-    env = gpu_environ(libdir, [] if how == "no GPU" else GPUS[:2])
+    env = gpu_environ(libdir, GPUS[:2])
     if how == "a variable":
         env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
     options = ["--cpu-workers", "1"] if how == "CPU workers" else []
     program = ["python", str(script)] if begin else [*COMMAND, *options, str(script)]
     told = facts(mpirun.run(program, 1, env=env).check())
-    expected = {"a variable": "p2p", "the program": "p2p", "CPU workers": None, "no GPU": None}.get(
-        how, "tasks"
-    )
+    expected = {"command": "tasks", "a variable": "p2p", "the program": "p2p", "CPU workers": None}[how]
     child = None if how == "the program" else expected
     assert told == {"here": expected, "child": str(child), "own": "disk"}

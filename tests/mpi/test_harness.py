@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 
-from support import ROOT
 from support.jobs.mpi import JobTimeout, LeakedProcesses, Mpi
 
 pytestmark = pytest.mark.both_mpis
@@ -26,7 +19,6 @@ WHO = """
 """
 
 BOTH_ASLEEP = r"asleep(.|\n)*asleep"  # MPICH may print two ranks' words on one line
-SLEEPS = "import time; print('asleep', flush=True); time.sleep(600)"
 
 
 @pytest.mark.quick
@@ -59,32 +51,3 @@ def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
     with pytest.raises(LeakedProcesses, match="sleep 600"):
         job.wait(grace=0.1)
     assert not job.processes()
-
-
-def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
-    # a test run that is killed: nothing of it gets to run, so it is the kernel that must end the job
-    run = f"""
-        import os, sys, time
-        sys.path.insert(0, {str(ROOT / "tests")!r})
-        from support.jobs.mpi import Mpi
-        job = Mpi.detect().start({SLEEPS!r}, 2)
-        job.wait_for("asleep")
-        print(job.mark, job.launcher.pid, job.directory, flush=True)
-        time.sleep(600)
-    """
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(run))
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as runner:
-        assert runner.stdout is not None
-        mark, _, directory = runner.stdout.readline().split()
-        runner.send_signal(signal.SIGKILL)
-    watcher = Mpi.detect()
-    assert watcher is not None
-    probe = watcher.start(["true"], None)
-    probe.wait()
-    probe.mark = mark
-    try:
-        assert probe._leaked(grace=10) == ()
-    finally:
-        watcher.close()
-        subprocess.run(["rm", "-rf", directory], check=True)

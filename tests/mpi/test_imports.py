@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-
-import pytest
 
 from support.jobs.clusters import TELL, facts
 from support.jobs.gpus import gpu_environ
@@ -35,7 +32,7 @@ SCRIPT = (
     + """
 import time
 from dask_gpu_mpi import initialize
-initialize(nthreads=1)
+initialize(nthreads=1, cpu_workers=1)
 up = time.time()
 from distributed import Client
 with Client() as client:
@@ -57,25 +54,12 @@ OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [
-        0,
-        pytest.param(
-            2,
-            marks=pytest.mark.skipif(
-                shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
-            ),
-        ),
-    ],
-)
-def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_path: Path, gpus: int) -> None:
+def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_path: Path) -> None:
+    """By GPU workers, a CPU worker, and all that they come from."""
     folder = tmp_path / "imports"
     folder.mkdir()
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    env = (
-        gpu_environ(compile_nvml(tmp_path / "nvml"), make_gpus(gpus, host="one", memory=GIB)) if gpus else {}
-    )
+    env = gpu_environ(compile_nvml(tmp_path / "nvml"), make_gpus(2, host="one", memory=GIB))
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     env |= {"PYTHONPATH": path, "IMPORTS_FOLDER": str(folder)}
     told = facts(mpirun.run(SCRIPT, 2, env=env, timeout=60).check())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, gone, scratch_of, until
+from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, scratch_of, until
 from support.jobs.mpi import Mpi
 
 #: A program that lends its workers to somebody else's cluster for as long as a function runs.
@@ -94,17 +94,3 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     assert not file.exists()
     joined.wait(20).check(0)
     assert scratch_of(owner) == scratch_of(joined) == []
-
-
-@pytest.mark.both_mpis
-def test_interrupt_ends_the_cluster(mpirun: Mpi, tmp_path: Path) -> None:
-    file = tmp_path / "scheduler.json"
-    owner = mpirun.start([*COMMAND, "--scheduler-file", str(file)], 2)
-    owner.wait_for("2 workers on 1 host", stream="stderr")
-    owner.signal(signal.SIGINT)
-    done = owner.wait(20)
-    assert done.rc != 0
-    assert gone(owner, 0)
-    assert "Traceback" not in done.stderr
-    assert not file.exists()
-    assert scratch_of(owner) == []

@@ -38,7 +38,6 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "analysis.py")
 
 
-@pytest.mark.both_mpis
 @pytest.mark.slow
 def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     mpirun: Mpi, tmp_path: Path
@@ -59,22 +58,11 @@ def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
 NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-@pytest.mark.both_mpis
 @pytest.mark.quick(number=signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
-    line = [
-        sys.executable,
-        "-c",
-        NOT_IGNORED,
-        sys.executable,
-        *LAUNCH[1:],
-        "-n",
-        "2",
-        "--interface",
-        "lo",
-        write(tmp_path, WAITS),
-    ]
+    launch = [*LAUNCH[1:], "-n", "2", "--interface", "lo", write(tmp_path, WAITS)]
+    line = [sys.executable, "-c", NOT_IGNORED, sys.executable, *launch]
     job = mpirun.start(line, None, env=BARE)
     job.wait_for("^up")
     job.signal(number)
@@ -160,7 +148,6 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     assert worker["level"] == logging.WARNING
 
 
-@pytest.mark.both_mpis
 def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -> None:
     source = small_environment(tmp_path / "env")
     local = tmp_path / "local"

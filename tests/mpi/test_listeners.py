@@ -67,16 +67,11 @@ def test_script_finds_nothing_of_what_mpi_was_told(mpirun: Mpi) -> None:
 CHOICES = [
     ("mpich", "UCX_TLS", "all", True),
     ("mpich", "UCX_TLS", "^ib", True),
-    ("mpich", "UCX_TLS", "tcp,self,sm", True),
     ("mpich", "UCX_TLS", "tcp,self", True),
-    ("mpich", "UCX_TLS", "^tcp", False),
     ("mpich", "UCX_TLS", "sm,self", False),
-    ("mpich", "OMPI_MCA_btl", "self,tcp", False),
     ("openmpi", "OMPI_MCA_btl", "^openib", False),
     ("openmpi", "OMPI_MCA_btl", "self,sm,tcp", True),
-    ("openmpi", "HOME", "btl = ^openib", False),  # mpirun makes a variable of it
-    ("openmpi", "HOME", "btl = self,sm,tcp", True),
-    ("openmpi", "UCX_TLS", "all", False),
+    ("openmpi", "HOME", "btl = self,sm,tcp", True),  # mpirun makes a variable of it
 ]
 
 

@@ -10,11 +10,12 @@ from support.jobs.clusters import TELL, facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
-pytestmark = [pytest.mark.quick, pytest.mark.both_mpis]
+pytestmark = pytest.mark.both_mpis
 
 PROGRAM = script("mpi/scripts/mails.py")
 
 
+@pytest.mark.quick
 def test_freed_where_all_ranks_come(mpirun: Mpi) -> None:
     told = facts(mpirun.run(PROGRAM, 3).check())
     assert told["rank0"] == told["rank1"] == {"freed": True, "kept": False, "late": False}
@@ -77,6 +78,7 @@ def test_no_last_messages_under_mpich_4(mpirun: Mpi, version: str, received: int
 INTRUDER = script("mpi/scripts/intruder.py")
 
 
+@pytest.mark.quick(how="free")
 @pytest.mark.parametrize("how", ["free", "exit"])
 def test_what_strangers_send_is_dropped_and_the_job_goes_on(mpirun: Mpi, tmp_path: Path, how: str) -> None:
     """On the communicator and with the tag that the messages have, as whoever reaches a port of the MPI library can."""

@@ -63,28 +63,24 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
 
 @pytest.mark.both_mpis
 @pytest.mark.quick
-def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
+def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="sys.exit(7)\n")
-    done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 4)
+    done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 2)
     done.check(7)
     told = facts(done)
-    check_tasks(told, done.stdout, 4)
+    check_tasks(told, done.stdout, 2)
     assert told["rank"] == 0
     assert told["argv"] == [str(script), "--nthreads", "two words"]
     assert told["file"] == str(script)
     assert told["address"].startswith("tls://127.0.0.1:")
-    assert [row["name"] for row in told["workers"]] == [0, 1, 2, 3]  # ints, as in dask-mpi
+    assert [row["name"] for row in told["workers"]] == [0, 1]  # ints, as in dask-mpi
     assert all(row["nanny"] for row in told["workers"]), told["workers"]
-    assert {row["nthreads"] for row in told["workers"]} == {max(1, CORES // 4)}
+    assert {row["nthreads"] for row in told["workers"]} == {max(1, CORES // 2)}
     assert "Traceback" not in done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
-    # The plan that was made for this job is the plan that `plan` shows, to programs and to people.
-    alone = mpirun.run([*COMMAND, "plan", "--json"], 4).check()
+    # The plan that was made for this job is the plan that `plan` shows.
+    alone = mpirun.run([*COMMAND, "plan", "--json"], 2).check()
     assert json.loads(alone.stdout) == told["plan"]
-    table = mpirun.run([*COMMAND, "plan"], 4).check()
-    assert table.stderr == ""
-    assert table.stdout.count(os.uname().nodename) >= 1
-    assert "{" not in table.stdout
 
 
 @pytest.mark.quick("mpich", kind="module")
@@ -149,7 +145,6 @@ def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_pa
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")
@@ -189,7 +184,7 @@ tell(own=client.submit(double, 8, resources={"own": 1}).result())
     assert foreign_lines(done.stderr) == []
 
 
-def test_eight_ranks_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
+def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
     # command line > environment > Dask's YAML > default
     config = tmp_path / "config"
     config.mkdir()
@@ -199,15 +194,15 @@ def test_eight_ranks_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path)
         "DASK_CONFIG": str(config),
         "DASK_GPU_MPI__NTHREADS": "2",
         "DASK_GPU_MPI__NAME": "environment",
-        "DASK_GPU_MPI__CLIENT_RANK": "5",
+        "DASK_GPU_MPI__CLIENT_RANK": "1",
     }
-    line = [*COMMAND, "--name", "said", "--scheduler-rank", "3", str(write_script(tmp_path))]
-    done = mpirun.run(line, 8, env=env, timeout=90).check()
+    line = [*COMMAND, "--name", "said", "--scheduler-rank", "2", str(write_script(tmp_path))]
+    done = mpirun.run(line, 3, env=env).check()
     told = facts(done)
-    check_tasks(told, done.stdout, 8)
-    assert told["rank"] == 5
-    assert told["plan"]["scheduler"]["rank"] == 3
-    assert [row["name"] for row in told["workers"]] == [f"said-{rank}" for rank in range(8)]
+    check_tasks(told, done.stdout, 3)
+    assert told["rank"] == 1
+    assert told["plan"]["scheduler"]["rank"] == 2
+    assert [row["name"] for row in told["workers"]] == [f"said-{rank}" for rank in range(3)]
     assert {row["nthreads"] for row in told["workers"]} == {2}
     assert {row["memory"] for row in told["workers"]} == {300_000_000}
     assert {row["config"] for row in told["workers"]} == {"from the file"}

@@ -19,7 +19,6 @@ HEAD = "import mpi4py\nfrom dask_gpu_mpi import initialize\n"
 @pytest.mark.parametrize(
     "before",
     [
-        "mpi4py.rc.initialize = False",
         # most ranks never come back from initialize() to finalize it
         "mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init_thread()",
         "mpi4py.rc.finalize = False",
@@ -36,7 +35,6 @@ def test_a_script_that_looks_after_mpi_itself(mpirun: Mpi, before: str) -> None:
     ("before", "level"),
     [
         ("mpi4py.rc.thread_level = 'serialized'", "SERIALIZED"),
-        ("mpi4py.rc.threads = False", "SINGLE"),
         ("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init()", "SINGLE"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The private key is in no place where others, or a file that is passed on, would show it."""
+"""Who has no certificate does not get in, and the private key is in no place where others would see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, until, without_mpi
+from support.jobs.clusters import COMMAND, TELL, facts, scratch_of, until, without_mpi
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -43,7 +43,13 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     argv = [part for option in options.items() for part in option]
     job = mpirun.start([*COMMAND, "--worker-class", "distributed.Nanny", *argv, "script.py"], 2)
     (job.directory / "script.py").write_text(LEAVES_SECRETS)
-    job.wait_for("done")
+    job.wait_for("strangers", 60)
+    # in: nobody who has not been let in
+    told = facts(job)
+    assert len(told["strangers"]) == 4, told
+    assert all(answer.startswith("refused: ") for answer in told["strangers"]), told
+    assert scratch_of(job)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in job.directory.glob("dgm-*"))
     for pid in (*job.processes(), *without_mpi(job)):
         for name in ("cmdline", "environ"):
             assert not has_key(Path(f"/proc/{pid}/{name}")), (pid, name)

@@ -14,13 +14,8 @@ from support.jobs.scripts import script
 
 #: What the rule has to say of a job that shows it, on two workers of two threads.
 RULES = {
-    "alone": r"the script had no task for the workers for \d\d % of its time: (.*, )?[34]\.\d s between tasks.* Fix: ",
-    "partitions": r"6 tasks of 'nap' for 4 threads: 2 idle at the end; workers waited for tasks for .* Fix: a multiple of 4 ",
     "straggler": r"one task of 'nap' took [67]\.\d s, the mean of 21 is \d\d\d ms; .* Fix: ",
-    "few": r"workers waited for tasks for [5-8]\d % .*: fewer tasks could run than there were 4 threads\. Fix: ",
-    "short": r"[\d,]+ tasks of \d+ ms: \d\d % of the time for them is the scheduler's and its messages'\. Fix: ",
     "transfers": r"workers waited for data of others for \d\d % of the script's time: [\d.]+ \w*B in 5 transfers\. Fix: ",
-    "uneven": r"one of 2 workers \([01]\) held 100 % of the data: 286\.10 MiB of 286\.1\d MiB, after .* Fix: ",
     "spills": r"[\d.]+ [GM]iB spilled to disk \(sum of the peaks of 2 of 2 workers\).* Fix: .*\(memory_limit\)",
 }
 

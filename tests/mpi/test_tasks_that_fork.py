@@ -11,8 +11,7 @@ POOLS = script("mpi/scripts/pools.py")
 
 
 @pytest.mark.parametrize(
-    ("worker_class", "method"),
-    [("distributed.Nanny", "fork"), ("distributed.Worker", "fork"), ("distributed.Worker", "forkserver")],
+    ("worker_class", "method"), [("distributed.Nanny", "fork"), ("distributed.Worker", "forkserver")]
 )
 def test_pools(mpirun: Mpi, worker_class: str, method: str) -> None:
     """They end, and what a task has left running ends with its worker."""

@@ -60,21 +60,23 @@ def _early(timed: dict[str, BatchJob]) -> None:
     """Started before the first test."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
+def test_a_script_that_raises(slurm: Slurm) -> None:
     files = {"script.py": CLIENT + "raise RuntimeError('the script is broken')\n"}
-    ended = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files=files).wait().check("FAILED", 1)
+    job = slurm.submit(template("slurm.sbatch", ONE), *TWO, args=["script.py"], files=files)
+    ended = job.wait().check("FAILED", 1)
     assert ended.output.count("RuntimeError: the script is broken") == 1
     assert ended.output.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("either", "name"), [("open", "slurm.sbatch"), ("cgroups", "slurm-mpirun.sbatch")], indirect=["either"]
+)
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
     job.wait_for("the script runs")
     either.ask("scancel", job.number)
     # On the other hosts Slurm tells Open MPI's daemon alone; it ends at once, and then Slurm kills what is below it.
-    killed = either.cgroups and detected_mpi.name == "openmpi" and name == "slurm-mpirun.sbatch"
+    killed = either.cgroups and detected_mpi.name == "openmpi"
     ended = job.wait(30, allowed=r"dgm-|sem\.mp-" if killed else "^$")
     assert ended.state == "CANCELLED"
     assert "Traceback" not in ended.output
@@ -141,26 +143,18 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_killed(slurm: Slurm, name: str) -> None:
-    # the client's rank, and one without it; slurm.sbatch has Slurm wait half a minute for what is left
-    jobs = [
-        slurm.submit(
-            template(name, ONE), *TWO, "--exclusive=user", args=["script.py"], files={"script.py": WAITS}
-        )
-        for _ in range(2)
-    ]
-    for rank, job in enumerate(jobs):
-        job.wait_for("the script runs")
-        os.kill(job.ranks()[rank], signal.SIGKILL)
-    wait_all(jobs)
-    for job in jobs:
-        # MPICH's library leaves its shared memory when killed; who is killed by srun can't clean up
-        ended = job.wait(allowed=r"mpich_shm_|dgm-|sem\.mp-" if name == "slurm.sbatch" else "mpich_shm_")
-        assert ended.state == "FAILED"
-        assert ended.code != 0
-        assert ended.output.count("the script runs") == 1
-        assert "ended after" not in ended.output
+@pytest.mark.parametrize(("rank", "name"), [*enumerate(NAMES)])
+def test_a_rank_is_killed(slurm: Slurm, rank: int, name: str) -> None:
+    # the client's rank, or one without it; slurm.sbatch has Slurm wait half a minute for what is left
+    job = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
+    job.wait_for("the script runs")
+    os.kill(job.ranks()[rank], signal.SIGKILL)
+    # MPICH's library leaves its shared memory when killed; who is killed by srun can't clean up
+    ended = job.wait(allowed=r"mpich_shm_|dgm-|sem\.mp-" if name == "slurm.sbatch" else "mpich_shm_")
+    assert ended.state == "FAILED"
+    assert ended.code != 0
+    assert ended.output.count("the script runs") == 1
+    assert "ended after" not in ended.output
 
 
 @pytest.mark.both_mpis

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from support.bed.slurm import Slurm, template
 from support.jobs.clusters import TELL, facts, workers_of
 
 SCRIPT = TELL + "from distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")
-NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
+def test_a_job_that_it_lets_pass(confined: Slurm) -> None:
     # without GPUs, which the cgroup hides all
     job = confined.submit(
-        template(name, ()),
+        template("slurm-mpirun.sbatch", ()),
         *OPTIONS,
         args=["script.py"],
         files={"script.py": SCRIPT},
@@ -32,10 +28,9 @@ def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
     assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values()), rows
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_job_that_it_refuses(slurm: Slurm, name: str) -> None:
+def test_a_job_that_it_refuses(slurm: Slurm) -> None:
     # an emulated GPU runs no kernel
-    text = template(name, ("--gpus-per-node=1",))
+    text = template("slurm.sbatch", ("--gpus-per-node=1",))
     job = slurm.submit(
         text, *OPTIONS, args=["script.py"], files={"script.py": SCRIPT}, env={"DGM_CHECK": "yes"}
     )

@@ -24,8 +24,7 @@ tell(workers=looks(client), plan=current_session().plan.as_json())
 NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_jobs_on_one_host(slurm: Slurm, name: str) -> None:
+def test_two_jobs_on_one_host(slurm: Slurm) -> None:
     # each waits for the other: they run at the same time
     meets = """
 here = os.environ["MEETING"]
@@ -35,7 +34,7 @@ while len(os.listdir(here)) < 2 and time.monotonic() < limit:
     time.sleep(0.05)
 tell(met=len(os.listdir(here)))
 """
-    text = template(name, ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
+    text = template("slurm.sbatch", ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
     options = ("--nodes=1", "--nodelist=h1", "--ntasks-per-node=1", "--mem=2000")
     files = {"script.py": LOOKS + meets}
     with_place = {"MEETING": str(slurm.meeting_place())}
@@ -100,15 +99,14 @@ tell(met=len(os.listdir(here)))
     assert sorted(visible) == sorted(gpu.uuid for gpu in confined.gpus["h1"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_array_whose_members_join_one_cluster(slurm: Slurm, name: str) -> None:
+def test_an_array_whose_members_join_one_cluster(slurm: Slurm) -> None:
     file = slurm.meeting_place() / "cluster.json"
     waits = """
 client.wait_for_workers(3, timeout=60)
 rows = looks(client)
 tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32))))
 """
-    text = template(name, ("--gpus-per-node=1",))
+    text = template("slurm.sbatch", ("--gpus-per-node=1",))
     options = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
     first = slurm.submit(
         text, *options, args=["--scheduler-file", str(file), "script.py"], files={"script.py": LOOKS + waits}
@@ -128,11 +126,13 @@ tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32)))
     assert not Path(file).exists()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hosts_that_differ(slurm: Slurm, name: str) -> None:
+def test_hosts_that_differ(slurm: Slurm) -> None:
     options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
     job = slurm.submit(
-        template(name, ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS}
+        template("slurm-mpirun.sbatch", ("--gpus=10",)),
+        *options,
+        args=["script.py"],
+        files={"script.py": LOOKS},
     )
     rows = workers_of(facts(job.wait().check().output))
     assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]

@@ -43,10 +43,9 @@ def copies(slurm: Slurm) -> set[str]:
     return {path.name for path in slurm.shared_memory(("h1", "h2")) if path.name.startswith("dgm-stage-")}
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
-def test_a_copy_on_each_node(slurm: Slurm, packed: str, name: str) -> None:
+def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
     job = slurm.submit(
-        template(name, ONE),
+        template("slurm-mpirun.sbatch", ONE),
         *TWO,
         args=["--stage", packed, "script.py"],
         files={"script.py": SCRIPT},

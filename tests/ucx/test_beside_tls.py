@@ -230,10 +230,7 @@ def test_check_tries_ucx(mpirun: Mpi) -> None:
 
 def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    (finding,) = transport(mpirun.run(CHECK, 4, env=env, bed=hosts, timeout=90).check())
-    assert finding["level"] == "ok"
-    assert finding["found"].endswith("UCX works within 3 nodes")
-    opened, found = transport(mpirun.run(CHECK, 4, env=env | OPEN, bed=hosts, timeout=90))
+    opened, found = transport(mpirun.run(CHECK, 3, env=env | OPEN, bed=hosts, timeout=90))
     assert opened["level"] == "warning"
     assert "can run code as you" in opened["found"]
     assert found["level"] == "ok"

@@ -51,7 +51,6 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
-@pytest.mark.both_mpis
 @pytest.mark.quick("mpich")
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
@@ -74,24 +73,6 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-def test_initialize(mpirun: Mpi) -> None:
-    """What the user configured for transfers and UCX is kept: also a number, which UCX's package does not take."""
-    env = {
-        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
-        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
-    }
-    asked = "from ucxx import get_config\ntell(threshold=[*client.run(lambda: get_config()['RNDV_THRESH']).values()])\n"
-    done = mpirun.run(
-        HEAD + INITIALIZED + "seen(client)\n" + asked + MESSAGES, 2, env=env, timeout=90
-    ).check()
-    told = facts(done)
-    check(told, 2)
-    assert told["messages"] == [123_000_000]
-    assert len(told["threshold"]) == 2
-    assert [value for value in told["threshold"] if "12345" not in value] == []
-    assert foreign_lines(done.stderr) == []
-
-
 @pytest.mark.both_mpis
 def test_mpi_before_ucx(mpirun: Mpi) -> None:
     """It is said, with a remedy, and the remedy works."""
@@ -103,11 +84,21 @@ def test_mpi_before_ucx(mpirun: Mpi) -> None:
 
 
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    done = mpirun.run(
-        HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90
-    ).check()
-    rows = check(facts(done), 2)
+    """What the user configured for transfers and UCX is kept: also a number, which UCX's package does not take."""
+    env = {
+        "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
+    }
+    asked = "from ucxx import get_config\ntell(threshold=[*client.run(lambda: get_config()['RNDV_THRESH']).values()])\n"
+    program = HEAD + INITIALIZED + "seen(client)\n" + asked + MESSAGES
+    done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
+    told = facts(done)
+    rows = check(told, 2)
+    assert told["messages"] == [123_000_000]
+    assert len(told["threshold"]) == 2
+    assert [value for value in told["threshold"] if "12345" not in value] == []
+    assert foreign_lines(done.stderr) == []
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
     assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == 2
 
@@ -138,7 +129,6 @@ seen(client)
     assert facts(done)["restarted"] == [True, True]
 
 
-@pytest.mark.both_mpis
 def test_killed_rank_ends_the_job(mpirun: Mpi) -> None:
     job = mpirun.start(HEAD + INITIALIZED + "tell(up=True)\nimport time\ntime.sleep(600)\n", 2)
     job.wait_for("FACTS", 60)

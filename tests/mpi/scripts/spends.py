@@ -45,41 +45,14 @@ def good():
     naps(*[0.25] * 96)
 
 
-def alone():
-    naps(*[0.5] * 8)
-    time.sleep(3.0)
-    naps(*[0.5] * 8)
-
-
-def partitions():
-    naps(*[3.0] * 6)
-
-
 def straggler():
     naps(*[0.1] * 20, 6.0)
-
-
-def few():
-    for _ in range(6):
-        wait(client.submit(nap, 0, 1.0, pure=False))
-
-
-def short():
-    end = time.monotonic() + 6.0
-    while time.monotonic() < end:
-        naps(*[0.003] * 400)
 
 
 def transfers():
     for _ in range(5):
         made = client.submit(Slow, pure=False, workers=[first])
         wait(client.submit(use, made, 0.3, pure=False, workers=[second]))
-
-
-def uneven():
-    kept = client.map(load, range(10), [30_000_000] * 10, pure=False, workers=[first])
-    wait(kept)
-    naps(*[0.25] * 96)
 
 
 def spills():

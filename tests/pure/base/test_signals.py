@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signals import Action, Signals, install, is_ours
+from dask_gpu_mpi.base.signals import Action, Signals, action_before, install, is_ours
 from support.jobs.processes import run_python
 
 HEAD = """
@@ -254,3 +254,20 @@ def test_it_ends_with_its_parent() -> None:
 def test_a_parent_that_has_gone_already() -> None:
     assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1); print('lives on')").stdout == ""
     assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1)").returncode == 1
+
+
+def test_all_is_as_it_was_afterwards() -> None:
+    before = [
+        Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    ]
+    signals = Signals()
+    signals.take()
+    assert is_ours(signal.SIGTERM)
+    assert action_before(signal.SIGTERM).handler == before[1].handler
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.got is not None
+    assert signals.got[0] == signal.SIGTERM
+    signals.give_back()
+    after = [Action.now(action.number) for action in before]
+    assert [(action.handler, action.in_c) for action in after] == [(a.handler, a.in_c) for a in before]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.sites.batch import SYSTEMS, batch_system, end_time, output_of
+from support.jobs.processes import run_python
 
 NOW = 1_000_000.0
 
@@ -55,7 +54,7 @@ def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: flo
     assert end_time(environ, now=lambda: NOW, ask=ask(answers)) == expected  # type: ignore[arg-type]
 
 
-def test_a_command_that_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert end_time({"PBS_JOBID": "7.server"}) is None
 
@@ -90,7 +89,7 @@ environ = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}
 assert (login_host(environ), end_time(environ)) == ("login", None)
 print([name for name in SYSTEMS if f"dask_gpu_mpi.sites.{name}" in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python(code)
     assert done.stdout == "['slurm']\n", done.stderr
 
 

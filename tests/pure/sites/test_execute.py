@@ -17,6 +17,7 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
+from support.jobs.processes import run_python
 
 LAUNCH = """
 import os, sys
@@ -204,17 +205,12 @@ def test_job_that_is_cancelled_while_it_ends_is_not_requeued(when: str, more: st
     assert ran(CANCELLED[when], more=more) == (75, "lingers\n" * ("lingers" in more))
 
 
-def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch() -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch(number: signal.Signals) -> None:
     """While it asks for the second run: Slurm ends the first one then."""
-    launch = LAUNCH.replace(
-        'print("requeued"', 'os.kill(os.getpid(), int(os.environ["SENT"])); print("requeued"'
-    )
-    for number in (signal.SIGUSR1, signal.SIGTERM):
-        done = subprocess.run(
-            [sys.executable, "-c", launch, "", "raise SystemExit(75)", "{}"],
-            capture_output=True, text=True, timeout=30, env={**os.environ, "SENT": str(int(number)), "LINGER": "0.1"},
-        )  # fmt: skip
-        assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
+    launch = LAUNCH.replace('print("requeued"', f'os.kill(os.getpid(), {int(number)}); print("requeued"')
+    done = run_python(launch, "", "raise SystemExit(75)", "{}", env={**os.environ, "LINGER": "0.1"})
+    assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
 
 
 def test_launcher_ends_with_launch() -> None:
@@ -313,18 +309,9 @@ def test_folder_of_the_logs_that_is_not_ours(
     assert os.listdir(tmp_path / "home") == ["1"]
 
 
-def test_preflight_leaves_standard_input_to_the_script(tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("hello")
+def test_preflight_leaves_standard_input_to_the_script() -> None:
     reads = "import sys; print(repr(sys.stdin.read()))"
-    with (tmp_path / "input").open() as file:
-        done = subprocess.run(
-            [sys.executable, "-c", LAUNCH, reads, reads, "{}"],
-            stdin=file,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-    assert done.stdout == "''\n'hello'\n"
+    assert run_python(LAUNCH, reads, reads, "{}", input="hello").stdout == "''\n'hello'\n"
 
 
 def test_end_that_is_sent_again_is_forwarded_again() -> None:

@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.sites import pbs
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
 from dask_gpu_mpi.sites.execute import run_unblocked
-from dask_gpu_mpi.sites.pbs import job_script, resources
+from dask_gpu_mpi.sites.pbs import job_script
 from support import ROOT
 
 QSTAT = """Job Id: 42.server
@@ -79,22 +79,9 @@ def test_pbs_submits_a_job_of_the_same_shape(
         "OTHER": "1",
     }
     assert requeue(job("pbs"), environ, run) is None
-    shape = [
-        "-lplace=scatter:excl",
-        "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4",
-        "-lwalltime=01:00:00",
-        "-Amine",
-    ]
-    assert run.ran[0] == ["qstat", "-fw", "42"]
-    assert run.ran[1] == [
-        "qsub",
-        "-q",
-        "batch",
-        *shape,
-        "-v",
-        "DASK_X,DGM_PROGRAM,DGM_RESTART",
-        "/spool/42.SC",
-    ]
+    shape = "-lplace=scatter:excl -lselect=2:ncpus=64:mpiprocs=1:ngpus=4 -lwalltime=01:00:00 -Amine"
+    expected = f"qsub -q batch {shape} -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
+    assert [" ".join(words) for words in run.ran] == ["qstat -fw 42", expected]
     assert run.environ["DGM_RESTART"] == "4"
     run = Commands()
     assert requeue(job("pbs", limit=3), environ, run) is None
@@ -105,21 +92,13 @@ def test_pbs_submits_a_job_of_the_same_shape(
     assert run.ran == []
 
 
-def test_resources_of_no_answer() -> None:
-    assert resources("") == []
-
-
-def test_lsf_requeues_by_the_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("system", "code"), [("lsf", None), ("sge", 99)])
+def test_systems_that_requeue_by_an_exit_code(tmp_path: Path, system: str, code: int | None) -> None:
     """Without limit: a file counts."""
-    given = job("lsf", limit=2, logs=str(tmp_path / "logs"))
-    assert [requeue(given, {}, Commands()) for _ in range(3)] == [None, None, 1]
+    given = job(system, limit=2, logs=str(tmp_path / "logs"))
+    assert [requeue(given, {}, Commands()) for _ in range(3)] == [code, code, 1]
     (tmp_path / "file").touch()
-    assert requeue(job("lsf", logs=str(tmp_path / "file")), {}, Commands()) == 1
-
-
-def test_grid_engine_requeues_by_an_exit_code_of_its_own(tmp_path: Path) -> None:
-    given = job("sge", limit=2, logs=str(tmp_path / "logs"))
-    assert [requeue(given, {}, Commands()) for _ in range(3)] == [99, 99, 1]
+    assert requeue(job(system, logs=str(tmp_path / "file")), {}, Commands()) == 1
 
 
 @pytest.mark.parametrize(("system", "name"), [("flux", "Flux"), ("local", "this machine")])

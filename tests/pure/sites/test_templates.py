@@ -57,12 +57,11 @@ def test_template_runs_check_and_then_the_script(batch: FakeBatch, path: Path) -
     assert ran.program() == words
 
 
-def test_refused_preflight_and_none(batch: FakeBatch) -> None:
+@pytest.mark.parametrize(("check", "program"), [("", None), ("no", ["my.py"])])
+def test_refused_preflight_and_none(batch: FakeBatch, check: str, program: list[str] | None) -> None:
     batch.answers["start"] = ("", 7)
-    ran = run_template(batch, "lsf.bsub", "my.py")
-    assert (ran.rc, ran.program()) == (7, None)
-    ran = run_template(batch, "lsf.bsub", "my.py", DGM_CHECK="no")
-    assert (ran.rc, ran.program()) == (7, ["my.py"])
+    ran = run_template(batch, "lsf.bsub", "my.py", DGM_CHECK=check)
+    assert (ran.rc, ran.program()) == (7, program)
 
 
 @each_template

@@ -12,6 +12,7 @@ The grammar of the environment variable is at the top of ``nvml.c``; nothing els
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,17 +54,24 @@ def compile_nvml(directory: Path) -> Path:
     """Compile the library into a directory.
 
     `directory`: where `libnvidia-ml.so.1` goes; made if missing.
-    Raises `FileNotFoundError`: there is no C compiler (``$CC``, else ``cc``).
     Raises `RuntimeError`: the compiler found something, warnings included; its words are in the message.
     """
     return compile_library(NVML, directory / LIBRARY)
 
 
 def compile_library(source: Path, library: Path, *more: str) -> Path:
-    """Compile one file of C into a shared library; returns its directory, and raises as `compile_nvml` says."""
+    """Compile one file of C into a shared library; returns its directory, and raises as `compile_nvml` says.
+
+    The test is skipped where there is no C compiler (``$CC``, else ``cc``).
+    """
+    compiler = os.environ.get("CC", "cc")
+    if shutil.which(compiler) is None:
+        import pytest  # which the recordings of the docs do not need
+
+        pytest.skip("no C compiler")
     library.parent.mkdir(parents=True, exist_ok=True)
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    command = [os.environ.get("CC", "cc"), *flags, "-o", str(library), str(source), *more]
+    command = [compiler, *flags, "-o", str(library), str(source), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
