@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,19 +55,6 @@ PRE_SPAWN = {
 
 #: The key by which Dask's users set such variables.
 _PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
-
-
-#: The agents of this process.
-_agents: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
-
-
-def _leave_agents() -> None:
-    """Called in a forked child, which must not hold the control pipe of an agent open when the rank has ended."""
-    for agent in _agents:
-        agent._close_stdin()
-
-
-os.register_at_fork(after_in_child=_leave_agents)
 
 
 def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
@@ -155,7 +141,6 @@ class AgentProcess:
         self._look = Look(gpus_read)
         self._lock = threading.Lock()
         self._open = True
-        _agents.add(self)
         #: Its directory, once it has reported that; removed here if the agent could not.
         self.scratch: str | None = None
         #: Why it has ended, if it could still report that.
@@ -226,8 +211,8 @@ class AgentProcess:
         return [frame for frame in frames if frame[0] != Answer.ENDED]
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`); None: no answer yet, or no such child."""
-        return self._look.gpus(seconds) if self.looks else None
+        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`), if it `looks`; None: no answer yet."""
+        return self._look.gpus(seconds)
 
     def exit_text(self) -> str:
         """How the agent died, as text."""

@@ -14,7 +14,6 @@ from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
-from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
@@ -99,14 +98,10 @@ class Evidence:
         return max(0, min(self.options.scheduler_rank, self.size - 1))
 
     @property
-    def inventories(self) -> list[Inventory]:
-        """The inventories of the ranks that have one."""
-        return [observed.inventory for observed in self.observations.values() if observed.inventory]
-
-    @property
     def gpus(self) -> dict[str, Gpu]:
         """All visible GPUs by UUID, each as the last rank saw it."""
-        return {gpu.uuid: gpu for inventory in self.inventories for gpu in inventory.gpus}
+        inventories = [each.inventory for each in self.observations.values() if each.inventory]
+        return {gpu.uuid: gpu for inventory in inventories for gpu in inventory.gpus}
 
     @property
     def abilities(self) -> dict[int, UcxAbility]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
+from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeline import Step, Timeline
@@ -190,7 +191,7 @@ class Coordinator(FailureCoordinator):
         self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
-        self.timelines: dict[int, list[Step]] = {}
+        self._timelines: dict[int, list[Step]] = {}
         self._job = job
         self._options = job.options
         self._send = send
@@ -228,7 +229,7 @@ class Coordinator(FailureCoordinator):
             self._on_address(*payload)
         elif kind == Kind.READY:
             self._ready.add(source)
-            self.timelines[source] = payload or []
+            self._timelines[source] = payload or []
             if self._ready.issuperset(self._ranks) and self.outcome is None and not self._failures:
                 self._all_ready()
         else:
@@ -392,8 +393,13 @@ class Coordinator(FailureCoordinator):
             return
         role = self.plan.scheduler
         self._begin(Phase.SCHEDULER, [role.rank], "starting the scheduler")
-        order = (self._listen[role.rank], self._config, self.plan.scheduler_device, facts_of(self.plan))
-        self._send(role.rank, Kind.SCHEDULER, order)
+        settings = SchedulerSettings(
+            self._listen[role.rank],
+            self._config,
+            device=self.plan.scheduler_device,
+            facts=facts_of(self.plan),
+        )
+        self._send(role.rank, Kind.SCHEDULER, settings)
 
     def _on_address(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""
@@ -425,13 +431,16 @@ class Coordinator(FailureCoordinator):
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
+        steps = {rank: steps for rank, steps in self._timelines.items() if steps}
         full = replace(
-            self._cluster, plan=self.plan, transport=str(self._transport.line), config=self._config
+            self._cluster,
+            plan=self.plan,
+            transport=str(self._transport.line),
+            config=self._config,
+            absent=tuple(sorted(self._absent)),
+            hosts=dict(self.hosts) if steps else {},
+            steps=steps,
         )
-        if any(self.timelines.values()):
-            steps = {rank: list(steps) for rank, steps in self.timelines.items()}
-            full = replace(full, hosts=dict(self.hosts), steps=steps)
-        full = replace(full, absent=tuple(sorted(self._absent)))
         part = Cluster(self._cluster.address, None)
         for rank in self._ranks[1:]:
             self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -22,7 +22,6 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.plan.model import Plan, Start
-from dask_gpu_mpi.view.job_facts import JobFacts
 
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
@@ -43,7 +42,7 @@ class Kind(StrEnum):
     CONNECT = "connect"
     #: Every rank to the coordinator: a `Reached`.
     REACHED = "reached"
-    #: Coordinator to the scheduler's rank: ``(address to listen on, Dask configuration, UUID of a GPU)``.
+    #: Coordinator to the scheduler's rank: its `SchedulerSettings`.
     SCHEDULER = "scheduler"
     #: Scheduler's rank to the coordinator: ``(address, link to the dashboard)``.
     ADDRESS = "address"
@@ -164,7 +163,7 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.LISTENING: Listening,
     Kind.CONNECT: Connect,
     Kind.REACHED: Reached,
-    Kind.SCHEDULER: tuple[str | None, dict[str, Any], str, JobFacts],
+    Kind.SCHEDULER: SchedulerSettings,
     Kind.ADDRESS: tuple[str, str | None],
     Kind.START: Start,
     Kind.READY: list[Step],

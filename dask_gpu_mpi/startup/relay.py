@@ -18,7 +18,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
-from dask_gpu_mpi.view.job_facts import JobFacts
 
 
 class Relay:
@@ -57,7 +56,7 @@ class Relay:
             pass
         elif kind == Kind.SCHEDULER:
             self._connecting.close_scheduler()
-            self._start_scheduler(*payload)
+            self._start_scheduler(payload)
         elif kind == Kind.START:
             self._start_workers(payload)
 
@@ -88,13 +87,12 @@ class Relay:
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
-    def _start_scheduler(
-        self, listen: str | None, config: dict[str, Any], device: str, facts: JobFacts
-    ) -> None:
+    def _start_scheduler(self, settings: SchedulerSettings) -> None:
+        facts = settings.facts
         facts = replace(facts, warnings=(*map(str, self._options.warnings), *facts.warnings))
         # A cluster without encryption is open to everyone, and so is its dashboard.
         token = make_token() if self._options.protocol.encrypts else ""
-        self._settings = SchedulerSettings(listen, config, token, device, facts)
+        self._settings = replace(settings, token=token, facts=facts)
         self._channels.order(Order.START_SCHEDULER, self._settings)
 
     def _on_scheduler(self, address: str, http_port: int | None, identity: str) -> None:

@@ -59,32 +59,26 @@ def test_what_can_not_be_killed_is_not_waited_for(
     assert f"agent (process {agent.pid}) still running 0.1 s after SIGKILL" in capfd.readouterr().err
 
 
-def test_files_that_got_the_numbers_of_its_pipes_are_left_alone(agent: AgentProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", [True, False], ids=["by files of the script", "closed"])
+def test_pipes_that_are_gone(agent: AgentProcess, taken: bool, tmp_path: Path) -> None:
     numbers = [agent._stdin, agent._reader.fd]
-    files = []
     for number in numbers:
         path = tmp_path / str(number)
         path.write_text("of the script")
-        fd = os.open(path, os.O_RDWR)
-        os.dup2(fd, number)
-        os.close(fd)
-        files.append(path)
-    agent.send(Order.CLOSE)
-    assert agent.events() == []
-    assert agent.lost
-    agent.close(0.0)
-    assert [os.read(number, 100) for number in numbers] == [b"of the script"] * 2
-    for number in numbers:
-        os.close(number)
-
-
-def test_pipes_that_are_gone(agent: AgentProcess) -> None:
-    for number in (agent._stdin, agent._reader.fd):
-        os.close(number)
+        if taken:
+            fd = os.open(path, os.O_RDWR)
+            os.dup2(fd, number)
+            os.close(fd)
+        else:
+            os.close(number)
     agent.send(Order.CLOSE)
     assert agent.events() == []
     assert agent.lost
     agent.close(5.0)
+    if taken:
+        assert [os.read(number, 100) for number in numbers] == [b"of the script"] * 2
+        for number in numbers:
+            os.close(number)
 
 
 def environ_of(pid: int) -> bytes:
@@ -114,29 +108,23 @@ def test_what_dask_configures_for_processes_is_there_from_the_agents_first_momen
     assert another._process.returncode == 0
 
 
-def test_an_agent_that_closes_in_order_has_removed_its_scratch_itself(
-    agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    removed: list[str] = []
-    monkeypatch.setattr(supervisor, "remove_scratch", lambda path, **_: removed.append(path))
-    agent.scratch = str(tmp_path)
-    assert agent.close(10.0)
-    assert (agent._process.returncode, removed) == (0, [])
-
-
+@pytest.mark.parametrize("killed", [True, False])
 def test_the_scratch_of_an_agent_that_was_killed_is_removed(
-    agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: AgentProcess, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    removed: list[tuple[str, float]] = []
+    """One that closes in order has removed it itself."""
+    removed: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        supervisor, "remove_scratch", lambda path, *, within, settle: removed.append((path, within))
+        supervisor,
+        "remove_scratch",
+        lambda path, *, within, settle: removed.append((path, 2.0 <= within <= 10.0)),
     )
     agent.scratch = str(tmp_path)
-    agent.kill()
+    if killed:
+        agent.kill()
     assert agent.close(10.0)
-    ((path, within),) = removed
-    assert path == str(tmp_path)
-    assert 2.0 <= within <= 10.0
+    assert removed == [(str(tmp_path), True)] * killed
+    assert (agent._process.returncode == 0) is not killed
 
 
 def test_variables_that_are_no_mapping() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem, StartupError, WorldTooSmallException
@@ -28,7 +29,7 @@ from dask_gpu_mpi.startup.coordinator import (
     shared_options,
 )
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Reached, Registration, Start
-from dask_gpu_mpi.view.job_facts import JobFacts, facts_of
+from dask_gpu_mpi.view.job_facts import facts_of
 from support.mocks.inputs import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
@@ -97,11 +98,10 @@ class Driver:
         assert isinstance(self.coordinator.outcome, Cluster)
         return self.coordinator.outcome
 
-    @property
-    def facts(self) -> JobFacts:
-        """What the scheduler is to be told of the plan."""
+    def scheduler(self, listen: str) -> SchedulerSettings:
+        """What the scheduler's rank is told."""
         assert self.coordinator.plan is not None
-        return facts_of(self.coordinator.plan)
+        return SchedulerSettings(listen, {"key": "secret"}, facts=facts_of(self.coordinator.plan))
 
     def kinds(self) -> list[tuple[int, str]]:
         return [(rank, kind) for rank, kind, _ in self.sent]
@@ -112,7 +112,7 @@ def test_the_way_to_a_cluster() -> None:
     driver.tell(1, Kind.REGISTRATION, registration(1, 2))
     assert driver.sent == []
     driver.tell(0, Kind.REGISTRATION, registration(0, 2))
-    assert driver.sent == [(0, Kind.SCHEDULER, ("127.0.0.1", {"key": "secret"}, "", driver.facts))]
+    assert driver.sent == [(0, Kind.SCHEDULER, driver.scheduler("127.0.0.1"))]
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", "http://localhost:8787/status?token=abc"))
     starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
@@ -141,8 +141,8 @@ def test_the_device_of_the_scheduler(gpus: tuple[int, ...], device: str) -> None
     driver.tell(
         0, Kind.REGISTRATION, replace(found, inventory=replace(found.inventory, gpus=tuple(map(gpu, gpus))))
     )
-    ((rank, kind, (_, _, sent, _)),) = driver.sent
-    assert (rank, kind, sent) == (0, Kind.SCHEDULER, device)
+    ((rank, kind, settings),) = driver.sent
+    assert (rank, kind, settings.device) == (0, Kind.SCHEDULER, device)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_the_scheduler_starts_when_all_reach_its_host() -> None:
         driver.tell(rank, Kind.REACHED, REACHED)
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
     driver.tell(1, Kind.REACHED, REACHED)
-    assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, "", driver.facts))
+    assert driver.sent[-1] == (0, Kind.SCHEDULER, driver.scheduler("10.0.0.0"))
 
 
 def test_nodes_that_do_not_reach_each_other_are_named() -> None:
@@ -482,7 +482,7 @@ def test_many_workers_are_given_time() -> None:
     driver = crowded(700)
     (scheduler,) = [payload for _, kind, payload in driver.sent if kind == Kind.SCHEDULER]
     starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
-    for config in (scheduler[1], starts[0].config, starts[-1].config):
+    for config in (scheduler.config, starts[0].config, starts[-1].config):
         assert config == {
             "key": "secret",
             "distributed.comm.timeouts.connect": "35s",
