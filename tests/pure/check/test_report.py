@@ -21,7 +21,6 @@ from dask_gpu_mpi.check.report import (
     as_data,
     display,
     merge,
-    problems,
 )
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.errors import Problem
@@ -30,7 +29,7 @@ from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Reached
-from support.mocks.preflights import GIB, evidence, gpu, observed, reaching
+from support.mocks.preflights import GIB, evidence, gpu, observed
 
 
 @pytest.mark.parametrize(
@@ -73,14 +72,6 @@ def test_a_problem_as_a_finding() -> None:
     assert Finding.of("error", "GPUs", Problem("no GPU"), "default").fix == "default"
 
 
-def test_problems_of_one_line() -> None:
-    wrong = (Problem("A", fix="b", what="GPUs"), Problem("C", what="host"))
-    found = evidence(observed(0), observed(1, problems=wrong))
-    assert [*problems(found, "GPUs", "d")] == [Finding("error", "GPUs", "A", "b", (1,))]
-    assert [*problems(found, "host", "d")] == [Finding("error", "host", "C", "d", (1,))]
-    assert [*problems(found, "launcher", "d")] == []
-
-
 def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
     one = Finding("error", "GPUs", "A", "b", (0,))
     findings = [
@@ -102,23 +93,6 @@ def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
 
 def render(report: Report) -> str:
     return text_of(display(report))
-
-
-def test_table_of_a_bad_job() -> None:
-    found = reaching(Reach(), Reach("Connection refused"))
-    report = Report(found, apply_rules(found), 1.5)
-    assert report.exit_code == 1
-    lines = render(report).splitlines()
-    red = next(i for i, line in enumerate(lines) if "ERROR" in line)
-    assert "rank 1 on h2: can't reach the scheduler" in lines[red]
-    assert "Fix: let all nodes" in lines[red + 1]
-    assert any(line.startswith("node h2: rank 1, cores 0-1, 64.00 GiB, driver 580.1") for line in lines)
-    assert any("GPU-h2-1" in line and line.endswith("ok") for line in lines)
-    assert "1 error, 0 warnings" in lines[-1]
-    data = as_data(report)
-    assert (data["level"], data["exit_code"]) == ("error", 1)
-    assert data["hosts"][1]["gpus"][0]["uuid"] == "GPU-h2-0"
-    assert data["hosts"][1]["gpus"][0]["ecc_uncorrected"] == 0
 
 
 def test_table_of_a_thousand_hosts_stays_small() -> None:

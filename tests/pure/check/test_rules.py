@@ -99,14 +99,6 @@ def test_warnings_of_the_plan() -> None:
     ]
 
 
-def test_lost_gpu_is_red_and_said_once() -> None:
-    base = observed(1)
-    assert base.inventory is not None
-    lost = Problem("host h2: GPU 2 is left out", fix="reset it or leave the host out", what="GPUs")
-    finding = only(evidence(observed(0), replace(base, inventory=replace(base.inventory, warnings=(lost,)))))
-    assert (finding.level, finding.fix) == ("error", "reset it or leave the host out")
-
-
 def test_hosts_with_different_gpus_and_drivers() -> None:
     findings = bad(evidence(observed(0), observed(1, gpus=1, driver="570.2")))
     assert [finding.level for finding in findings] == ["warning", "warning"]
@@ -336,30 +328,41 @@ def test_what_was_not_tested_is_not_reported() -> None:
     assert [one.what for one in silent if one.what in ("ports", "network", "clocks")] == ["ports"]
 
 
-@pytest.mark.parametrize(("more", "level"), [(0.0, "warning"), (0.1, "error")])
-def test_certificates_are_dated_by_the_clock_of_rank_0(more: float, level: str) -> None:
-    found = bad(reaching(Reach("", -BACKDATED), Reach("", -2.0 * BACKDATED - more)))
-    assert [(one.ranks, one.level) for one in found] == [((0,), "warning"), ((1,), level)]
-
-
-def test_clock_of_a_rank_that_reaches_nothing_is_unknown() -> None:
-    finding = only(reaching(FINE, Reach("Connection refused", 99.0)))
-    assert finding.what == "network"
-
-
-def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
-    """With the scheduler elsewhere: its clock is right, and too far behind that of rank 0 for the certificates."""
-    far = reaching(Reach("", 2.0 * BACKDATED), scheduler_rank=1)
-    assert [(one.ranks, one.level, one.found.partition(":")[0]) for one in bad(far)] == [
-        ((0,), "warning", "the clock is 7200.0 s ahead of that of rank 1"),
-        ((1,), "error", "the clock is 7200.0 s behind that of rank 0"),
-    ]
-
-
-@pytest.mark.parametrize(("ahead", "level"), [(-BACKDATED, "warning"), (-BACKDATED - 0.5, "error")])
-def test_rank_0_whose_clock_is_unknown_counts_as_right(ahead: float, level: str) -> None:
-    found = bad(reaching(Reach("Connection refused"), Reach("", ahead)))
-    assert [(one.what, one.level) for one in found] == [("network", "error"), ("clocks", level)]
+@pytest.mark.parametrize(
+    ("first", "second", "options", "expected"),
+    [
+        # certificates are dated by the clock of rank 0
+        (
+            Reach("", -BACKDATED),
+            Reach("", -2.0 * BACKDATED),
+            {},
+            [(0, "warning", "behind that of rank 0"), (1, "warning", "behind that of rank 0")],
+        ),
+        (
+            Reach("", -BACKDATED),
+            Reach("", -2.0 * BACKDATED - 0.1),
+            {},
+            [(0, "warning", "behind that of rank 0"), (1, "error", "behind that of rank 0")],
+        ),
+        # even if the scheduler, whose clock is right, is elsewhere
+        (
+            Reach("", 2.0 * BACKDATED),
+            Reach("", 0.01),
+            {"scheduler_rank": 1},
+            [(0, "warning", "ahead of that of rank 1"), (1, "error", "behind that of rank 0")],
+        ),
+        # a clock that is unknown counts as right
+        (FINE, Reach("refused", 99.0), {}, []),
+        (Reach("refused"), Reach("", -BACKDATED), {}, [(1, "warning", "behind that of rank 0")]),
+        (Reach("refused"), Reach("", -BACKDATED - 0.5), {}, [(1, "error", "behind that of rank 0")]),
+    ],
+)
+def test_clocks_are_compared(
+    first: Reach, second: Reach, options: Any, expected: list[tuple[int, str, str]]
+) -> None:
+    found = [each for each in bad(reaching(first, second, **options)) if each.what == "clocks"]
+    sides = [each.found.partition(" s ")[2].partition(":")[0] for each in found]
+    assert [(*each.ranks, each.level, side) for each, side in zip(found, sides, strict=True)] == expected
 
 
 SILENT = "no answer within 5 s"

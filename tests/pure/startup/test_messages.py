@@ -101,22 +101,17 @@ def test_pushed_back_events_come_first() -> None:
     assert [event.kind for event in channels.events(0.0)] == ["first", "second", "late"]
 
 
-def test_sending_and_dropping() -> None:
+def test_sending_and_dropping(tmp_path: Path) -> None:
+    """What an agent has not removed is left to the end."""
     channels, box, agent = make()
     channels.send(2, "hello", "x")
     assert box.sent == [(2, "hello", "x")]
     channels.order(Order.JOINED)
+    agent.scratch = str(tmp_path)
     channels.drop_agent(1.5)
     channels.drop_agent(1.5)
     channels.order(Order.CLOSE)  # there is none
     assert agent.orders == [(Order.JOINED, None)]
     assert agent.closed == 1.5
     assert channels.events(0.0) == []
-    assert channels.left == []
-
-
-def test_scratch_that_an_agent_leaves(tmp_path: Path) -> None:
-    channels, _, agent = make()
-    agent.scratch = str(tmp_path)
-    channels.drop_agent(1.5)
     assert channels.left == [str(tmp_path)]
