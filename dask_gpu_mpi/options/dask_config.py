@@ -11,11 +11,8 @@ def import_config() -> Any:
     """Import `dask.config`, which reads the configuration; an InputError if one of its files is malformed."""
     try:
         import dask.config
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # the last two: a variable that is nested too deeply
+    # the last two: a variable that is nested too deeply
+    except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(
             f"Dask's configuration can't be read: {' '.join(str(error).split())}",
             fix="correct or remove that file",

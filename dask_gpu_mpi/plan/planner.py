@@ -55,9 +55,7 @@ def make_plan(
         refuse_machine_with_two_names(hosts)
         for host in hosts:
             host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
-        if options.require_idle_gpus:
-            refuse_gpus_in_use(hosts)
-        warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts)
+        warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts, refuse=options.require_idle_gpus)
     asked = device_options
     if asked is None:
         asked = dict.fromkeys(range(len(ranks)), device_memory.device_options(options))
@@ -195,34 +193,21 @@ def ranks_without_gpu(hosts: Sequence[Host]) -> list[Problem]:
     ]
 
 
-def gpus_in_use(hosts: Sequence[Host]) -> list[Problem]:
-    """GPUs on which other processes hold memory."""
-    return [
-        Problem(_in_use(host, gpu), hosts=(host.plan.host,))
-        for host in hosts
-        for gpu in host.plan.gpus
-        if gpu.processes
-    ]
-
-
-def refuse_gpus_in_use(hosts: Sequence[Host]) -> None:
-    """Raise PlacementError where other processes hold memory on a GPU that gets a worker."""
+def gpus_in_use(hosts: Sequence[Host], *, refuse: bool) -> list[Problem]:
+    """GPUs on which other processes hold memory; `refuse`: raise PlacementError if one of them gets a worker."""
+    busy = [(host, gpu) for host in hosts for gpu in host.plan.gpus if gpu.processes]
     with_worker = {
         gpu.uuid for host in hosts for sets in host.share.values() for gpus in sets for gpu in gpus
     }
-    found = [
-        _in_use(host, gpu)
-        for host in hosts
-        for gpu in host.plan.gpus
-        if gpu.processes and gpu.uuid in with_worker
-    ]
-    if found:
+    refused = [_in_use(host, gpu) for host, gpu in busy if gpu.uuid in with_worker]
+    if refuse and refused:
         raise PlacementError(
-            listed(found),
+            listed(refused),
             expected="idle GPUs: require_idle_gpus, --require-idle-gpus",
             fix=f"end those processes, leave the GPUs out with {VISIBLE_DEVICES}, or allow them with "
             "--no-require-idle-gpus",
         )
+    return [Problem(_in_use(host, gpu), hosts=(host.plan.host,)) for host, gpu in busy]
 
 
 def _in_use(host: Host, gpu: Gpu) -> str:

@@ -108,22 +108,6 @@ def test_it_is_written_as_its_text(protocol: Protocol) -> None:
     assert {protocol: 1} == {text: 1}
 
 
-@pytest.mark.parametrize(
-    ("address", "protocol"),
-    [
-        ("tls://h:1", Protocol.TLS),
-        ("ucx://[::1]:1", Protocol.UCX),
-        ("ws://h:1", None),
-        ("TLS://h:1", None),  # distributed would not know it either
-        ("h:1", None),
-        ("tcp", None),
-        ("", None),
-    ],
-)
-def test_the_protocol_of_an_address(address: str, protocol: Protocol | None) -> None:
-    assert Protocol.of(address) is protocol
-
-
 SCHEMA = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi-schema.json")
 
 
