@@ -32,11 +32,12 @@ summary() {
   exit "$failed"
 }
 
-# make_environment openmpi|mpich: .venv/openmpi or .venv/mpich, with the same extras for every tier
+# make_environment openmpi|mpich: .venv/openmpi or .venv/mpich, with the same extras for every tier. pip compiles none of the packages ("no" is
+# pip's word for it): of most of them nothing is ever imported.
 make_environment() {
   local extras=(test gpu)
   if [[ $1 == openmpi ]]; then extras+=(lint); fi
-  bash ci/env.sh "$1" ".venv/$1" "${extras[@]}"
+  PIP_NO_COMPILE=no bash ci/env.sh "$1" ".venv/$1" "${extras[@]}"
 }
 
 # install_packages PACKAGE...: Debian's packages, those that are missing; as root
