@@ -73,7 +73,7 @@ assert not session.closed
 
 quick, both_mpis = pytest.mark.quick, pytest.mark.both_mpis
 ROWS = [
-    Row("returns", "compute()\nmark()\n", marks=(both_mpis, quick("mpich", form="command"))),
+    Row("returns", "compute()\nmark()\n", marks=(quick("mpich", form="command"),)),
     Row("returns early", "mark()\n", client=False, forms=ONE),
     Row("sys.exit(7)", "compute()\nmark()\nsys.exit(7)\n", 7, forms=OTHER),
     Row(
@@ -154,7 +154,7 @@ ROWS = [
         "forks children that end",
         "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n",
         3,
-        marks=(both_mpis, quick("mpich", form="command")),
+        marks=(quick("mpich", form="command"),),
     ),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(

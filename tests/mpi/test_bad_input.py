@@ -313,7 +313,6 @@ def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.both_mpis
 def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> None:
     # rank 1, alone on its host: rank 0 has all it needs, and waits for this one
     env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
@@ -337,7 +336,6 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.both_mpis
 @pytest.mark.quick("mpich", form="command")
 @pytest.mark.parametrize(("form", "ranks"), [("command", 2), ("initialize", None)])
 def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
@@ -399,7 +397,6 @@ def test_scheduler_file_goes_with_a_cluster_that_did_not_start(mpirun: Mpi, tmp_
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.both_mpis
 def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
     script = """
         import os
