@@ -111,15 +111,6 @@ def choose_transport(
     return Transport(wanted, Problem(line), warning, not within)
 
 
-def probing_workers(plan: Plan) -> dict[int, str | int]:
-    """The first worker of each node, by its rank, which tries UCX to the next node; none in a job on one node."""
-    host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
-    first: dict[str, tuple[int, str | int]] = {}
-    for worker in plan.workers:
-        first.setdefault(host_of[worker.rank], (worker.rank, worker.name))
-    return dict(first.values()) if len(first) > 1 else {}
-
-
 def _reason(
     working: set[int],
     abilities: Mapping[int, UcxAbility],

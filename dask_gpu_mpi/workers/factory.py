@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -27,55 +25,32 @@ from dask_gpu_mpi.workers.worker_options import options_for
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
-#: Seconds that Dask gives a worker's process to end when its nanny closes, if its caller sets no others.
-DASK_CLOSES = 5.0
-#: Seconds beyond those, for the teardown of plugins.
-CLOSING_SLACK = 5.0
-
-logger = logging.getLogger("dask_gpu_mpi")
+#: Seconds for a nanny to close: Dask gives its worker's process five of them, and plugins may have a teardown.
+CLOSING = 10.0
 
 
-def closing_reason(nanny: Any) -> Callable[[], str]:
-    """Record why a nanny closes, and make it close in time; returns a function that returns the reason.
+def adapt_nanny(nanny: Any) -> Callable[[], str]:
+    """Change a nanny before its start; returns a function that returns why it has closed.
 
     A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
-    differs. If the teardown of a user's plugin hangs, the nanny would not close, and its worker would never be removed.
+    differs.
     """
+    # They measure the nanny's event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a
+    # second, 0.1 %. The nanny continues to watch its worker's memory.
+    for name in ("tick", "ticks", "monitor"):
+        nanny.periodic_callbacks.pop(name, None)
+    # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
+    if nanny._protocol == "ucx":
+        nanny._protocol = "tcp"
     reasons: list[str] = []
     close = nanny.close
 
-    async def remembering(*args: Any, **kwargs: Any) -> Any:
-        reasons.append(str(kwargs.get("reason", "")))
-        deadline = asyncio.timeout((kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
-        try:
-            # In this task: a server that closes cancels all its tasks but the one that closes it.
-            async with deadline:
-                return await close(*args, **kwargs)
-        except TimeoutError:
-            if not deadline.expired():
-                raise  # Dask's own
-        logger.warning(
-            "the nanny of worker %s has not closed, perhaps because of a plugin's teardown; it is closed without that",
-            getattr(nanny, "name", None),
-        )
-        await _close_alone(nanny)
-        return "OK"
+    async def remembering(*args: Any, reason: str = "", **kwargs: Any) -> Any:
+        reasons.append(reason)
+        return await close(*args, reason=reason, **kwargs)
 
     nanny.close = remembering
     return lambda: reasons[0] if reasons else ""
-
-
-async def _close_alone(nanny: Any) -> None:
-    """The rest of ``Nanny.close``, without the teardown of plugins."""
-    from distributed.core import Server, Status
-
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(nanny.kill(timeout=CLOSING_SLACK / 2, reason="nanny-close"), CLOSING_SLACK)
-    if nanny.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(nanny.pid, signal.SIGKILL)
-    nanny.status = Status.closed
-    await Server.close(nanny)
 
 
 async def watch_nanny(
@@ -96,57 +71,38 @@ async def watch_nanny(
         if current == pid:
             continue
         code = getattr(process, "exitcode", None)
-        # it ends together with its worker, which was retired, or with the cluster
-        status = getattr(getattr(nanny, "status", None), "name", "")
-        is_closing = status in ("closing_gracefully", "closing", "closed")
-        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
-        if pid is not None and not in_order:
+        # It ends together with its worker, which was retired, or with the cluster.
+        is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
+        # A worker whose `lifetime` is over ends with 0.
+        if pid is not None and pid not in asked and not is_closing and code != 0:
             deaths.append(clock())
             on_death(pid, code)
         pid, process = current, _process(nanny)
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
-            await nanny.close(reason="nanny-instantiate-too-often")
+            # the teardown of a user's plugin may hang
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING):
+                    await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
-
-
-def _has_lifetime(nanny: Any) -> bool:
-    """Whether its worker ends by itself after some time and has to be restarted then (Dask's ``lifetime``)."""
-    import dask
-
-    configured = dask.config.get("distributed.worker.lifetime.duration", None)
-    return bool(getattr(nanny, "worker_kwargs", {}).get("lifetime") or configured)
 
 
 def _process(nanny: Any) -> Any:
     """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
-    return getattr(getattr(nanny, "process", None), "process", None)
+    return nanny.process and nanny.process.process
 
 
 def _requested_ends(nanny: Any) -> set[int | None]:
     """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
     asked: set[int | None] = set()
-    kill, handlers = getattr(nanny, "kill", None), getattr(nanny, "handlers", {})
-    if kill is None:  # in another version of distributed
-        return asked
+    kill = nanny.kill
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         asked.add(nanny.pid)
         return await kill(*args, **kwargs)
 
     # `Nanny.restart` calls the method, the scheduler the handler.
-    nanny.kill = handlers["kill"] = remembering
+    nanny.kill = nanny.handlers["kill"] = remembering
     return asked
-
-
-def measure_less(nanny: Any) -> None:
-    """Remove the measurements of a nanny's event loop and process, which nothing reads.
-
-    They cost 50 wake-ups a second, 1.5 % of a core, and two a second, 0.1 %. Measurements of scheduler and workers stay, and the
-    nanny continues to watch its worker's memory.
-    """
-    callbacks = getattr(nanny, "periodic_callbacks", {})
-    for name in ("tick", "ticks", "monitor"):
-        callbacks.pop(name, None)
 
 
 def kill_at_once() -> None:
@@ -154,17 +110,9 @@ def kill_at_once() -> None:
 
     Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
     """
-    with contextlib.suppress(ImportError, AttributeError):
-        from distributed.process import AsyncProcess
+    from distributed.process import AsyncProcess
 
-        AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
-
-
-def listen_on_tcp(nanny: Any) -> None:
-    """Make the nanny of a worker over UCX listen on TCP: it moves no data, and UCX would keep a core busy."""
-    # The nanny's constructor has already set the worker's protocol.
-    if getattr(nanny, "_protocol", None) == "ucx":
-        nanny._protocol = "tcp"
+    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
 
 
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
@@ -238,7 +186,6 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
     from dask_gpu_mpi.workers.plugins import UcxBetweenWorkers
 
     host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
-    probes = start.ucx_probe is not None and plan.name == start.ucx_probe
     # if no address was chosen, the job has joined a running cluster
     listens = start.listen or get_address_host(start.address)
     yield UcxBetweenWorkers(
@@ -247,7 +194,6 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
         leads=transport.between_nodes,
         warned=bool(transport.warning),
         devices=plan.nics,
-        probes=probes,
     )
 
 

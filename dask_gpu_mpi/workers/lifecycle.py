@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
@@ -17,14 +18,7 @@ from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.factory import (
-    closing_reason,
-    kill_at_once,
-    listen_on_tcp,
-    make_worker,
-    measure_less,
-    watch_nanny,
-)
+from dask_gpu_mpi.workers.factory import adapt_nanny, kill_at_once, make_worker, watch_nanny
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -64,18 +58,17 @@ class Workers:
         for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                self._workers.append(_Worker(plan, _make(plan, start, self._options, self._scratch)))
+                made = _make(plan, start, self._options, self._scratch)
+                self._workers.append(_Worker(plan, made, self._scratch))
         kill_at_once()
-        for worker in self._workers:
-            worker.adjust()
-        await asyncio.gather(*(worker.start(self._scratch, self._timeline) for worker in self._workers))
+        await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
 
     async def follow(self) -> bool:
         """Wait until all have ended for good, and return whether one has failed."""
         return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
 
     async def _follow(self, worker: _Worker) -> bool:
-        why = await worker.failure(lambda pid: logs.last_output(self._scratch, pid))
+        why = await worker.failure()
         if not self.closing:
             self._on_end(worker.plan.name, why)
         return why is not None
@@ -98,25 +91,18 @@ class Workers:
 class _Worker:
     """One worker: Dask's object, with its nannies."""
 
-    def __init__(self, plan: WorkerPlan, worker: Any) -> None:
-        self.plan = plan
-        self._worker = worker
-        #: CUDAWorker has some; every other class counts as one.
-        self._nannies: list[Any] = getattr(worker, "nannies", [worker])
-        self._reasons: list[Callable[[], str]] = []
-
-    def adjust(self) -> None:
-        """Make the changes to its nannies that must come before their start."""
+    def __init__(self, plan: WorkerPlan, worker: Any, scratch: str) -> None:
         from distributed import Nanny
 
-        for nanny in self._nannies:
-            if isinstance(nanny, Nanny):
-                measure_less(nanny)
-                listen_on_tcp(nanny)
-            if _is_nanny(nanny):
-                self._reasons.append(closing_reason(nanny))
+        self.plan = plan
+        self._worker = worker
+        self._scratch = scratch
+        # CUDAWorker has some; every other class counts as one, if it is a nanny
+        nannies = getattr(worker, "nannies", [worker])
+        self._nannies: list[Any] = [nanny for nanny in nannies if isinstance(nanny, Nanny)]
+        self._reasons = [adapt_nanny(nanny) for nanny in self._nannies]
 
-    async def start(self, scratch: str, timeline: Timeline) -> None:
+    async def start(self, timeline: Timeline) -> None:
         """Wait until it has registered; the error ends with the last output of its processes."""
         plan, pids = self.plan, set[int]()
         watch = asyncio.ensure_future(self._collect_pids(pids))
@@ -128,41 +114,34 @@ class _Worker:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             gpu = f" (GPU {plan.device})" if plan.device else ""
-            output = next(filter(None, (logs.last_output(scratch, pid) for pid in sorted(pids))), "")
+            output = next(filter(None, (logs.last_output(self._scratch, pid) for pid in sorted(pids))), "")
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             text = f"worker {plan.name}{gpu} did not start: {why}"
             raise StartupError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()
 
-    async def failure(self, last_output: Callable[[int], str]) -> str | None:
+    async def failure(self) -> str | None:
         """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""
         watches = [
-            asyncio.ensure_future(watch_nanny(nanny, on_death=self._death_reporter(nanny, last_output)))
+            asyncio.ensure_future(watch_nanny(nanny, on_death=partial(self._report_death, nanny)))
             for nanny in self._nannies
-            if _is_nanny(nanny)
         ]
-        await self._worker.finished()
-        why = next((watch.result() for watch in watches if watch.done() and not watch.cancelled()), "")
-        for watch in watches:
-            watch.cancel()
-        if not why and any(reason().startswith("nanny-inst") for reason in self._reasons):
-            why = "its nanny could not start it again"
-        return why or None
+        finished = asyncio.ensure_future(self._worker.finished())
+        await asyncio.wait({finished, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        why = next((watch.result() for watch in watches if watch.done()), None)
+        for task in (finished, *watches):
+            task.cancel()
+        if why is None and any(reason().startswith("nanny-inst") for reason in self._reasons):
+            return "its nanny could not start it again"
+        return why
 
-    def _death_reporter(
-        self, nanny: Any, last_output: Callable[[int], str]
-    ) -> Callable[[int, int | None], None]:
-        def report(pid: int, code: int | None) -> None:
-            how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
-            # the connection or the scheduler may be gone as well
-            with contextlib.suppress(Exception):
-                nanny.log_event(
-                    DEATHS_TOPIC,
-                    {"worker": str(self.plan.name), "how": how, "output": last_output(pid)[-MOST_OUTPUT:]},
-                )
-
-        return report
+    def _report_death(self, nanny: Any, pid: int, code: int | None) -> None:
+        how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+        output = logs.last_output(self._scratch, pid)[-MOST_OUTPUT:]
+        # the connection or the scheduler may be gone as well
+        with contextlib.suppress(Exception):
+            nanny.log_event(DEATHS_TOPIC, {"worker": str(self.plan.name), "how": how, "output": output})
 
     async def close(self, timeout: float) -> None:
         """Close it by Dask's method."""
@@ -173,26 +152,19 @@ class _Worker:
 
     def leave_files(self) -> None:
         """Keep its directory when it closes: the agent removes it with the scratch, and this loop would wait for its removal."""
-        with contextlib.suppress(AttributeError):  # in another version of distributed, or the user's class
-            self._worker._workdir._finalizer.detach()
         for nanny in self._nannies:
-            if (process := getattr(nanny, "process", None)) is not None:
-                process.worker_dir = None
+            if nanny.process is not None:
+                nanny.process.worker_dir = None
 
     def pids(self) -> list[int]:
         """The process ids of its nannies' processes."""
-        pids = (getattr(getattr(nanny, "process", None), "pid", None) for nanny in self._nannies)
-        return [pid for pid in pids if pid]
+        return [nanny.pid for nanny in self._nannies if nanny.pid]
 
     async def _collect_pids(self, pids: set[int]) -> None:
         """Collect the ids of its processes while it starts: their last output is in files with these ids."""
         while True:
             pids.update(self.pids())
             await asyncio.sleep(POLL_INTERVAL)
-
-
-def _is_nanny(nanny: Any) -> bool:
-    return hasattr(nanny, "instantiate") and hasattr(nanny, "pid")
 
 
 def _make(plan: WorkerPlan, *details: Any) -> Any:

@@ -23,7 +23,6 @@ from dask_gpu_mpi.startup.reachability import (
     _dashboard,
     choose_transport,
     nodes_of,
-    probing_workers,
     ucx_ability,
 )
 from support.mocks.inputs import gpu, one_host, plan, rank, worker_plan
@@ -254,15 +253,6 @@ def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() 
     for wanted in (AUTO, ALL):
         assert choose_transport(wanted, ONE_GPU, {}) == Transport()
         assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
-
-
-def test_one_worker_of_each_node_tries_ucx_to_the_next() -> None:
-    assert probing_workers(GPUS) == {}
-    ranks = [
-        rank(number, 3, (gpu(number),), host=f"h{number // 2}", boot_id=f"b{number // 2}")
-        for number in range(3)
-    ]
-    assert probing_workers(plan(ranks)) == {0: "0-0", 2: "2-0"}
 
 
 NO_RDMA = UcxAbility(between_nodes="no RDMA device")
