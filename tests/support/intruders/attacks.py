@@ -271,7 +271,8 @@ def another_jobs(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 def possessions() -> list[tuple[str, Security | None]]:
     """Address scheme and credentials that an intruder may have: none, and another job's."""
-    return [("tcp", None), ("tls", make_credentials().security())]
+    with dask.config.set(make_credentials().dask_config()):
+        return [("tcp", None), ("tls", Security())]
 
 
 async def asks(target: dict[str, Any], scheme: str, security: Security | None) -> str:
@@ -355,7 +356,7 @@ def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
 def with_ucx_of_another_job(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A worker of another job, which offers UCX beside TLS as those of this job do."""
     use_ucx_between_workers(1, loopback=True)
-    return worst([asyncio.run(asks(target, "tls", make_credentials().security()))])
+    return worst([asyncio.run(asks(target, *possessions()[1]))])
 
 
 def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
