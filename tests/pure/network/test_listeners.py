@@ -48,7 +48,7 @@ def test_half_open_connections_end_at_the_deadline(protocol: str) -> None:
     assert found == [["hello"] * 3, True, "hello"]
     assert 2 <= len(lines) <= 4, lines
     assert "no handshake within 1 s" in lines[0]
-    assert any("49 more of this kind" in line and "49 from 127.0.0.1" in line for line in lines), lines
+    assert any("49 more of this kind" in line for line in lines), lines
 
 
 SLOW = """
