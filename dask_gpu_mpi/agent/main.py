@@ -49,8 +49,9 @@ from dask_gpu_mpi.network.ucx import (
     disable_gpu_transports,
     extend_handshakes,
     import_ucx,
+    in_thread,
     missing_ucx,
-    start_ucx_in_thread,
+    start_ucx,
     stop_watching_ucx,
     transfer_config,
 )
@@ -273,7 +274,7 @@ class Agent:
             # process gets its GPU later.
             hide_gpus(os.environ)
             disable_gpu_transports(os.environ)
-            self._ucx = start_ucx_in_thread()
+            self._ucx = in_thread(start_ucx)
         self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)

@@ -49,14 +49,6 @@ def _of(
 #: All of them, package by package.
 TABLE: tuple[PrivateName, ...] = (
     *_of(
-        "distributed.worker",
-        "Worker.transfer_incoming_log",
-        "workers/plugins",
-        _DISTRIBUTED,
-        why="the report of a job shows how much workers have fetched from each other",
-        without="it shows how often",
-    ),
-    *_of(
         "multiprocessing.forkserver",
         "_forkserver _forkserver._forkserver_address _forkserver._forkserver_alive_fd _forkserver._forkserver_pid "
         "_forkserver.ensure_running main",
@@ -148,14 +140,6 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed",
-        "Worker._instances",
-        "workers/logs",
-        _DISTRIBUTED,
-        why="a worker that is closing has nothing to report",
-        without="Dask's complaints at the end of a job are not silenced",
-    ),
-    *_of(
-        "distributed",
         "Client._instances Client.shutdown",
         "job/dask_client",
         _DISTRIBUTED,
@@ -204,28 +188,12 @@ TABLE: tuple[PrivateName, ...] = (
         without="as `Server.handlers`",
     ),
     *_of(
-        "distributed.core",
-        "Server._workdir",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="a worker's directory goes with the scratch, and not while the event loop waits",
-        without="it goes while the event loop waits",
-    ),
-    *_of(
-        "distributed.diskutils",
-        "WorkDir._finalizer",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="as `Server._workdir`",
-        without="as `Server._workdir`",
-    ),
-    *_of(
         "distributed.nanny",
-        "Nanny.process WorkerProcess.worker_dir WorkerProcess.pid",
+        "Nanny.process WorkerProcess.worker_dir",
         "workers/lifecycle",
         _DISTRIBUTED,
-        why="the same for a Nanny; the process whose last output is reported, and which is killed after the grace",
-        without="no last output in the report; what is left after the grace ends with the agent",
+        why="a worker's directory goes with the scratch, and not while the event loop waits; the exit code of a process",
+        without="the start fails, and says so",
     ),
     *_of(
         "distributed.nanny",
@@ -253,11 +221,11 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.instantiate Nanny.pid",
-        "workers/lifecycle",
+        "Nanny.pid",
+        "workers/factory workers/lifecycle",
         _DISTRIBUTED,
-        why="a worker that dies again and again is removed: what has both is a nanny, and is watched",
-        without="such a worker is restarted for ever",
+        why="a worker that dies again and again is removed; the process whose last output is reported",
+        without="the start fails, and says so",
     ),
     *_of(
         "distributed.nanny",
@@ -288,8 +256,8 @@ TABLE: tuple[PrivateName, ...] = (
         "Worker.transfer_incoming_log Worker.transfer_outgoing_bytes_total Worker.metrics",
         "workers/plugins",
         _DISTRIBUTED,
-        why="`top` shows what workers send each other, and distributed's own metrics have no totals",
-        without="`top` shows no transfers",
+        why="`top` and the report show what workers send each other, and distributed's own metrics have no totals",
+        without="workers do not start",
     ),
     *_of(
         "distributed.core",
@@ -338,14 +306,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="their handshake has a deadline; what fails there is counted, and logged once a minute",
         without="half-open connections are kept for ever, and each that fails is logged",
-    ),
-    *_of(
-        "distributed.comm.tcp",
-        "TLSListener._get_server_args",
-        "network/listeners",
-        _DISTRIBUTED,
-        why="a listener makes no tickets for sessions, since nobody resumes one",
-        without="a handshake takes half as much CPU time again",
     ),
     *_of(
         "tornado.tcpserver",
@@ -458,14 +418,6 @@ TABLE: tuple[PrivateName, ...] = (
         _UCXX,
         why="replaced: handshakes have more time than 5 s",
         without="the job ends with one line that says so",
-    ),
-    *_of(
-        "distributed.comm.tcp",
-        "TCP.allow_offload",
-        "network/ucx_comm",
-        _DISTRIBUTED,
-        why="frames of a message are serialised in a thread if the listener allows that",
-        without="what workers send each other stays on TLS",
     ),
     *_of(
         "ucxx.core",

@@ -170,17 +170,15 @@ def test_only_the_client_rank_loads_ucx(environ: dict[str, str], options: Option
     assert may_be_client(options, environ) == loads
 
 
-def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ucx_that_hangs_holds_up_no_end() -> None:
     go_on, was_there = threading.Event(), threading.Event()
 
     def hang() -> None:
         was_there.set()
         go_on.wait(30)
 
-    monkeypatch.setattr(ucx, "start_ucx", hang)
-
     async def main() -> None:
-        future = ucx.start_ucx_in_thread()
+        future = ucx.in_thread(hang)
         while not was_there.is_set():
             await asyncio.sleep(0.01)
         assert not future.done()
@@ -195,7 +193,7 @@ def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert not thread.is_alive()
 
 
-def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
     complaints: list[Any] = []
 
     def fail() -> None:
@@ -203,17 +201,15 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        monkeypatch.setattr(ucx, "start_ucx", lambda: None)
-        assert await ucx.start_ucx_in_thread() is None
-        monkeypatch.setattr(ucx, "start_ucx", fail)
+        assert await ucx.in_thread(lambda: None) is None
         with pytest.raises(RuntimeError, match="no device"):
-            await ucx.start_ucx_in_thread()
-        ignored = ucx.start_ucx_in_thread()
+            await ucx.in_thread(fail)
+        ignored = ucx.in_thread(fail)
         while not ignored.done():
             await asyncio.sleep(0.01)
         del ignored
         gc.collect()
-        given_up = ucx.start_ucx_in_thread()
+        given_up = ucx.in_thread(fail)
         given_up.cancel()
         while any(each.name == "start UCX" for each in threading.enumerate()):
             await asyncio.sleep(0.01)
