@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -57,32 +56,11 @@ def clock_problem(error: str, *, host: str | None = None, now: float | None = No
     )
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """PEM texts: the certificate of the job's authority, the one that every process shows, and its private key."""
-
-    ca: str
-    certificate: str
-    #: Not in the repr, so that it does not appear in a log.
-    key: str = field(repr=False)
-
-    def dask_config(self) -> dict[str, Any]:
-        """The settings by which a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed uses these.
-
-        Source: ``distributed.security.Security`` accepts PEM text (any text with a newline) in place of file names.
-        """
-        pair = {"cert": self.certificate, "key": self.key}
-        return {
-            "distributed.comm.require-encryption": True,
-            "distributed.comm.tls.ca-file": self.ca,
-            "distributed.comm.tls.client": pair,
-            "distributed.comm.tls.scheduler": pair,
-            "distributed.comm.tls.worker": pair,
-        }
-
-
-def make_credentials(*, job_end: float | None = None, now: float | None = None) -> Credentials:
+def make_credentials(*, job_end: float | None = None, now: float | None = None) -> dict[str, Any]:
     """Generate an authority, sign one certificate, and drop the authority's key.
+
+    The result is the Dask configuration by which a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed uses these:
+    ``distributed.security.Security`` accepts PEM text (any text with a newline) in place of file names.
 
     `job_end` is when the batch system ends the job, in seconds since the epoch; None: unknown. Keys are on elliptic curves
     (P-256): one takes a millisecond, and with RSA a tenth of a second.
@@ -135,7 +113,14 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
     key = member_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-    return Credentials(ca=pem(authority), certificate=pem(member), key=key)
+    pair = {"cert": pem(member), "key": key}
+    return {
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ca-file": pem(authority),
+        "distributed.comm.tls.client": pair,
+        "distributed.comm.tls.scheduler": pair,
+        "distributed.comm.tls.worker": pair,
+    }
 
 
 def _end(now: float, job_end: float | None) -> float:

@@ -129,7 +129,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(ucx_comm, "_without_ucx", set())
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
-    with dask.config.set(make_credentials().dask_config()):
+    with dask.config.set(make_credentials()):
         use_ucx_between_workers(0)
         yield network
 

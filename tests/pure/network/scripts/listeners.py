@@ -33,7 +33,7 @@ for name in ("", "distributed", "tornado", "tornado.application", "asyncio"):
 
 protocol = sys.argv[1]
 credentials = make_credentials(**json.loads(sys.argv[2]))
-with dask.config.set(credentials.dask_config() if protocol == "tls" else {}):
+with dask.config.set(credentials if protocol == "tls" else {}):
     security = Security()
 dask.config.set({"distributed.comm.timeouts.connect": "1s"})
 listeners.PERIOD = 0.2
