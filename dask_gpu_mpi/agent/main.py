@@ -60,7 +60,7 @@ from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
+from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -235,7 +235,7 @@ class Agent:
     """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
     `scratch` is the agent's directory. `own_server`: the fork server is ours, and has to be watched. `tasks_here`: tasks run in
-    this process (`worker_class.tasks_run_in_agent`).
+    this process (`worker_options.tasks_run_in_agent`).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The workers of one rank: started together, followed until they end, closed together."""
+"""The workers of one rank: started together, followed until they end, closed together; their nannies, which restart them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.factory import adapt_nanny, kill_at_once, make_worker, watch_nanny
+from dask_gpu_mpi.workers.factory import make_worker
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -28,6 +30,13 @@ POLL_INTERVAL = 0.02
 CLOSING_SHARE = 0.8
 #: Characters of a dead process's last output that are sent to the scheduler.
 MOST_OUTPUT = 4_000
+#: A worker is removed after so many deaths of its processes within so many seconds, however long each process lived: one that
+#: dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
+DEATHS, WINDOW = 5, 120.0
+#: Seconds between polls.
+INTERVAL = 0.25
+#: Seconds for a nanny to close: Dask gives its worker's process five of them, and plugins may have a teardown.
+CLOSING = 10.0
 
 
 class Workers:
@@ -177,3 +186,92 @@ def _make(plan: WorkerPlan, *details: Any) -> Any:
         raise StartupError(
             f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
         ) from error
+
+
+# Nannies.
+
+
+def adapt_nanny(nanny: Any) -> Callable[[], str]:
+    """Change a nanny before its start; returns a function that returns why it has closed.
+
+    A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
+    differs.
+    """
+    # They measure the nanny's event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a
+    # second, 0.1 %. The nanny continues to watch its worker's memory.
+    for name in ("tick", "ticks", "monitor"):
+        nanny.periodic_callbacks.pop(name, None)
+    # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
+    if nanny._protocol == "ucx":
+        nanny._protocol = "tcp"
+    reasons: list[str] = []
+    close = nanny.close
+
+    async def remembering(*args: Any, reason: str = "", **kwargs: Any) -> Any:
+        reasons.append(reason)
+        return await close(*args, reason=reason, **kwargs)
+
+    nanny.close = remembering
+    return lambda: reasons[0] if reasons else ""
+
+
+async def watch_nanny(
+    nanny: Any,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    on_death: Callable[[int, int | None], None] = lambda pid, code: None,
+) -> str:
+    """Wait until a nanny's worker has died too often, close the nanny, and return why the worker is removed.
+
+    Calls ``on_death(pid, exit_code)`` for each process that has died; the code is None if it is not known.
+    """
+    pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
+    deaths: deque[float] = deque(maxlen=DEATHS)
+    while True:
+        await asyncio.sleep(INTERVAL)
+        current = nanny.pid
+        if current == pid:
+            continue
+        code = getattr(process, "exitcode", None)
+        # It ends together with its worker, which was retired, or with the cluster.
+        is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
+        # A worker whose `lifetime` is over ends with 0.
+        if pid is not None and pid not in asked and not is_closing and code != 0:
+            deaths.append(clock())
+            on_death(pid, code)
+        pid, process = current, _process(nanny)
+        if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
+            # the teardown of a user's plugin may hang
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING):
+                    await nanny.close(reason="nanny-instantiate-too-often")
+            return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _process(nanny: Any) -> Any:
+    """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
+    return nanny.process and nanny.process.process
+
+
+def _requested_ends(nanny: Any) -> set[int | None]:
+    """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
+    asked: set[int | None] = set()
+    kill = nanny.kill
+
+    async def remembering(*args: Any, **kwargs: Any) -> Any:
+        asked.add(nanny.pid)
+        return await kill(*args, **kwargs)
+
+    # `Nanny.restart` calls the method, the scheduler the handler.
+    nanny.kill = nanny.handlers["kill"] = remembering
+    return asked
+
+
+def kill_at_once() -> None:
+    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
+
+    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
+    """
+    from distributed.process import AsyncProcess
+
+    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]

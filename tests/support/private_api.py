@@ -198,7 +198,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny._protocol",
-        "workers/factory",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="a nanny of a worker over UCX listens on TCP",
         without="it listens over UCX, and keeps a core busy",
@@ -206,7 +206,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.periodic_callbacks",
-        "workers/factory",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="a nanny does not measure its event loop",
         without="1.6 % of a core for each nanny",
@@ -214,7 +214,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.process",
         "AsyncProcess.terminate AsyncProcess.kill",
-        "workers/factory",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
         without="a worker above its memory limit is not ended by SIGTERM",
@@ -222,7 +222,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.pid",
-        "workers/factory workers/lifecycle",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="a worker that dies again and again is removed; the process whose last output is reported",
         without="the start fails, and says so",
@@ -230,7 +230,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.kill Nanny.handlers",
-        "workers/factory",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="replaced on each nanny: a process that it was asked to end has not died",
         without="restarts by client.restart() count as deaths",
@@ -238,7 +238,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.close",
-        "workers/factory",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="replaced on each nanny: why it closes",
         without="the workers do not start, and the job ends with one line that says so",
@@ -246,7 +246,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.config Nanny.env Nanny.worker_kwargs",
-        "workers/cuda_worker",
+        "workers/factory",
         _DISTRIBUTED,
         why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
         without="the worker is not made, and the job ends with one line that says so",
@@ -278,7 +278,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.cuda_worker",
         "CUDAWorker.nannies",
-        "workers/cuda_worker workers/lifecycle",
+        "workers/factory workers/lifecycle",
         _DASK_CUDA,
         why="as `Nanny.config`; a worker's processes are its nannies'",
         without="the worker is not made, and the job ends with one line that says so",
@@ -286,7 +286,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.plugins",
         "CPUAffinity.cores",
-        "workers/cuda_worker",
+        "workers/factory",
         _DASK_CUDA,
         why="the cores of the plan, in place of those next to the GPU",
         without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",

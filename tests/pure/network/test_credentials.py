@@ -28,6 +28,7 @@ from dask_gpu_mpi.network.credentials import (
     ssh_line,
 )
 
+
 def certificate(credentials: dict[str, Any]) -> x509.Certificate:
     return x509.load_pem_x509_certificate(credentials["distributed.comm.tls.worker"]["cert"].encode())
 

@@ -31,7 +31,7 @@ from dask_gpu_mpi.network.ucx import (
 )
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.bringup import may_be_client
-from dask_gpu_mpi.workers.cuda_worker import _workers_config
+from dask_gpu_mpi.workers.factory import _workers_config
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
 

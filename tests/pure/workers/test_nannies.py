@@ -13,8 +13,8 @@ from typing import Any
 import distributed
 import pytest
 
-from dask_gpu_mpi.workers import factory
-from dask_gpu_mpi.workers.factory import DEATHS, WINDOW, adapt_nanny, watch_nanny
+from dask_gpu_mpi.workers import lifecycle
+from dask_gpu_mpi.workers.lifecycle import DEATHS, WINDOW, adapt_nanny, watch_nanny
 
 
 class Nanny:
@@ -77,7 +77,7 @@ def watch(
         if nanny.now > until:
             raise Over
 
-    monkeypatch.setattr(factory.asyncio, "sleep", sleep)
+    monkeypatch.setattr(lifecycle.asyncio, "sleep", sleep)
     try:
         return asyncio.run(watch_nanny(nanny, nanny.clock, on_death=on_death))
     except Over:
@@ -90,7 +90,7 @@ def test_deaths_within_the_window(
     life: float, gap: float, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the teardown of a plugin of the user's hangs."""
-    monkeypatch.setattr(factory, "CLOSING", 0.05)
+    monkeypatch.setattr(lifecycle, "CLOSING", 0.05)
     nanny = Nanny([(0, life)] + [(gap, life)] * 20)
     nanny.closes_at_once = closes
     said = watch(nanny, monkeypatch)
