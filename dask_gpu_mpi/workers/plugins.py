@@ -49,7 +49,7 @@ class Figures(WorkerPlugin):
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
         self._received = 0
-        self._transfers = Transfers()
+        self._transfers = TransferLog()
         #: By GPU: when the bytes over NVLink were last read, and how many they were.
         self._links: dict[str, tuple[float, float | None]] = {}
         #: By GPU: when to measure PCIe next, and the last bytes per second.
@@ -89,7 +89,7 @@ class Figures(WorkerPlugin):
         return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
 
-class Transfers:
+class TransferLog:
     """Reads a worker's log of what it has fetched from others, each entry once; the log is short."""
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class TransferSizes(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         self._worker: Any = worker
-        self._transfers = Transfers()
+        self._transfers = TransferLog()
         #: By sender and begin.
         self._sizes: dict[tuple[str, float], int] = {}
 

@@ -188,14 +188,10 @@ async def main(address):
 """
 
 
-@pytest.mark.parametrize(
-    ("age", "problem"),
-    [(-7200, "is not valid yet by the clock of"), (91 * 86400, "has expired by the clock of")],
-)
-def test_a_clock_that_is_wrong_is_named(age: int, problem: str) -> None:
-    found, lines = told("tls", BELIEVES, now=time.time() - age)
+def test_a_clock_that_is_wrong_is_named() -> None:
+    found, lines = told("tls", BELIEVES, now=time.time() - 91 * 86400)
     assert found == "refused"
-    assert problem in lines[0], lines
+    assert "has expired by the clock of" in lines[0], lines
 
 
 TICKET = """

@@ -75,13 +75,11 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path, shutdown_timeout: float = 4.0) -> None:
         self.served: dict[str | int, Any] = {}
-        self.given: list[tuple[Any, ...]] = []
         self.ended: list[tuple[str | int, str | None]] = []
         self.ending = 0
         self.options = Options(shutdown_timeout=shutdown_timeout)
 
         def make(plan: WorkerPlan, *given: Any) -> Any:
-            self.given.append((plan.name, *given))
             if isinstance(found := self.served[plan.name], Exception):
                 raise found
             return found
@@ -116,14 +114,6 @@ def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | 
     with pytest.raises(DaskGpuMpiError) as caught:
         asyncio.run(start())
     return str(caught.value)
-
-
-def test_each_is_made_with_what_the_agent_knows(bench: Bench, tmp_path: Path) -> None:
-    async def start() -> None:
-        await bench.start(a=Served(Nanny()), b=Served(Nanny(), Nanny()))
-
-    asyncio.run(start())
-    assert bench.given == [(name, bench.begun, bench.options, str(tmp_path)) for name in "ab"]
 
 
 def test_they_start_together(bench: Bench) -> None:
@@ -313,11 +303,6 @@ def test_what_is_left_after_the_grace_is_killed(monkeypatch: pytest.MonkeyPatch,
 
         assert 0.15 < asyncio.run(run()) < 5.0
         assert process.wait(10) == -9
-
-
-def test_nothing_started_nothing_to_close(bench: Bench) -> None:
-    asyncio.run(bench.workers.close())
-    assert asyncio.run(bench.workers.follow()) is False
 
 
 def test_the_scheduler_is_told_of_deaths(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
