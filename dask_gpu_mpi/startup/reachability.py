@@ -21,7 +21,6 @@ from dask_gpu_mpi.network.interfaces import as_host, host_and_port
 from dask_gpu_mpi.network.reachability import (
     CONNECT_TIMEOUT,
     Listener,
-    Lost,
     Node,
     Reach,
     Tokens,
@@ -337,9 +336,9 @@ class Connecting:
             self._workers = None
 
     def _connect(self, to: Connect) -> None:
-        lost: list[tuple[Lost, ...]] = []
+        lost: dict[str, list[str]] = {}
         peers = threading.Thread(
-            target=lambda: lost.append(connect_to_peers(to.peers, to.timeout)), daemon=True
+            target=lambda: lost.update(connect_to_peers(to.peers, to.timeout)), daemon=True
         )
         if to.peers:
             peers.start()
@@ -348,7 +347,7 @@ class Connecting:
             reach = _reach(*host_and_port(to.scheduler), to)
         if to.peers:
             peers.join()
-        self._results.put(Reached(reach, lost[0] if lost else ()))
+        self._results.put(Reached(reach, lost))
 
 
 def _reach(address: str, port: int, to: Connect) -> Reach:

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
@@ -103,7 +103,7 @@ def test_ports_that_are_taken() -> None:
 def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
     nobody = free_port()
     peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
-    lost = (Lost("h2", "Connection refused"),)
+    lost = {"Connection refused": ["h2"]}
     with socket.create_server(("127.0.0.1", 0)) as server:
         running = f"127.0.0.1:{server.getsockname()[1]}"
         assert Rank().connect(Connect(running, None, peers)) == Reached(Reach(), lost)
