@@ -382,17 +382,17 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed_ucxx.ucxx",
         "init_once",
-        "network/ucx",
-        _UCXX,
-        why="UCX starts beside the scheduler, in a thread",
-        without="the job ends with one line that says so",
+        "network/ucx network/ucx_endpoint",
+        "ucxx and distributed-ucxx 0.46 to 0.52",
+        why="UCX starts as Dask configures it: beside the scheduler, in a thread, and in each worker",
+        without="the job ends with one line that says so; if its workers alone use UCX, they stay on TLS",
     ),
     *_of(
         "distributed_ucxx.ucxx",
-        "init_once device_array synchronize_stream",
+        "device_array synchronize_stream",
         "network/ucx_endpoint",
         "ucxx and distributed-ucxx 0.46 to 0.52",
-        why="UCX between workers starts as Dask configures it, and allocates and waits as distributed-ucxx does",
+        why="UCX between workers allocates and waits as distributed-ucxx does",
         without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(
