@@ -46,9 +46,9 @@ async def main(address):
 def test_half_open_connections_end_at_the_deadline(protocol: str) -> None:
     found, lines = told(protocol, HALF_OPEN)
     assert found == [["hello"] * 3, True, "hello"]
-    assert 2 <= len(lines) <= 4, lines
+    assert 2 <= len(lines) <= 10, lines
     assert "no handshake within 1 s" in lines[0]
-    assert any("49 more of this kind" in line for line in lines), lines
+    assert sum(int(line.partition(" more of this kind in ")[0]) for line in lines[1:]) == 49, lines
 
 
 SLOW = """
