@@ -200,7 +200,7 @@ def main() -> int:
         options.gpus = min(2, pynvml.nvmlDeviceGetCount())
     from dask_gpu_mpi.network.credentials import make_credentials
 
-    credentials = make_credentials().dask_config()
+    credentials = make_credentials()
     document: dict[str, Any] = {"benchmark": "comms", **machine(default_launcher()), "gpus": options.gpus}
     rows = {}
     for size in map(int, options.sizes):

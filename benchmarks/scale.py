@@ -121,7 +121,7 @@ def simulate(size: int) -> dict[str, Any]:
         sent.append((kind, len(channels[rank].seal(coded(Kind(kind), payload))), time.perf_counter()))
 
     timeline = Timeline("rank")
-    job = CoordinatedJob(Options(), timeline, make_credentials().dask_config())
+    job = CoordinatedJob(Options(), timeline, make_credentials())
     hosts = {inventory.rank: inventory.host for inventory in inventories}
     coordinator = Coordinator(hosts, job, send=send, deadline=1e9)
     steps: dict[str, dict[str, Any]] = {}
@@ -287,7 +287,7 @@ def join(count: int, deadline: float) -> dict[str, Any]:
     import dask
     import psutil
 
-    credentials = make_credentials().dask_config()
+    credentials = make_credentials()
     # all workers come before the first heartbeats, which on a busy machine is later than Dask waits for one
     credentials |= {
         "distributed.admin.system-monitor.gil.enabled": False,

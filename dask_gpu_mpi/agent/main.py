@@ -49,8 +49,9 @@ from dask_gpu_mpi.network.ucx import (
     disable_gpu_transports,
     extend_handshakes,
     import_ucx,
+    in_thread,
     missing_ucx,
-    start_ucx_in_thread,
+    start_ucx,
     stop_watching_ucx,
     transfer_config,
 )
@@ -59,7 +60,7 @@ from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
+from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -234,7 +235,7 @@ class Agent:
     """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
     `scratch` is the agent's directory. `own_server`: the fork server is ours, and has to be watched. `tasks_here`: tasks run in
-    this process (`worker_class.tasks_run_in_agent`).
+    this process (`worker_options.tasks_run_in_agent`).
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class Agent:
             # process gets its GPU later.
             hide_gpus(os.environ)
             disable_gpu_transports(os.environ)
-            self._ucx = start_ucx_in_thread()
+            self._ucx = in_thread(start_ucx)
         self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)

@@ -24,11 +24,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, TokenGate, report_no_server
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
-from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
-from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
@@ -212,7 +211,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             asked.set()
 
     loop.add_reader(pipe.fileno(), on_order)
-    _warn_of_end(settings.config)
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -255,14 +253,6 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
         from dask_gpu_mpi.view.recorder import recorder_of
 
         recorder_of(scheduler, from_start=True)
-
-
-def _warn_of_end(config: dict[str, Any]) -> None:
-    """Print a warning before the certificate ends, if the cluster still runs then."""
-    validity = certificate_validity(config)
-    if validity is not None:
-        text = f"warning: {ending_soon(validity[1])}"
-        asyncio.get_running_loop().call_later(max(0.0, time_of_warning(*validity) - time.time()), say, text)
 
 
 def _failure(

@@ -41,8 +41,6 @@ CHECK_HANGING, CHECK_RANK_0_LOST = 3.0, 4.0
 UCX_START, UCX_PROOF = 30.0, 10.0
 #: Two workers agree, including UCX's start; otherwise the connection is closed.
 UCX_AGREEMENT = 60.0
-#: UCX of a worker starts and connects as a test.
-UCX_PROBE = 120.0
 
 # Gangs.
 

@@ -280,9 +280,8 @@ def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
     )
     lost = {rank: reached.lost for rank, reached in evidence.reached.items() if reached.lost}
     for rank, missed in lost.items():
-        for error in dict.fromkeys(one.error for one in missed):
-            hosts = fold_names(one.host for one in missed if one.error == error)
-            found = f"can't reach {hosts}: {error}; workers that exchange data would wait for each other"
+        for error, hosts in missed.items():
+            found = f"can't reach {fold_names(hosts)}: {error}; workers that exchange data would wait for each other"
             yield Finding("error", "node pairs", found, fix, (rank,))
     if not lost:
         tested, total = count_pairs(len(nodes), MOST_IN_CHECK)

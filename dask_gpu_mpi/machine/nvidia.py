@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
@@ -378,17 +377,16 @@ def _listed(devices: Sequence[Gpu]) -> str:
 
 # CUDA contexts of this process, found without loading, initialising or creating anything.
 
-MAPS = Path("/proc/self/maps")
 
-
-def own_contexts(maps: Path = MAPS) -> tuple[str, ...]:
+def own_contexts() -> tuple[str, ...]:
     """The devices on which this process has a primary CUDA context, such as ``"device 0, GPU-5b1f..."`` by CUDA's number.
 
     The primary context is the one that the CUDA runtime, CuPy, Numba, RMM and PyTorch use. A process that has not loaded or not
     initialised the driver's library has none; ``cuDevicePrimaryCtxGetState`` creates none either.
     """
-    cuda = _loaded(maps)
-    if cuda is None:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD)
+    except OSError:
         return ()
     count = ctypes.c_int()
     # Without a call of cuInit all other calls fail, so an error here means that the process has not initialised CUDA.
@@ -401,23 +399,6 @@ def own_contexts(maps: Path = MAPS) -> tuple[str, ...]:
         if state == 0 and active.value:
             found.append(f"device {device}{_uuid(cuda, device)}")
     return tuple(found)
-
-
-def _loaded(maps: Path) -> ctypes.CDLL | None:
-    """The driver's library, if this process has loaded it."""
-    try:
-        lines = maps.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "libcuda.so" in line}
-    for path in sorted(path for path in paths if Path(path).name.startswith("libcuda.so")):
-        try:
-            cuda = ctypes.CDLL(path)  # by its own path, which finds the loaded library and loads nothing
-        except OSError:
-            continue
-        if hasattr(cuda, "cuDeviceGetCount") and hasattr(cuda, "cuDevicePrimaryCtxGetState"):
-            return cuda
-    return None
 
 
 def _uuid(cuda: ctypes.CDLL, device: int) -> str:

@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,8 +23,6 @@ VALID_DAYS, MOST_DAYS = 90, 3660
 MARGIN = 3600
 #: Seconds by which its begin is dated back, since the clocks of the hosts may differ by some minutes.
 BACKDATED = 3600
-#: Seconds before its end at which a cluster without a known walltime is warned.
-NOTICE = 86400.0
 _USAGES = (
     "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
     "crl_sign", "encipher_only", "decipher_only",
@@ -40,35 +37,6 @@ DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def certificate_validity(config: dict[str, Any]) -> tuple[float, float] | None:
-    """Begin and end of the certificate in this Dask configuration, in seconds since the epoch; None: it has none."""
-    text = config.get("distributed.comm.tls.ca-file")
-    if not text or "\n" not in str(text):
-        return None
-    from cryptography import x509
-
-    certificate = x509.load_pem_x509_certificate(str(text).encode())
-    return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-
-
-def time_of_warning(begin: float, end: float) -> float:
-    """The time of the warning that a certificate ends: a day before, but not before the walltime of a job that has one.
-
-    >>> day = 86400.0
-    >>> time_of_warning(0.0, 90 * day) / day, time_of_warning(0.0, 2 * day) - 2 * day
-    (89.0, -1800.0)
-    """
-    return end - (NOTICE if end - begin >= VALID_DAYS * 86400 else MARGIN / 2)
-
-
-def ending_soon(end: float) -> str:
-    """The warning itself."""
-    return (
-        f"the certificate of this cluster ends at {_text(end)} (expected: after the job); no connection can be made "
-        "after that, and no worker restarted. Fix: save what you need and start the cluster again before"
-    )
-
-
 def clock_problem(error: str, *, host: str | None = None, now: float | None = None) -> str:
     """The problem and fix for the text of an error of OpenSSL that is caused by a clock; empty: it is not.
 
@@ -81,48 +49,18 @@ def clock_problem(error: str, *, host: str | None = None, now: float | None = No
         state, fix = "has expired", ", or start the cluster again, if it has run for that long"
     else:
         return ""
-    clock = f"{host or socket.gethostname()} ({_text(time.time() if now is None else now)})"
-    return f"the job's certificate {state} by the clock of {clock}. Fix: set the clocks by NTP or chrony{fix}"
+    clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    return (
+        f"the job's certificate {state} by the clock of {host or socket.gethostname()} ({clock}). "
+        f"Fix: set the clocks by NTP or chrony{fix}"
+    )
 
 
-def _text(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """PEM texts: the certificate of the job's authority, the one that every process shows, and its private key."""
-
-    ca: str
-    certificate: str
-    #: Not in the repr, so that it does not appear in a log.
-    key: str = field(repr=False)
-
-    def dask_config(self) -> dict[str, Any]:
-        """The settings by which a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed uses these.
-
-        Source: ``distributed.security.Security`` accepts PEM text (any text with a newline) in place of file names.
-        """
-        pair = {"cert": self.certificate, "key": self.key}
-        return {
-            "distributed.comm.require-encryption": True,
-            "distributed.comm.tls.ca-file": self.ca,
-            "distributed.comm.tls.client": pair,
-            "distributed.comm.tls.scheduler": pair,
-            "distributed.comm.tls.worker": pair,
-        }
-
-    def security(self) -> Any:
-        """The same as a ``distributed.Security``."""
-        import dask
-        from distributed import Security
-
-        with dask.config.set(self.dask_config()):
-            return Security()
-
-
-def make_credentials(*, job_end: float | None = None, now: float | None = None) -> Credentials:
+def make_credentials(*, job_end: float | None = None, now: float | None = None) -> dict[str, Any]:
     """Generate an authority, sign one certificate, and drop the authority's key.
+
+    The result is the Dask configuration by which a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed uses these:
+    ``distributed.security.Security`` accepts PEM text (any text with a newline) in place of file names.
 
     `job_end` is when the batch system ends the job, in seconds since the epoch; None: unknown. Keys are on elliptic curves
     (P-256): one takes a millisecond, and with RSA a tenth of a second.
@@ -175,7 +113,14 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
     key = member_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-    return Credentials(ca=pem(authority), certificate=pem(member), key=key)
+    pair = {"cert": pem(member), "key": key}
+    return {
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ca-file": pem(authority),
+        "distributed.comm.tls.client": pair,
+        "distributed.comm.tls.scheduler": pair,
+        "distributed.comm.tls.worker": pair,
+    }
 
 
 def _end(now: float, job_end: float | None) -> float:

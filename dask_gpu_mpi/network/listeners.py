@@ -8,15 +8,10 @@ before it forks, so that scheduler, nannies and workers have them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import functools
-import importlib
 import logging
 import resource
 import ssl
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +20,8 @@ from typing import Any
 from distributed.comm import tcp
 from distributed.comm.core import Comm, CommClosedError
 from distributed.comm.registry import backends
+from distributed.node import ServerNode
+from tornado import tcpserver
 from tornado.ioloop import IOLoop
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.netutil import add_accept_handler
@@ -34,8 +31,6 @@ from dask_gpu_mpi.network.interfaces import as_host
 
 #: Seconds that a line of a `Tally` covers.
 PERIOD = 60.0
-#: Sources that are counted one by one, so that a stranger with a whole network of addresses can't fill the memory; and listed.
-MOST_SOURCES, NAMED = 1000, 3
 #: Seconds for Dask's greeting after a connection without TLS. With TLS the peer is one of the job, and may be busy for long.
 DASK_HANDSHAKE = 300.0
 #: Seconds for which a process without descriptors accepts nothing.
@@ -46,65 +41,35 @@ RESERVED = 128
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Tally:
-    """Rate-limits the reports of an event: the first is reported at once, the following ones together after `PERIOD` seconds.
-
-    `report(text)` writes a line; `later(seconds, function)` is as ``loop.call_later``.
-
-    >>> waiting, times = [], iter((0.0, 60.0, 60.0))
-    >>> tally = Tally(print, lambda seconds, function: waiting.append(function), clock=times.__next__)
-    >>> for host in ("h1", "h2", "h2"):
-    ...     tally.add(f"no handshake with {host}", host)
-    no handshake with h1
-    >>> waiting.pop()()
-    2 more of this kind in 60 s (2 from h2); the last: no handshake with h2
-    """
-
-    def __init__(
-        self,
-        report: Callable[[str], object],
-        later: Callable[[float, Callable[[], None]], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._report = report
-        self._later = later
-        self._clock = clock
-        #: When the last line was written; None: a minute or more ago.
-        self._since: float | None = None
-        self._sources: Counter[str] = Counter()
-        self._last = ""
-
-    def add(self, text: str, source: str) -> None:
-        """Count an event, described by `text`, that `source` has caused."""
-        if self._since is None:
-            self._begin()
-            self._report(text)
-            return
-        if source not in self._sources and len(self._sources) >= MOST_SOURCES:
-            source = "others"
-        self._sources[source] += 1
-        self._last = text
-
-    def _begin(self) -> None:
-        self._since = self._clock()
-        self._later(PERIOD, self._end)
-
-    def _end(self) -> None:
-        since, self._since = self._since, None
-        if not self._sources or since is None:
-            return
-        total = self._sources.total()
-        named = [f"{count} from {source}" for source, count in self._sources.most_common(NAMED)]
-        others = len(self._sources) - NAMED
-        named += [f"the others from {others} more"] if others > 0 else []
-        text = f"{total} more of this kind in {self._clock() - since:.0f} s ({', '.join(named)}); the last: {self._last}"
-        self._sources.clear()
-        self._begin()
-        self._report(text)
-
-
 #: Below distributed's own, so that it has their handlers and level.
 logger = logging.getLogger("distributed.dask_gpu_mpi")
+
+
+class Tally:
+    """Rate-limits the warnings of an event: the first is logged at once, the following ones together after `PERIOD` seconds."""
+
+    def __init__(self) -> None:
+        #: Whether a line was written within the last `PERIOD` seconds; and the later events.
+        self._waits = False
+        self._count, self._last = 0, ""
+
+    def add(self, text: str) -> None:
+        """Count an event, described by `text`."""
+        if self._waits:
+            self._count, self._last = self._count + 1, text
+        else:
+            self._log(text)
+
+    def _log(self, text: str) -> None:
+        self._waits, self._count = True, 0
+        asyncio.get_running_loop().call_later(PERIOD, self._end)
+        logger.warning(text)
+
+    def _end(self) -> None:
+        self._waits = False
+        if self._count:
+            self._log(f"{self._count} more of this kind in {PERIOD:.0f} s; the last: {self._last}")
+
 
 #: Whether this task reads a greeting: an invalid one is counted, and `distributed.protocol` must not log a traceback.
 _greeting: ContextVar[bool] = ContextVar("_greeting", default=False)
@@ -112,12 +77,8 @@ _greeting: ContextVar[bool] = ContextVar("_greeting", default=False)
 _unknown: dict[object, Callable[[], object]] = {}
 
 
-def _later(seconds: float, function: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(seconds, function)
-
-
-_refused = Tally(logger.warning, _later)
-_exhausted = Tally(logger.warning, _later)
+#: Connections that failed, and those that were closed for want of descriptors.
+_refused, _exhausted = Tally(), Tally()
 
 
 def until_known(close: Callable[[], object]) -> Callable[[], None]:
@@ -154,17 +115,16 @@ def _close_oldest(why: str) -> None:
     for key in list(_unknown)[: (len(_unknown) + 1) // 2]:
         _unknown.pop(key)()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    text = (
-        f"too many connections: {why} (the limit is {limit}); closing those without a handshake, oldest first"
+    _exhausted.add(
+        f"too many connections: {why} (the limit is {limit}); closing those without a handshake, oldest first. "
+        "Fix: a higher hard limit (ulimit -Hn)"
     )
-    _exhausted.add(f"{text}. Fix: a higher hard limit (ulimit -Hn)", "this process")
 
 
 def _refuse(listener: Any, address: str, why: object) -> None:
     text = str(why) or type(why).__name__
-    host = address.partition("://")[2].rpartition(":")[0]
     _refused.add(
-        f"connection from {address} to {listener.listen_address} failed: {clock_problem(text) or text}", host
+        f"connection from {address} to {listener.listen_address} failed: {clock_problem(text) or text}"
     )
 
 
@@ -183,11 +143,11 @@ class _Quiet:
 class TLSListener(_Quiet, tcp.TLSListener):
     """Distributed's, with the deadline of the other side (``comm.timeouts.connect``) for the handshake of TLS."""
 
-    def _get_server_args(self, **connection_args: Any) -> dict[str, Any]:
-        arguments: dict[str, Any] = super()._get_server_args(**connection_args)
-        # No process of a job resumes a session. To make the two tickets for that is a third of a handshake's CPU time.
-        arguments["ssl_options"].num_tickets = 0
-        return arguments
+    def __init__(self, *args: Any, ssl_context: ssl.SSLContext | None = None, **kwargs: Any) -> None:
+        if ssl_context is not None:  # otherwise distributed raises an error
+            # No process of a job resumes a session. To make the two tickets for that is a third of a handshake's CPU time.
+            ssl_context.num_tickets = 0
+        super().__init__(*args, ssl_context=ssl_context, **kwargs)
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         with _within(_connect_timeout(), stream.close) as why:
@@ -302,8 +262,7 @@ def _accept_patiently(listening: Any, callback: Callable[[Any, Any], None]) -> C
             callback(connection, address)
         except Exception as error:  # for example, the peer closes the socket while TLS is set up
             connection.close()
-            host = str(address[0]) if isinstance(address, tuple) and address else "a local process"
-            _refused.add(f"connection from {host} failed: {type(error).__name__}: {error}", host)
+            _refused.add(f"connection from {address[0]} failed: {type(error).__name__}: {error}")
 
     patient = PatientSocket(listening)
     remove = add_accept_handler(patient, handle)  # type: ignore[arg-type]
@@ -315,29 +274,27 @@ def _accept_patiently(listening: Any, callback: Callable[[Any, Any], None]) -> C
     return stop
 
 
+#: Distributed's, which starts one for servers without routes, too, and every user of the node could reach it.
+_start_http_server = ServerNode.start_http_server
+
+
+def _start_http_server_for_routes(self: ServerNode, routes: list[Any], *args: Any, **kwargs: Any) -> None:
+    if routes:
+        _start_http_server(self, routes, *args, **kwargs)
+
+
 def guard_listeners() -> None:
-    """Install these listeners in this process, and in all that are forked from it."""
-    listen_where_routes_are()  # first, since the rest may fail in another version of distributed
-    logging.getLogger("distributed.protocol.core").addFilter(lambda record: not _greeting.get())
+    """Install these listeners in this process, and in all that are forked from it. May be called again."""
+    logging.getLogger("distributed.protocol.core").addFilter(_is_no_greeting)
     backends["tls"], backends["tcp"] = TLSBackend(), TCPBackend()
-    server: Any = importlib.import_module("tornado.tcpserver")
-    with contextlib.suppress(AttributeError):
-        if server.add_accept_handler is add_accept_handler:
-            server.add_accept_handler = _accept_patiently
+    tcpserver.add_accept_handler = _accept_patiently  # type: ignore[assignment, attr-defined]
+    listen_where_routes_are()
 
 
 def listen_where_routes_are() -> None:
-    """Start no HTTP server without routes, in this process and those forked from it. May be called again."""
-    from distributed.node import ServerNode
+    """Start no HTTP server without routes, in this process and those forked from it."""
+    ServerNode.start_http_server = _start_http_server_for_routes  # type: ignore[method-assign]
 
-    start = getattr(ServerNode, "start_http_server", None)
-    if start is None or getattr(start, "with_routes", False):
-        return
 
-    @functools.wraps(start)
-    def start_http_server(self: ServerNode, routes: list[Any], *args: Any, **kwargs: Any) -> None:
-        if routes:
-            start(self, routes, *args, **kwargs)
-
-    start_http_server.with_routes = True  # type: ignore[attr-defined]
-    ServerNode.start_http_server = start_http_server  # type: ignore[method-assign]
+def _is_no_greeting(record: logging.LogRecord) -> bool:
+    return not _greeting.get()

@@ -243,14 +243,6 @@ class Node:
     port: int = 0
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A node that did not answer."""
-
-    host: str
-    error: str
-
-
 def _steps(nodes: int, most: int) -> list[int]:
     """The distances of a node's peers on a ring of all nodes.
 
@@ -284,29 +276,30 @@ def peers_by_rank(nodes: Sequence[Node], most: int) -> dict[int, tuple[Node, ...
     return peers
 
 
-def connect_to_peers(peers: Sequence[Node], timeout: float = CONNECT_TIMEOUT) -> tuple[Lost, ...]:
-    """Connect to all peers at once; returns those that do not answer."""
+def connect_to_peers(peers: Sequence[Node], timeout: float = CONNECT_TIMEOUT) -> dict[str, list[str]]:
+    """Connect to all peers at once; returns by error the hosts that do not answer."""
+    lost: dict[str, list[str]] = {}
     if not peers:
-        return ()
+        return lost
     with ThreadPoolExecutor(len(peers)) as pool:
         reaches = pool.map(lambda peer: connect_to(peer.address, peer.port, peer.tokens, timeout), peers)
-        return tuple(
-            Lost(peer.host, reach.error) for peer, reach in zip(peers, reaches, strict=True) if reach.error
-        )
+        for peer, reach in zip(peers, reaches, strict=True):
+            if reach.error:
+                lost.setdefault(reach.error, []).append(peer.host)
+    return lost
 
 
-def connection_report(lost: Mapping[str, Sequence[Lost]]) -> str:
+def connection_report(lost: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """The failures by host as text; hosts with the same peers and error share a part.
 
-    >>> silent = [Lost("h3", "no answer within 5 s")]
-    >>> connection_report({"h1": silent, "h2": silent, "h3": [Lost("h1", "no route to host")]})
+    >>> silent = {"no answer within 5 s": ["h3"]}
+    >>> connection_report({"h1": silent, "h2": silent, "h3": {"no route to host": ["h1"]}})
     'from h[1-2] to h3 (no answer within 5 s), from h3 to h1 (no route to host)'
     """
     sources: dict[tuple[str, str], list[str]] = {}
-    for source, targets in lost.items():
-        for error in dict.fromkeys(one.error for one in targets):
-            folded = fold_names(one.host for one in targets if one.error == error)
-            sources.setdefault((folded, error), []).append(source)
+    for source, missed in lost.items():
+        for error, hosts in missed.items():
+            sources.setdefault((fold_names(hosts), error), []).append(source)
     parts = [
         f"from {fold_names(hosts)} to {targets} ({error})" for (targets, error), hosts in sources.items()
     ]

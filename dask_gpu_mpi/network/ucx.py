@@ -367,11 +367,6 @@ def start_ucx() -> None:
     init_once()
 
 
-def start_ucx_in_thread() -> asyncio.Future[None]:
-    """`start_ucx` in a thread."""
-    return in_thread(start_ucx)
-
-
 def in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     """Call `function` in a thread for which the end of the process does not wait, since UCX may hang.
 

@@ -119,7 +119,7 @@ class WorkerComm(TLS):
                 frames,
                 deserialize=self._deserialize_messages,
                 deserializers=SERIALIZERS if deserializers is None else deserializers,
-                allow_offload=self.allow_offload and bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
+                allow_offload=bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
             )
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
@@ -131,7 +131,6 @@ class WorkerComm(TLS):
             return size
         frames = await to_frames(
             msg,
-            allow_offload=self.allow_offload,
             serializers=SERIALIZERS if serializers is None else serializers,
             on_error=on_error,
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},

@@ -13,7 +13,7 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 from unittest.mock import patch
 
@@ -59,11 +59,17 @@ class Ucx:
         import dask
         import ucxx
         from distributed_ucxx import ucxx as backend
+        from ucxx._lib import libucxx
 
+        # It warns of an existing CUDA context, which CUDAWorker has created on this worker's GPU.
+        logging.getLogger("distributed_ucxx.ucxx").setLevel(logging.ERROR)
+        # Messages by tag only: UCXX also enables RMA and AM, by which peers can read any address.
+        tags_alone = functools.partial(
+            libucxx.UCXContext, feature_flags=(libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        )
         ports = _ports()
         with (
-            _unwarned(),
-            _tags_alone(),
+            patch.object(libucxx, "UCXContext", tags_alone),
             dask.config.set(configured_numbers()),
             patch.dict(os.environ, self._restrictions()),
         ):
@@ -212,32 +218,6 @@ def _ports() -> set[tuple[str, int]]:
         found = psutil.Process().net_connections("tcp")
         return {(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN}
     return set()
-
-
-@contextlib.contextmanager
-def _tags_alone() -> Iterator[None]:
-    """Start UCX in here with messages by tag only: its features RMA and AM, which UCXX enables, let peers read any address."""
-    from ucxx._lib import libucxx
-
-    original = libucxx.UCXContext
-    features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-    libucxx.UCXContext = functools.partial(original, feature_flags=features)
-    try:
-        yield
-    finally:
-        libucxx.UCXContext = original
-
-
-@contextlib.contextmanager
-def _unwarned() -> Iterator[None]:
-    """Suppress distributed-ucxx's warning of an existing CUDA context: CUDAWorker has created it, on this worker's GPU."""
-    logger = logging.getLogger("distributed_ucxx.ucxx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class Endpoint:

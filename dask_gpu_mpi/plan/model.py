@@ -98,8 +98,6 @@ class Start:
     limit: float = 0.0
     #: What the workers send each other over UCX.
     transport: Transport = field(default_factory=Transport)
-    #: Name of the worker that tries UCX to the next node once it is up; None: another rank of its node does, or there is one.
-    ucx_probe: str | int | None = None
 
 
 @dataclass(frozen=True)

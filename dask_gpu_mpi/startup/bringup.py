@@ -414,5 +414,5 @@ def make_job(options: Options, context: StartContext) -> Job:
     elif options.protocol.encrypts:
         from dask_gpu_mpi.network.credentials import make_credentials
 
-        credentials = make_credentials(job_end=end_time(context.environ)).dask_config()
+        credentials = make_credentials(job_end=end_time(context.environ))
     return Job(options, context.timeline, credentials, target, configured_keys())

@@ -35,7 +35,7 @@ from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
-from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers
+from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of
 from dask_gpu_mpi.view.job_facts import facts_of
 
 #: The step of ranks in the reachability test.
@@ -409,7 +409,6 @@ class Coordinator(FailureCoordinator):
         plan, target = self.plan, self._job.target
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
-        probes = probing_workers(plan) if self._transport.between_nodes else {}
         for rank in self._ranks:
             workers = plan.for_rank(rank)
             start = Start(
@@ -423,7 +422,6 @@ class Coordinator(FailureCoordinator):
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
                 transport=self._transport,
-                ucx_probe=probes.get(rank),
             )
             before += len(workers)
             self._send(rank, Kind.START, start)

@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.plan.model import Plan, Start
 
@@ -130,8 +130,8 @@ class Reached:
 
     #: None: nobody listens in the scheduler's place.
     scheduler: Reach | None = None
-    #: Other nodes that were not reached.
-    lost: tuple[Lost, ...] = ()
+    #: By error the hosts of other nodes that were not reached.
+    lost: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from dask_gpu_mpi.network.interfaces import as_host, host_and_port
 from dask_gpu_mpi.network.reachability import (
     CONNECT_TIMEOUT,
     Listener,
-    Lost,
     Node,
     Reach,
     Tokens,
@@ -109,15 +108,6 @@ def choose_transport(
             fix="leave the setting out; within a node UCX needs no TCP",
         )
     return Transport(wanted, Problem(line), warning, not within)
-
-
-def probing_workers(plan: Plan) -> dict[int, str | int]:
-    """The first worker of each node, by its rank, which tries UCX to the next node; none in a job on one node."""
-    host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
-    first: dict[str, tuple[int, str | int]] = {}
-    for worker in plan.workers:
-        first.setdefault(host_of[worker.rank], (worker.rank, worker.name))
-    return dict(first.values()) if len(first) > 1 else {}
 
 
 def _reason(
@@ -346,9 +336,9 @@ class Connecting:
             self._workers = None
 
     def _connect(self, to: Connect) -> None:
-        lost: list[tuple[Lost, ...]] = []
+        lost: dict[str, list[str]] = {}
         peers = threading.Thread(
-            target=lambda: lost.append(connect_to_peers(to.peers, to.timeout)), daemon=True
+            target=lambda: lost.update(connect_to_peers(to.peers, to.timeout)), daemon=True
         )
         if to.peers:
             peers.start()
@@ -357,7 +347,7 @@ class Connecting:
             reach = _reach(*host_and_port(to.scheduler), to)
         if to.peers:
             peers.join()
-        self._results.put(Reached(reach, lost[0] if lost else ()))
+        self._results.put(Reached(reach, lost))
 
 
 def _reach(address: str, port: int, to: Connect) -> Reach:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,14 +36,12 @@ class JobFacts:
 
 def facts_of(plan: Plan) -> JobFacts:
     """The facts of a job with this plan."""
-    return JobFacts(tuple(_rows(plan)), tuple(map(str, plan.warnings)))
-
-
-def _rows(plan: Plan) -> Iterator[PlannedRow]:
-    places = {host.host: {gpu.uuid: place for place, gpu in enumerate(host.gpus)} for host in plan.hosts}
-    for worker in plan.workers:
-        name, place = str(worker.name), places[worker.host]
-        for device in worker.devices:
-            yield PlannedRow(name, worker.host, worker.kind, place.get(device), device)
-        if not worker.devices:
-            yield PlannedRow(name, worker.host, worker.kind)
+    places = {(host.host, gpu.uuid): place for host in plan.hosts for place, gpu in enumerate(host.gpus)}
+    rows = [
+        PlannedRow(
+            str(worker.name), worker.host, worker.kind, places.get((worker.host, device or "")), device
+        )
+        for worker in plan.workers
+        for device in worker.devices or (None,)
+    ]
+    return JobFacts(tuple(rows), tuple(map(str, plan.warnings)))

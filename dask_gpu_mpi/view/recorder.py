@@ -489,7 +489,8 @@ class Recorder(SchedulerPlugin):
         """A worker has gone; the stimulus has the reason."""
         name, _ = self._names.get(worker, (worker, ""))
         self._occupations[name].gone(self._clock())
-        self._events.append((self._clock(), "worker gone", name, _reason(stimulus_id), ""))
+        why = stimulus_id.rstrip("0123456789.-")  # without the time that distributed puts at its end
+        self._events.append((self._clock(), "worker gone", name, why, ""))
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A task has changed its state: add it if it has run."""
@@ -572,15 +573,6 @@ class Recorder(SchedulerPlugin):
             "warnings": [] if self._watch is None else list(self._watch.warnings),
             "transitions": int(scheduler.transition_counter),
         }
-
-
-def _reason(stimulus: str) -> str:
-    """A stimulus without the time that distributed puts at its end.
-
-    >>> _reason("handle-worker-cleanup-1763979000.12")
-    'handle-worker-cleanup'
-    """
-    return stimulus.rstrip("0123456789.-")
 
 
 def _death(event: tuple[float, Any]) -> tuple[float, str, str, str, str]:

@@ -109,7 +109,6 @@ def bars(
     name: Sequence[str],
     colour: Sequence[str],
     alpha: Sequence[float] | float = 1.0,
-    x_label: str = SECONDS,
 ) -> Any:
     """Bars, each in one of the rows, which are counted from the top."""
     begins, lengths = np.array(left, dtype=float), np.array(length, dtype=float)
@@ -125,7 +124,7 @@ def bars(
             "alpha": np.broadcast_to(np.array(alpha, dtype="float32"), lengths.shape),
         }
     )
-    plot = _figure(title, max(160, _height(len(rows))), x_label, y_range=(0, max(1, len(rows))))
+    plot = _figure(title, max(160, _height(len(rows))), y_range=(0, max(1, len(rows))))
     plot.hbar(
         y="y",
         left="left",

@@ -34,8 +34,8 @@ from dask_gpu_mpi.view.report_figures import (
 from dask_gpu_mpi.view.report_summary import CALLED, SHARES, headline, slowed_of
 
 TEMPLATE = Path(__file__).with_name("report.html")
-#: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
-MOST_BARS, MOST_RANKS, MOST_ROWS, MOST_PAIRS = 25, 8, 256, 20
+#: Ranks with all their processes, rows of tables, and pairs of workers that are shown.
+MOST_RANKS, MOST_ROWS, MOST_PAIRS = 8, 256, 20
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -223,53 +223,17 @@ def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prefixes(prefixes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Time by prefix of tasks."""
-    first = prefixes[:MOST_BARS]
+    """A table of the time by prefix of tasks."""
     actions = sorted(
-        {action for prefix in first for action in prefix["seconds"]}, key=lambda a: (a != "compute", a)
+        {action for prefix in prefixes for action in prefix["seconds"]}, key=lambda a: (a != "compute", a)
     )
-    table = {
-        "header": [f"{action}, s" for action in actions],
-        "rows": [
-            [
-                prefix["name"],
-                prefix["tasks"],
-                prefix["failed"],
-                *(round(prefix["seconds"].get(action, 0.0), 3) for action in actions),
-                round(1e3 * prefix["seconds"].get("compute", 0.0) / prefix["tasks"], 3)
-                if prefix["tasks"]
-                else 0,
-                _size(prefix["bytes"]),
-            ]
-            for prefix in prefixes[:MOST_ROWS]
-        ],
-    }
-    if not actions:
-        return {**table, "colours": {}}
-    parts = [
-        (
-            row,
-            sum(prefix["seconds"].get(before, 0.0) for before in actions[:place]),
-            prefix["seconds"][action],
-            action,
-        )
-        for row, prefix in enumerate(first)
-        for place, action in enumerate(actions)
-        if action in prefix["seconds"]
-    ]
-    row, left, length, name = zip(*parts, strict=True)
-    colours = {action: ACTION_COLOURS.get(action, ACTION_COLOURS["other"]) for action in actions}
-    figure = bars(
-        "time by prefix of tasks",
-        [prefix["name"] for prefix in first],
-        row=row,
-        left=left,
-        length=length,
-        name=name,
-        colour=[colours[action] for action in name],
-        x_label="seconds of all workers",
-    )
-    return {**table, "figures": [figure], "colours": colours}
+    rows = []
+    for prefix in prefixes[:MOST_ROWS]:
+        seconds, tasks = prefix["seconds"], prefix["tasks"]
+        mean = round(1e3 * seconds.get("compute", 0.0) / tasks, 3) if tasks else 0
+        times = [round(seconds.get(action, 0.0), 3) for action in actions]
+        rows.append([prefix["name"], tasks, prefix["failed"], *times, mean, _size(prefix["bytes"])])
+    return {"header": [f"{action}, s" for action in actions], "rows": rows}
 
 
 def _transfers(record: Mapping[str, Any]) -> dict[str, Any]:

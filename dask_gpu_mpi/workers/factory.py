@@ -1,171 +1,28 @@
-"""Makes a worker from its line of the plan, and adapts and watches its nanny, which restarts it."""
+"""Makes a worker from its line of the plan."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
+import copy
 import os
-import signal
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
+from dask_gpu_mpi.base.files import make_folder
+from dask_gpu_mpi.base.streams import environment
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
-from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
-from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
-from dask_gpu_mpi.workers.worker_class import accepted_options, is_cuda_worker, worker_class_for
-from dask_gpu_mpi.workers.worker_options import options_for
-
-#: A worker is removed after so many deaths of its processes within so many seconds, however long each process lived: one that
-#: dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
-DEATHS, WINDOW = 5, 120.0
-#: Seconds between polls.
-INTERVAL = 0.25
-#: Seconds that Dask gives a worker's process to end when its nanny closes, if its caller sets no others.
-DASK_CLOSES = 5.0
-#: Seconds beyond those, for the teardown of plugins.
-CLOSING_SLACK = 5.0
-
-logger = logging.getLogger("dask_gpu_mpi")
-
-
-def closing_reason(nanny: Any) -> Callable[[], str]:
-    """Record why a nanny closes, and make it close in time; returns a function that returns the reason.
-
-    A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
-    differs. If the teardown of a user's plugin hangs, the nanny would not close, and its worker would never be removed.
-    """
-    reasons: list[str] = []
-    close = nanny.close
-
-    async def remembering(*args: Any, **kwargs: Any) -> Any:
-        reasons.append(str(kwargs.get("reason", "")))
-        deadline = asyncio.timeout((kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
-        try:
-            # In this task: a server that closes cancels all its tasks but the one that closes it.
-            async with deadline:
-                return await close(*args, **kwargs)
-        except TimeoutError:
-            if not deadline.expired():
-                raise  # Dask's own
-        logger.warning(
-            "the nanny of worker %s has not closed, perhaps because of a plugin's teardown; it is closed without that",
-            getattr(nanny, "name", None),
-        )
-        await _close_alone(nanny)
-        return "OK"
-
-    nanny.close = remembering
-    return lambda: reasons[0] if reasons else ""
-
-
-async def _close_alone(nanny: Any) -> None:
-    """The rest of ``Nanny.close``, without the teardown of plugins."""
-    from distributed.core import Server, Status
-
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(nanny.kill(timeout=CLOSING_SLACK / 2, reason="nanny-close"), CLOSING_SLACK)
-    if nanny.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(nanny.pid, signal.SIGKILL)
-    nanny.status = Status.closed
-    await Server.close(nanny)
-
-
-async def watch_nanny(
-    nanny: Any,
-    clock: Callable[[], float] = time.monotonic,
-    *,
-    on_death: Callable[[int, int | None], None] = lambda pid, code: None,
-) -> str:
-    """Wait until a nanny's worker has died too often, close the nanny, and return why the worker is removed.
-
-    Calls ``on_death(pid, exit_code)`` for each process that has died; the code is None if it is not known.
-    """
-    pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
-    deaths: deque[float] = deque(maxlen=DEATHS)
-    while True:
-        await asyncio.sleep(INTERVAL)
-        current = nanny.pid
-        if current == pid:
-            continue
-        code = getattr(process, "exitcode", None)
-        # it ends together with its worker, which was retired, or with the cluster
-        status = getattr(getattr(nanny, "status", None), "name", "")
-        is_closing = status in ("closing_gracefully", "closing", "closed")
-        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
-        if pid is not None and not in_order:
-            deaths.append(clock())
-            on_death(pid, code)
-        pid, process = current, _process(nanny)
-        if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
-            await nanny.close(reason="nanny-instantiate-too-often")
-            return f"its process died {DEATHS} times within {seconds:.0f} s"
-
-
-def _has_lifetime(nanny: Any) -> bool:
-    """Whether its worker ends by itself after some time and has to be restarted then (Dask's ``lifetime``)."""
-    import dask
-
-    configured = dask.config.get("distributed.worker.lifetime.duration", None)
-    return bool(getattr(nanny, "worker_kwargs", {}).get("lifetime") or configured)
-
-
-def _process(nanny: Any) -> Any:
-    """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
-    return getattr(getattr(nanny, "process", None), "process", None)
-
-
-def _requested_ends(nanny: Any) -> set[int | None]:
-    """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
-    asked: set[int | None] = set()
-    kill, handlers = getattr(nanny, "kill", None), getattr(nanny, "handlers", {})
-    if kill is None:  # in another version of distributed
-        return asked
-
-    async def remembering(*args: Any, **kwargs: Any) -> Any:
-        asked.add(nanny.pid)
-        return await kill(*args, **kwargs)
-
-    # `Nanny.restart` calls the method, the scheduler the handler.
-    nanny.kill = handlers["kill"] = remembering
-    return asked
-
-
-def measure_less(nanny: Any) -> None:
-    """Remove the measurements of a nanny's event loop and process, which nothing reads.
-
-    They cost 50 wake-ups a second, 1.5 % of a core, and two a second, 0.1 %. Measurements of scheduler and workers stay, and the
-    nanny continues to watch its worker's memory.
-    """
-    callbacks = getattr(nanny, "periodic_callbacks", {})
-    for name in ("tick", "ticks", "monitor"):
-        callbacks.pop(name, None)
-
-
-def kill_at_once() -> None:
-    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
-
-    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from distributed.process import AsyncProcess
-
-        AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
-
-
-def listen_on_tcp(nanny: Any) -> None:
-    """Make the nanny of a worker over UCX listen on TCP: it moves no data, and UCX would keep a core busy."""
-    # The nanny's constructor has already set the worker's protocol.
-    if getattr(nanny, "_protocol", None) == "ucx":
-        nanny._protocol = "tcp"
-
+from dask_gpu_mpi.workers.worker_options import (
+    accepted_options,
+    is_cuda_worker,
+    options_for,
+    worker_class_for,
+)
 
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
@@ -238,7 +95,6 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
     from dask_gpu_mpi.workers.plugins import UcxBetweenWorkers
 
     host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
-    probes = start.ucx_probe is not None and plan.name == start.ucx_probe
     # if no address was chosen, the job has joined a running cluster
     listens = start.listen or get_address_host(start.address)
     yield UcxBetweenWorkers(
@@ -247,7 +103,6 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
         leads=transport.between_nodes,
         warned=bool(transport.warning),
         devices=plan.nics,
-        probes=probes,
     )
 
 
@@ -280,3 +135,104 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
         if isinstance(ours.get(key), Mapping) and isinstance(options.get(key), Mapping):
             merged[key] = {**ours[key], **options[key]}
     return merged
+
+
+# A `dask_cuda.CUDAWorker` from its line of the plan.
+#
+# CUDAWorker knows nothing of ranks. Its behaviour is corrected here, and nowhere else (dask-cuda 25.10 to 26.10):
+#
+# - It makes a worker for every visible GPU. Here each is made with one GPU visible, by UUID: its name and the device of its
+#   limits are right, and CUDA makes a context with one device (half a second instead of two on four GPUs). A worker of several
+#   GPUs is made with its first one visible; then its nanny shows its process all of them.
+# - It sets the GPU's CPU affinity, whatever the rank was bound to. Here it sets the plan's cores.
+# - It imports cuDF in each worker, 1.4 seconds of the start, to switch spilling on or off. Here only to switch it on.
+# - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. The plan has bytes of the worker's device.
+# - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
+
+#: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
+MODULES = {
+    "rmm": (
+        "rmm_pool_size",
+        "rmm_managed_memory",
+        "rmm_async",
+        "rmm_track_allocations",
+        "rmm_allocator_external_lib_list",
+    ),
+    "cudf": ("enable_cudf_spill",),
+}
+#: Options that are lists of modules.
+IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
+
+
+def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]) -> Any:
+    """Make a CUDAWorker with these keywords and, for its nannies, these plugins.
+
+    Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
+    """
+    from dask_cuda.plugins import CPUAffinity, CUDFSetup
+
+    _check_modules(plan, options)
+    _make_directory(plan, options.get("rmm_log_directory"))
+    # CUDAWorker gives its nannies its variables only
+    options = dict(options)
+    variables = options.pop("env", None) or {}
+    switched = any(options.get(switch) is not None for switch in SWITCHES)
+    # CUDAWorker sets it in this process, too, where it would make a context
+    with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
+        try:
+            worker = cls(**options)
+        except ValueError as error:
+            # releases differ in what they refuse: 25.10 a maximum pool without a pool, for example
+            raise InputError(
+                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
+                fix="correct or remove that option",
+            ) from error
+        for nanny in worker.nannies:
+            nanny.config = _workers_config(nanny.config, switched=switched)
+    for nanny in worker.nannies:
+        nanny.env = {**nanny.env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
+        own = nanny.worker_kwargs.get("plugins", set())
+        for plugin in list(own):
+            if isinstance(plugin, CPUAffinity):
+                plugin.cores = list(plan.cpus)
+            elif isinstance(plugin, CUDFSetup) and not plugin.spill:
+                own.discard(plugin)
+        nanny.worker_kwargs["plugins"] = {*own, *plugins}
+    return worker
+
+
+def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
+    """A copy of Dask's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
+    import dask
+
+    key = dask.config.canonical_name(SECTION, dict(config))
+    section = copy.deepcopy(config.get(key)) or {}
+    if switched:
+        (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
+    return {**config, key: section}
+
+
+def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
+    """Refuse options whose modules are not installed here."""
+    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
+    imports = [(option, name) for option in IMPORTS for name in options.get(option) or ()]
+    for option, module in (*wanted.items(), *imports):
+        if find_spec(module.partition(".")[0]) is None:
+            package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
+            raise InputError(
+                f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
+                "not installed there",
+                fix=f"install {package}, or leave the option out",
+            )
+
+
+def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
+    """Make the directory for RMM's logs: RMM ends the worker if it does not exist."""
+    try:
+        if directory:
+            make_folder(directory)
+    except OSError as error:
+        raise InputError(
+            f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "
+            "directory that can be written there)"
+        ) from None

@@ -1,4 +1,4 @@
-"""The workers of one rank: started together, followed until they end, closed together."""
+"""The workers of one rank: started together, followed until they end, closed together; their nannies, which restart them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import contextlib
 import logging
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
@@ -17,14 +20,7 @@ from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.factory import (
-    closing_reason,
-    kill_at_once,
-    listen_on_tcp,
-    make_worker,
-    measure_less,
-    watch_nanny,
-)
+from dask_gpu_mpi.workers.factory import make_worker
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -34,6 +30,13 @@ POLL_INTERVAL = 0.02
 CLOSING_SHARE = 0.8
 #: Characters of a dead process's last output that are sent to the scheduler.
 MOST_OUTPUT = 4_000
+#: A worker is removed after so many deaths of its processes within so many seconds, however long each process lived: one that
+#: dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
+DEATHS, WINDOW = 5, 120.0
+#: Seconds between polls.
+INTERVAL = 0.25
+#: Seconds for a nanny to close: Dask gives its worker's process five of them, and plugins may have a teardown.
+CLOSING = 10.0
 
 
 class Workers:
@@ -64,18 +67,17 @@ class Workers:
         for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                self._workers.append(_Worker(plan, _make(plan, start, self._options, self._scratch)))
+                made = _make(plan, start, self._options, self._scratch)
+                self._workers.append(_Worker(plan, made, self._scratch))
         kill_at_once()
-        for worker in self._workers:
-            worker.adjust()
-        await asyncio.gather(*(worker.start(self._scratch, self._timeline) for worker in self._workers))
+        await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
 
     async def follow(self) -> bool:
         """Wait until all have ended for good, and return whether one has failed."""
         return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
 
     async def _follow(self, worker: _Worker) -> bool:
-        why = await worker.failure(lambda pid: logs.last_output(self._scratch, pid))
+        why = await worker.failure()
         if not self.closing:
             self._on_end(worker.plan.name, why)
         return why is not None
@@ -98,25 +100,18 @@ class Workers:
 class _Worker:
     """One worker: Dask's object, with its nannies."""
 
-    def __init__(self, plan: WorkerPlan, worker: Any) -> None:
-        self.plan = plan
-        self._worker = worker
-        #: CUDAWorker has some; every other class counts as one.
-        self._nannies: list[Any] = getattr(worker, "nannies", [worker])
-        self._reasons: list[Callable[[], str]] = []
-
-    def adjust(self) -> None:
-        """Make the changes to its nannies that must come before their start."""
+    def __init__(self, plan: WorkerPlan, worker: Any, scratch: str) -> None:
         from distributed import Nanny
 
-        for nanny in self._nannies:
-            if isinstance(nanny, Nanny):
-                measure_less(nanny)
-                listen_on_tcp(nanny)
-            if _is_nanny(nanny):
-                self._reasons.append(closing_reason(nanny))
+        self.plan = plan
+        self._worker = worker
+        self._scratch = scratch
+        # CUDAWorker has some; every other class counts as one, if it is a nanny
+        nannies = getattr(worker, "nannies", [worker])
+        self._nannies: list[Any] = [nanny for nanny in nannies if isinstance(nanny, Nanny)]
+        self._reasons = [adapt_nanny(nanny) for nanny in self._nannies]
 
-    async def start(self, scratch: str, timeline: Timeline) -> None:
+    async def start(self, timeline: Timeline) -> None:
         """Wait until it has registered; the error ends with the last output of its processes."""
         plan, pids = self.plan, set[int]()
         watch = asyncio.ensure_future(self._collect_pids(pids))
@@ -128,41 +123,34 @@ class _Worker:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             gpu = f" (GPU {plan.device})" if plan.device else ""
-            output = next(filter(None, (logs.last_output(scratch, pid) for pid in sorted(pids))), "")
+            output = next(filter(None, (logs.last_output(self._scratch, pid) for pid in sorted(pids))), "")
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             text = f"worker {plan.name}{gpu} did not start: {why}"
             raise StartupError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()
 
-    async def failure(self, last_output: Callable[[int], str]) -> str | None:
+    async def failure(self) -> str | None:
         """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""
         watches = [
-            asyncio.ensure_future(watch_nanny(nanny, on_death=self._death_reporter(nanny, last_output)))
+            asyncio.ensure_future(watch_nanny(nanny, on_death=partial(self._report_death, nanny)))
             for nanny in self._nannies
-            if _is_nanny(nanny)
         ]
-        await self._worker.finished()
-        why = next((watch.result() for watch in watches if watch.done() and not watch.cancelled()), "")
-        for watch in watches:
-            watch.cancel()
-        if not why and any(reason().startswith("nanny-inst") for reason in self._reasons):
-            why = "its nanny could not start it again"
-        return why or None
+        finished = asyncio.ensure_future(self._worker.finished())
+        await asyncio.wait({finished, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        why = next((watch.result() for watch in watches if watch.done()), None)
+        for task in (finished, *watches):
+            task.cancel()
+        if why is None and any(reason().startswith("nanny-inst") for reason in self._reasons):
+            return "its nanny could not start it again"
+        return why
 
-    def _death_reporter(
-        self, nanny: Any, last_output: Callable[[int], str]
-    ) -> Callable[[int, int | None], None]:
-        def report(pid: int, code: int | None) -> None:
-            how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
-            # the connection or the scheduler may be gone as well
-            with contextlib.suppress(Exception):
-                nanny.log_event(
-                    DEATHS_TOPIC,
-                    {"worker": str(self.plan.name), "how": how, "output": last_output(pid)[-MOST_OUTPUT:]},
-                )
-
-        return report
+    def _report_death(self, nanny: Any, pid: int, code: int | None) -> None:
+        how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+        output = logs.last_output(self._scratch, pid)[-MOST_OUTPUT:]
+        # the connection or the scheduler may be gone as well
+        with contextlib.suppress(Exception):
+            nanny.log_event(DEATHS_TOPIC, {"worker": str(self.plan.name), "how": how, "output": output})
 
     async def close(self, timeout: float) -> None:
         """Close it by Dask's method."""
@@ -173,26 +161,19 @@ class _Worker:
 
     def leave_files(self) -> None:
         """Keep its directory when it closes: the agent removes it with the scratch, and this loop would wait for its removal."""
-        with contextlib.suppress(AttributeError):  # in another version of distributed, or the user's class
-            self._worker._workdir._finalizer.detach()
         for nanny in self._nannies:
-            if (process := getattr(nanny, "process", None)) is not None:
-                process.worker_dir = None
+            if nanny.process is not None:
+                nanny.process.worker_dir = None
 
     def pids(self) -> list[int]:
         """The process ids of its nannies' processes."""
-        pids = (getattr(getattr(nanny, "process", None), "pid", None) for nanny in self._nannies)
-        return [pid for pid in pids if pid]
+        return [nanny.pid for nanny in self._nannies if nanny.pid]
 
     async def _collect_pids(self, pids: set[int]) -> None:
         """Collect the ids of its processes while it starts: their last output is in files with these ids."""
         while True:
             pids.update(self.pids())
             await asyncio.sleep(POLL_INTERVAL)
-
-
-def _is_nanny(nanny: Any) -> bool:
-    return hasattr(nanny, "instantiate") and hasattr(nanny, "pid")
 
 
 def _make(plan: WorkerPlan, *details: Any) -> Any:
@@ -205,3 +186,92 @@ def _make(plan: WorkerPlan, *details: Any) -> Any:
         raise StartupError(
             f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
         ) from error
+
+
+# Nannies.
+
+
+def adapt_nanny(nanny: Any) -> Callable[[], str]:
+    """Change a nanny before its start; returns a function that returns why it has closed.
+
+    A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
+    differs.
+    """
+    # They measure the nanny's event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a
+    # second, 0.1 %. The nanny continues to watch its worker's memory.
+    for name in ("tick", "ticks", "monitor"):
+        nanny.periodic_callbacks.pop(name, None)
+    # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
+    if nanny._protocol == "ucx":
+        nanny._protocol = "tcp"
+    reasons: list[str] = []
+    close = nanny.close
+
+    async def remembering(*args: Any, reason: str = "", **kwargs: Any) -> Any:
+        reasons.append(reason)
+        return await close(*args, reason=reason, **kwargs)
+
+    nanny.close = remembering
+    return lambda: reasons[0] if reasons else ""
+
+
+async def watch_nanny(
+    nanny: Any,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    on_death: Callable[[int, int | None], None] = lambda pid, code: None,
+) -> str:
+    """Wait until a nanny's worker has died too often, close the nanny, and return why the worker is removed.
+
+    Calls ``on_death(pid, exit_code)`` for each process that has died; the code is None if it is not known.
+    """
+    pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
+    deaths: deque[float] = deque(maxlen=DEATHS)
+    while True:
+        await asyncio.sleep(INTERVAL)
+        current = nanny.pid
+        if current == pid:
+            continue
+        code = getattr(process, "exitcode", None)
+        # It ends together with its worker, which was retired, or with the cluster.
+        is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
+        # A worker whose `lifetime` is over ends with 0.
+        if pid is not None and pid not in asked and not is_closing and code != 0:
+            deaths.append(clock())
+            on_death(pid, code)
+        pid, process = current, _process(nanny)
+        if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
+            # the teardown of a user's plugin may hang
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING):
+                    await nanny.close(reason="nanny-instantiate-too-often")
+            return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _process(nanny: Any) -> Any:
+    """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
+    return nanny.process and nanny.process.process
+
+
+def _requested_ends(nanny: Any) -> set[int | None]:
+    """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
+    asked: set[int | None] = set()
+    kill = nanny.kill
+
+    async def remembering(*args: Any, **kwargs: Any) -> Any:
+        asked.add(nanny.pid)
+        return await kill(*args, **kwargs)
+
+    # `Nanny.restart` calls the method, the scheduler the handler.
+    nanny.kill = nanny.handlers["kill"] = remembering
+    return asked
+
+
+def kill_at_once() -> None:
+    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
+
+    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
+    """
+    from distributed.process import AsyncProcess
+
+    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]

@@ -15,7 +15,6 @@ import mmap
 import os
 import re
 import socket
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -42,13 +41,7 @@ class _SilentAtTheEnd(logging.Filter):
         # Other objects than texts may raise when they are made a text, and the error would reach the caller.
         if isinstance(record.msg, str) and "during heartbeat" in record.msg:
             return False
-        return not (_ending[0] or _worker_is_closing())
-
-
-def _worker_is_closing() -> bool:
-    """Whether this is the process of a worker that closes, which loses its connections."""
-    workers = getattr(getattr(sys.modules.get("distributed.worker"), "Worker", None), "_instances", ())
-    return any(worker.status.name in ("closing", "closed", "closing_gracefully") for worker in list(workers))
+        return not _ending[0]
 
 
 class _LastOutput(logging.Handler):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import current_process
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from dask.utils import key_split
 from distributed import Worker
-from distributed.comm.addressing import get_address_host
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
@@ -22,7 +22,6 @@ from distributed.protocol import pickle
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
-from dask_gpu_mpi.base.timeouts import UCX_PROBE
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
@@ -50,8 +49,7 @@ class Figures(WorkerPlugin):
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
         self._received = 0
-        #: The last transfer that is in `_received`.
-        self._last: Any = None
+        self._transfers = TransferLog()
         #: By GPU: when the bytes over NVLink were last read, and how many they were.
         self._links: dict[str, tuple[float, float | None]] = {}
         #: By GPU: when to measure PCIe next, and the last bytes per second.
@@ -59,16 +57,14 @@ class Figures(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
-        metrics: Any = getattr(worker, "metrics", None)
-        if metrics is not None:  # not in another version
-            metrics[METRIC] = self.measure
+        worker.metrics[METRIC] = self.measure
 
     async def measure(self, worker: Any) -> dict[str, Any]:
         """Measure the figures."""
-        self._count(getattr(worker, "transfer_incoming_log", ()))
+        self._received += sum(transfer["total"] for transfer in self._transfers.new(worker))
         figures: dict[str, Any] = {
             "time": time.time(),
-            "sent": getattr(worker, "transfer_outgoing_bytes_total", None),
+            "sent": worker.transfer_outgoing_bytes_total,
             "received": self._received,
         }
         if not hasattr(worker.data, "spilled_total"):
@@ -92,14 +88,20 @@ class Figures(WorkerPlugin):
         counts = link is not None and before is not None and link >= before and now > last
         return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
 
-    def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
-        """Add the transfers since the last call; the log is short, with the newest at its end."""
-        newest = log[-1] if log else None
-        for transfer in reversed(log):
-            if transfer is self._last:
-                break
-            self._received += transfer["total"]
-        self._last = newest
+
+class TransferLog:
+    """Reads a worker's log of what it has fetched from others, each entry once; the log is short."""
+
+    def __init__(self) -> None:
+        #: The newest entry that has been read.
+        self._last: Any = None
+
+    def new(self, worker: Any) -> list[dict[str, Any]]:
+        """The entries since the last call, the newest first."""
+        newest_first = reversed(worker.transfer_incoming_log)
+        found = list(itertools.takewhile(lambda entry: entry is not self._last, newest_first))
+        self._last = found[0] if found else self._last
+        return found
 
 
 def spilled_from_device(data: Any) -> int | None:
@@ -168,12 +170,30 @@ class NearMemory(WorkerPlugin):
         prefer_memory_of(self.node)
 
 
+#: The name that distributed's Nanny gives to the process of its worker.
+WORKER_PROCESS = "Dask Worker process"
+
+
+class BeforeWorker(WorkerPlugin):
+    """A plugin that prepares a worker's process when the process receives it: its worker is made afterwards, and then listens."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well.
+        if current_process().name.startswith(WORKER_PROCESS):
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Prepare this process."""
+        raise NotImplementedError
+
+
 #: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
 SAFE_PATH = "dask_gpu_mpi"
 
 
-class NewProcess(WorkerPlugin):
-    """Prepares the process of a worker that is not forked from the agent, when the process receives this.
+class NewProcess(BeforeWorker):
+    """Prepares the process of a worker that is not forked from the agent.
 
     `level`, `scratch` and `quiet_stream`: see `logs.set_up`. `ucx`: Dask itself connects by UCX.
     """
@@ -181,15 +201,13 @@ class NewProcess(WorkerPlugin):
     name = "dask_gpu_mpi-new-process"
 
     def __init__(self, level: str, scratch: str, quiet_stream: bool, ucx: bool) -> None:
-        self.settings = (level, scratch, quiet_stream, ucx)
+        self.level = level
+        self.scratch = scratch
+        self.quiet_stream = quiet_stream
+        self.ucx = ucx
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _new_process, self.settings
-
-
-def _new_process(level: str, scratch: str, quiet_stream: bool, ucx: bool) -> NewProcess:
-    # as for `_ucx_between_workers`
-    if current_process().name.startswith(WORKER_PROCESS):
+    def prepare(self) -> None:
+        """Do what the agent does before it forks a worker's process."""
         from dask_gpu_mpi.network.listeners import guard_listeners
         from dask_gpu_mpi.network.ucx import extend_handshakes
 
@@ -200,10 +218,9 @@ def _new_process(level: str, scratch: str, quiet_stream: bool, ucx: bool) -> New
         print_by_line()
         ignore_signals()
         guard_listeners()
-        if ucx:
+        if self.ucx:
             extend_handshakes()
-        set_up(level, scratch, quiet_stream=quiet_stream)
-    return NewProcess(level, scratch, quiet_stream, ucx)
+        set_up(self.level, self.scratch, quiet_stream=self.quiet_stream)
 
 
 class TaskRanges(WorkerPlugin):
@@ -231,13 +248,11 @@ class KeylessDump(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
-        dump = worker.handlers.get("dump_state")
-        if dump is None:  # in another version of distributed
-            return
+        dump = worker.handlers["dump_state"]
 
         def dump_state(*, exclude: Collection[str] = ()) -> Any:
             state = dump(exclude=exclude)
-            if isinstance(state, dict) and "config" in state:
+            if "config" in state:
                 state["config"] = without_keys(state["config"])
             return state
 
@@ -247,25 +262,22 @@ class KeylessDump(WorkerPlugin):
 def without_keys(config: Any) -> Any:
     """A configuration without texts that hold a private key.
 
-    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}, "preload": ["x"]})
-    {'tls': {'key': 'private key, left out', 'ciphers': None}, 'preload': ['x']}
+    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}})
+    {'tls': {'key': 'private key, left out', 'ciphers': None}}
     """
     if isinstance(config, dict):
         return {key: without_keys(value) for key, value in config.items()}
-    if isinstance(config, (list, tuple)):
-        return [without_keys(value) for value in config]
     return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config
 
 
-class UcxBetweenWorkers(WorkerPlugin):
-    """Makes a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
+class UcxBetweenWorkers(BeforeWorker):
+    """Makes a worker offer UCX to other workers (`network.ucx_comm`).
 
     - `host_frames`: least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does;
     - `loopback`: all workers are on this node, so a port of UCX is one of the loopback interface;
     - `leads`: UCX may be used between nodes;
     - `warned`: the user has been warned that UCX opens a port;
-    - `devices`: the network devices near its GPU; empty: all;
-    - `probes`: once it is up, this worker connects to one on the next node, so that the user soon learns if UCX does not work.
+    - `devices`: the network devices near its GPU; empty: all.
     """
 
     name = "dask_gpu_mpi-ucx"
@@ -277,57 +289,22 @@ class UcxBetweenWorkers(WorkerPlugin):
         loopback: bool,
         leads: bool,
         warned: bool,
-        devices: str = "",
-        probes: bool = False,
+        devices: str,
     ) -> None:
-        self.ways: Any = {"loopback": loopback, "leads": leads, "warned": warned, "devices": devices}
         self.host_frames = host_frames
-        self.probes = probes
+        self.ways: Any = {"loopback": loopback, "leads": leads, "warned": warned, "devices": devices}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The worker is made after its plugins have arrived, and listens before it calls `setup`.
-        return _ucx_between_workers, (self.host_frames, self.ways, self.probes)
+    def prepare(self) -> None:
+        """Offer it."""
+        from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+        use_ucx_between_workers(self.host_frames, **self.ways)
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process, when the worker has almost started."""
-        asyncio.get_running_loop().call_later(START_UCX_AFTER, self._start, worker)
-
-    def _start(self, worker: Worker) -> None:
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
-        starting = Ucx.begin()
-        if self.probes:
-            # the loop itself holds tasks only weakly
-            self._probe = asyncio.get_running_loop().create_task(_probe_next_node(worker, starting))
-
-
-async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
-    """Connect to a worker on the next node, in a ring; a connection that can't use UCX logs that (`ucx_comm`)."""
-    # The result does not matter: connections that transfer data find out whether they can use UCX.
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(UCX_PROBE):
-            await asyncio.wait({starting})
-            scheduler: Any = worker.scheduler
-            first: dict[str, str] = {}
-            for address in sorted(await scheduler.ncores()):  # the smallest answer with all workers
-                first.setdefault(get_address_host(address), address)
-            nodes = sorted(first)
-            following = nodes[(nodes.index(get_address_host(worker.address)) + 1) % len(nodes)]
-            peer: Any = worker.rpc(first[following])
-            await peer.identity()
-
-
-#: The name that distributed's Nanny gives to the process of its worker.
-WORKER_PROCESS = "Dask Worker process"
-
-
-def _ucx_between_workers(host_frames: int, ways: dict[str, Any], probes: bool) -> UcxBetweenWorkers:
-    # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well, and offers no UCX.
-    if current_process().name.startswith(WORKER_PROCESS):
-        from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
-
-        use_ucx_between_workers(host_frames, **ways)
-    return UcxBetweenWorkers(host_frames, **ways, probes=probes)
+        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
 
 
 class Label(WorkerPlugin):
@@ -375,7 +352,7 @@ class TransferSizes(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         self._worker: Any = worker
-        self._last: Any = None
+        self._transfers = TransferLog()
         #: By sender and begin.
         self._sizes: dict[tuple[str, float], int] = {}
 
@@ -395,11 +372,7 @@ class TransferSizes(WorkerPlugin):
         return self._sizes.pop((sender, start), 0)
 
     def _read_log(self) -> None:
-        log = self._worker.transfer_incoming_log
-        last, self._last = self._last, log[-1] if log else None
-        for entry in reversed(log):
-            if entry is last:
-                break
+        for entry in self._transfers.new(self._worker):
             self._sizes[entry["who"], entry["start"]] = entry["total"]
         while len(self._sizes) > self.MOST:
             del self._sizes[next(iter(self._sizes))]

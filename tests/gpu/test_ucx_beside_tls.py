@@ -87,7 +87,7 @@ def fetch(pipe: Any, credentials: dict[str, Any], devices: str, address: str) ->
 
 
 def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
-    credentials = make_credentials().dask_config()
+    credentials = make_credentials()
     context = multiprocessing.get_context("spawn")
     (here, there), (mine, its) = context.Pipe(), context.Pipe()
     # each sees the other's GPU as well, as dask-cuda's workers do: over NVLink UCX wants it

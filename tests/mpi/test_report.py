@@ -120,7 +120,6 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
         ("Start-up", 1),
         ("Memory & spill", 3),
         ("Tasks", 1),
-        ("Task prefixes", 1),
         ("Transfers", 1),
     ):
         shown = tabs[title].figures

@@ -93,7 +93,7 @@ with session.client() as client:
     with open(os.path.join(here, "said.json"), "w") as file:
         json.dump(said, file)
     command = [sys.executable, "-c", stranger, session.address]
-    foreign = json.dumps(make_credentials().dask_config())
+    foreign = json.dumps(make_credentials())
     done = subprocess.run(command, input=foreign, env=scrub(os.environ), capture_output=True, text=True)
     tell(strangers=json.loads(done.stdout), words=done.stderr[-2000:])
     until = os.path.join(here, "go-on")

@@ -11,14 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from distributed.node import ServerNode
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from dask_gpu_mpi.agent import dashboard_gate
 from dask_gpu_mpi.agent.dashboard_gate import TokenGate
 from dask_gpu_mpi.network import listeners
-from dask_gpu_mpi.network.listeners import listen_where_routes_are
 from support.jobs.processes import run_python
 
 TOKEN = "right-T0ken_"
@@ -358,14 +356,3 @@ def test_who_listens_for_http() -> None:
     assert of_worker["dashboard"] > 0
     assert (link, result) == (f"http://127.0.0.1:{of_scheduler['dashboard']}/status", 3)
     assert closed == [{"dashboard": 0}, {}, "", 3]
-
-
-def test_it_is_replaced_once_and_needs_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerNode, "start_http_server", ServerNode.start_http_server)
-    listen_where_routes_are()
-    once = ServerNode.start_http_server
-    listen_where_routes_are()
-    assert ServerNode.start_http_server is once
-    monkeypatch.delattr(ServerNode, "start_http_server")
-    listen_where_routes_are()
-    assert not hasattr(ServerNode, "start_http_server")

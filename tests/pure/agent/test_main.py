@@ -280,12 +280,12 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[str] = []
     ready: list[asyncio.Future[None]] = []
 
-    def start() -> asyncio.Future[None]:
+    def start(_: Any) -> asyncio.Future[None]:
         ready.append(asyncio.get_running_loop().create_future())
         return ready[0]
 
     monkeypatch.setattr(module, "hide_gpus", lambda environ: calls.append("hide"))
-    monkeypatch.setattr(module, "start_ucx_in_thread", start)
+    monkeypatch.setattr(module, "in_thread", start)
     monkeypatch.setattr(module, "stop_watching_ucx", lambda: calls.append("stop watching"))
 
     async def later(agent: Any) -> None:

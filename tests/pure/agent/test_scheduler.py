@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import socket
-import time
 import types
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +25,6 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network import listeners
-from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.options.model import Options, Protocol
 from support.jobs.processes import run_python
 
@@ -380,18 +378,3 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     )
     assert ends == ([3] if up else [])
     assert clients == ([(Answer.CLIENT,)] if up else [])
-
-
-@pytest.mark.parametrize(("age", "warned"), [(0.0, False), (89.5 * 86400, True), (None, False)])
-def test_the_end_of_the_certificate_is_told(
-    age: float | None, warned: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = {} if age is None else make_credentials(now=time.time() - age).dask_config()
-
-    async def run() -> None:
-        scheduler._warn_of_end(config)
-        await asyncio.sleep(0.01)
-
-    asyncio.run(run())
-    lines = capsys.readouterr().err.splitlines()
-    assert ["warning: the certificate of this cluster ends at" in line for line in lines] == [True] * warned

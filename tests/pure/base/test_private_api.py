@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dask_gpu_mpi
 from dask_gpu_mpi.agent import forkserver
-from dask_gpu_mpi.workers import factory, lifecycle, logs
 from support.private_api import TABLE, PrivateName
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
@@ -163,20 +161,3 @@ class TestWithout:
         monkeypatch.delattr(resource_tracker, "_resource_tracker")
         monkeypatch.setattr(forkserver.os, "fork", lambda: pytest.fail("forked"))
         forkserver.become_resource_tracker([])
-
-    def test_the_instances_of_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(logs.sys.modules, "distributed.worker", SimpleNamespace(Worker=object))  # type: ignore[arg-type]
-        assert not logs._worker_is_closing()
-
-    def test_what_nannies_have(self) -> None:
-        nanny = SimpleNamespace(pid=1)
-        factory.measure_less(nanny)
-        factory.listen_on_tcp(nanny)
-        assert factory._requested_ends(nanny) == set()
-        assert vars(nanny) == {"pid": 1}
-        assert not lifecycle._is_nanny(nanny)
-
-    def test_the_class_of_their_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        process = importlib.import_module("distributed.process")
-        monkeypatch.delattr(process, "AsyncProcess")
-        factory.kill_at_once()

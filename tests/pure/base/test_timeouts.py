@@ -32,7 +32,7 @@ def test_check_reports_once_and_within_20_seconds() -> None:
 
 
 def test_a_connection_without_ucx_stays_on_tls_before_it_is_given_up() -> None:
-    assert t.UCX_START + t.UCX_PROOF < t.UCX_AGREEMENT < t.UCX_PROBE
+    assert t.UCX_START + t.UCX_PROOF < t.UCX_AGREEMENT
 
 
 def test_a_gang_of_all_workers_waits_for_those_that_another_gang_has_ended() -> None:

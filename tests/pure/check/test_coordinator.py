@@ -24,7 +24,7 @@ from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import Lost, Reach
+from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
 from dask_gpu_mpi.startup.messages import Kind, Listening, Reached
@@ -158,7 +158,7 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     [("", [("node pairs", (1,))]), ("no route", [("network", (1,)), ("node pairs", (1,))])],
 )
 def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str, tuple[int, ...]]]) -> None:
-    job = Job().whole(Reached(Reach()), Reached(Reach(scheduler), (Lost("h1", "no answer within 5 s"),)))
+    job = Job().whole(Reached(Reach()), Reached(Reach(scheduler), {"no answer within 5 s": ["h1"]}))
     assert job.errors() == errors
 
 

@@ -16,7 +16,7 @@ from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
-from dask_gpu_mpi.network.reachability import Lost, Reach
+from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Protocol, WorkerUcx
 from dask_gpu_mpi.startup.messages import Listening
@@ -368,7 +368,7 @@ def test_clocks_are_compared(
 SILENT = "no answer within 5 s"
 
 
-def missing(**lost: tuple[Lost, ...]) -> Evidence:
+def missing(**lost: dict[str, list[str]]) -> Evidence:
     """Three hosts, of which some do not reach others."""
     found = [observed(rank) for rank in range(3)]
     good = evidence(*found, nodes=nodes(3))
@@ -377,7 +377,7 @@ def missing(**lost: tuple[Lost, ...]) -> Evidence:
 
 
 def test_pairs_that_do_not_are_named() -> None:
-    findings = bad(missing(r1=(Lost("h3", SILENT),), r2=(Lost("h2", SILENT),)))
+    findings = bad(missing(r1={SILENT: ["h3"]}, r2={SILENT: ["h2"]}))
     assert [(one.what, one.level, one.ranks, one.hosts) for one in findings] == [
         ("node pairs", "error", (1,), ("h2",)),
         ("node pairs", "error", (2,), ("h3",)),
@@ -390,8 +390,8 @@ def test_pairs_that_do_not_are_named() -> None:
 
 
 def test_a_node_that_nobody_reaches_has_one_line() -> None:
-    gone = (Lost("h3", SILENT),)
-    findings = bad(missing(r0=gone, r1=gone, r2=(Lost("h1", SILENT), Lost("h2", "refused"))))
+    gone = {SILENT: ["h3"]}
+    findings = bad(missing(r0=gone, r1=gone, r2={SILENT: ["h1"], "refused": ["h2"]}))
     assert [(one.ranks, one.found.partition(";")[0]) for one in findings] == [
         ((0, 1), f"can't reach h3: {SILENT}"),
         ((2,), f"can't reach h1: {SILENT}"),

@@ -20,7 +20,7 @@ from dask_gpu_mpi.check.report import RankResult, Report
 from dask_gpu_mpi.check.run import CheckingRank, CheckKind, RankTest, run_check
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.reachability import Lost, Node, Tokens
+from dask_gpu_mpi.network.reachability import Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.messages import Channels, Connect, Kind, Listen, Reached
@@ -262,5 +262,5 @@ def test_a_rank_listens_connects_and_tests(ranks: Any) -> None:
     assert rank.channels.step.startswith("running a kernel")
     reached: Reached = rank.wait_for(Kind.REACHED)
     assert reached.scheduler is not None
-    assert (reached.scheduler.error, reached.lost) == ("", (Lost("h3", "something else answers there"),))
+    assert (reached.scheduler.error, reached.lost) == ("", {"something else answers there": ["h3"]})
     assert rank.wait_for(CheckKind.TESTED) == RankResult()

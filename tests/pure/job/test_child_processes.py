@@ -77,7 +77,7 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     )
 
 
-SETTINGS = {"scheduler-address": "tls://h:1", **make_credentials().dask_config()}
+SETTINGS = {"scheduler-address": "tls://h:1", **make_credentials()}
 KEYS = (
     "scheduler-address",
     "distributed.comm.tls.client.key",

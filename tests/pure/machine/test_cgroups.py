@@ -238,12 +238,6 @@ def test_mountinfo() -> None:
     assert list(parse_mountinfo("")) == []
 
 
-def test_this_process() -> None:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-        mounts = list(parse_mountinfo(file.read()))
-    assert "/" in [mount.point for mount in mounts]
-
-
 PREFERS = """
 import threading
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of

@@ -52,10 +52,6 @@ def test_the_other_processes_as_the_worst_that_a_rank_saw(
     assert found.processes == processes
 
 
-def test_a_whole_gpu_of_which_little_is_known() -> None:
-    assert (gpu().slice, gpu().free) == (-1, -1)
-
-
 def test_memory_of_processes() -> None:
     assert gpu().busy == 0
     assert gpu(processes=((7, 3), (8, 4))).busy == 7

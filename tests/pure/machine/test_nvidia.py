@@ -21,7 +21,6 @@ from dask_gpu_mpi.machine.nvidia import (
     gpu_health,
     hide_gpus,
     list_gpus,
-    own_contexts,
     parse_visible,
     sees_none,
 )
@@ -259,9 +258,8 @@ def test_any_text_is_read_or_refused(value: str) -> None:
 
 
 def test_gpus_are_hidden_from_a_process() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/"}
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
     hide_gpus(environ)
-    assert environ == {"CUDA_VISIBLE_DEVICES": "", "HOME": "/"}
     assert sees_none(environ["CUDA_VISIBLE_DEVICES"])
     hide_gpus(environ, but="GPU-x")
     assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
@@ -299,14 +297,3 @@ def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [[[], False], [[], True], [[], True], [[one, three], True]]
     # what the process itself asked for, and no more
     assert [function for _, function in read_log(log)] == ["cuInit", *["cuDevicePrimaryCtxRetain"] * 2]
-
-
-def test_other_files_are_no_driver(tmp_path: Path) -> None:
-    maps = tmp_path / "maps"
-    assert own_contexts(maps) == ()
-    maps.write_text(
-        "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)\n"
-        "7f00-7f01 r-xp 00000000 08:01 1 /home/me/libcuda.so.1.d/data\n"
-        f"7f00-7f01 r-xp 00000000 08:01 1 {tmp_path}/libcuda.so.1\n"
-    )
-    assert own_contexts(maps) == ()

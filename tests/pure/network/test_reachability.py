@@ -20,7 +20,6 @@ from dask_gpu_mpi.network.reachability import (
     MOST_IN_CHECK,
     MOST_PARTS,
     Listener,
-    Lost,
     Node,
     Tokens,
     connect_to,
@@ -234,13 +233,9 @@ def test_of_many_nodes_a_ring_and_a_sample(most: int, more: int) -> None:
     assert found == pairs(number, most), "the same in every run"
 
 
-def test_a_thousand_nodes_make_64_connections_each() -> None:
-    assert sum(pairs(1000, MOST_IN_CHECK).values()) == 64_000
-
-
 def test_one_node_has_no_peers() -> None:
     assert peers_by_rank(nodes(1), 16) == {0: ()}
-    assert connect_to_peers(()) == ()
+    assert connect_to_peers(()) == {}
 
 
 def test_a_node_that_can_not_listen_is_nobodys_peer() -> None:
@@ -262,9 +257,9 @@ def test_connects_to_all_peers_at_once() -> None:
         up = [
             Node(p.host, p.rank, p.address, p.tokens, of.port) for p, of in zip(peers, listeners, strict=True)
         ]
-        assert connect_to_peers(up) == ()
+        assert connect_to_peers(up) == {}
         other = Node("h99", 99, "127.0.0.1", port=up[0].port)
-        assert connect_to_peers([up[1], other]) == (Lost("h99", "something else answers there"),)
+        assert connect_to_peers([up[1], other]) == {"something else answers there": ["h99"]}
     finally:
         for listener in listeners:
             listener.close()
@@ -272,19 +267,19 @@ def test_connects_to_all_peers_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         port = server.getsockname()[1]
         silent = [Node(peer.host, peer.rank, peer.address, port=port) for peer in peers]
-        assert {one.error for one in connect_to_peers(silent, 0.3)} == {"no answer within 0.3 s"}
+        assert connect_to_peers(silent, 0.3).keys() == {"no answer within 0.3 s"}
     assert time.monotonic() - started < 5, "and waits for all of them at once"
 
 
 def test_the_report_names_pairs_and_is_bounded() -> None:
     silent = "no answer within 5 s"
     assert (
-        connection_report({"h2": [Lost("h3", silent)], "h3": [Lost("h2", silent)]})
+        connection_report({"h2": {silent: ["h3"]}, "h3": {silent: ["h2"]}})
         == f"from h2 to h3 ({silent}), from h3 to h2 ({silent})"
     )
-    several = connection_report({"a": [Lost("h1", silent), Lost("h2", silent), Lost("h3", "refused")]})
+    several = connection_report({"a": {silent: ["h1", "h2"], "refused": ["h3"]}})
     assert several == f"from a to h[1-2] ({silent}), from a to h3 (refused)"
-    many = connection_report({f"h{i}": [Lost(f"h{100 + i}", silent)] for i in range(40)})
+    many = connection_report({f"h{i}": {silent: [f"h{100 + i}"]} for i in range(40)})
     assert many.count("from ") == MOST_PARTS
     assert many.endswith(", and 34 more of this kind")
 
@@ -308,11 +303,8 @@ def test_the_report_names_pairs_and_is_bounded() -> None:
 )
 def test_ports_that_the_user_allows_workers(options: dict[str, Any], ports: list[int]) -> None:
     assert list(worker_ports(Options(worker_options=options))) == ports
-
-
-def test_ports_of_workers_without_nannies() -> None:
-    options = Options(worker_class="distributed.Worker", worker_options={"port": 4000})
-    assert list(worker_ports(options)) == [4000]
+    without_nanny = Options(worker_class="distributed.Worker", worker_options={"port": 4000})
+    assert list(worker_ports(without_nanny)) == [4000]
 
 
 def test_listens_on_the_first_port_that_is_free() -> None:

@@ -16,8 +16,6 @@ from typing import Any
 import dask
 import pytest
 from dask.utils import parse_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
@@ -31,7 +29,7 @@ from dask_gpu_mpi.network.ucx import (
 )
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.bringup import may_be_client
-from dask_gpu_mpi.workers.cuda_worker import _workers_config
+from dask_gpu_mpi.workers.factory import _workers_config
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
 
@@ -66,14 +64,6 @@ def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority:
 )
 def test_transports_without_a_context(transports: str, left: str) -> None:
     assert without_gpu_transports(transports) == left
-
-
-@given(st.lists(st.sampled_from(["tcp", "rc", "sm", "cuda_copy", "cuda_ipc", "cuda"]), min_size=1))
-def test_no_list_of_transports_asks_for_a_context(names: list[str]) -> None:
-    left = without_gpu_transports(",".join(names))
-    # distributed_ucxx.ucxx.init_once makes a context where it finds the word
-    assert "cuda" not in left
-    assert left
 
 
 @pytest.fixture
@@ -170,17 +160,15 @@ def test_only_the_client_rank_loads_ucx(environ: dict[str, str], options: Option
     assert may_be_client(options, environ) == loads
 
 
-def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ucx_that_hangs_holds_up_no_end() -> None:
     go_on, was_there = threading.Event(), threading.Event()
 
     def hang() -> None:
         was_there.set()
         go_on.wait(30)
 
-    monkeypatch.setattr(ucx, "start_ucx", hang)
-
     async def main() -> None:
-        future = ucx.start_ucx_in_thread()
+        future = ucx.in_thread(hang)
         while not was_there.is_set():
             await asyncio.sleep(0.01)
         assert not future.done()
@@ -195,7 +183,7 @@ def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert not thread.is_alive()
 
 
-def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
     complaints: list[Any] = []
 
     def fail() -> None:
@@ -203,17 +191,15 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        monkeypatch.setattr(ucx, "start_ucx", lambda: None)
-        assert await ucx.start_ucx_in_thread() is None
-        monkeypatch.setattr(ucx, "start_ucx", fail)
+        assert await ucx.in_thread(lambda: None) is None
         with pytest.raises(RuntimeError, match="no device"):
-            await ucx.start_ucx_in_thread()
-        ignored = ucx.start_ucx_in_thread()
+            await ucx.in_thread(fail)
+        ignored = ucx.in_thread(fail)
         while not ignored.done():
             await asyncio.sleep(0.01)
         del ignored
         gc.collect()
-        given_up = ucx.start_ucx_in_thread()
+        given_up = ucx.in_thread(fail)
         given_up.cancel()
         while any(each.name == "start UCX" for each in threading.enumerate()):
             await asyncio.sleep(0.01)
@@ -343,7 +329,8 @@ def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
     monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """Whether ucxx's asking is still on for this loop; the packages themselves are in tests/ucx."""
-    core, contexts = types.ModuleType("ucxx.core"), types.ModuleType("ucxx._lib_async.application_context")
+    core: Any = types.ModuleType("ucxx.core")
+    contexts: Any = types.ModuleType("ucxx._lib_async.application_context")
     monkeypatch.setitem(sys.modules, core.__name__, core)
     monkeypatch.setitem(sys.modules, contexts.__name__, contexts)
     descriptor, other = os.pipe()
@@ -351,28 +338,18 @@ def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
     async def watched() -> bool:
         loop = asyncio.get_running_loop()
         worker = types.SimpleNamespace(epoll_file_descriptor=descriptor)
-        core._ctx = types.SimpleNamespace(worker=worker)  # type: ignore[attr-defined]
-        contexts.ProgressTasks = {loop: None} if asked else {}  # type: ignore[attr-defined]
+        core._ctx = types.SimpleNamespace(worker=worker)
+        contexts.ProgressTasks = {loop: None} if asked else {}
         loop.add_reader(descriptor, lambda: None)
         ucx.stop_watching_ucx()
         still = loop.remove_reader(descriptor)
-        worker.epoll_file_descriptor = -1  # a mode without one
-        ucx.stop_watching_ucx()
-        core._ctx = None  # type: ignore[attr-defined]
+        core._ctx = None  # UCX was not started
         ucx.stop_watching_ucx()
         return still
 
-    try:
-        assert asyncio.run(watched()) is asked
-        monkeypatch.delitem(sys.modules, core.__name__)
-        asyncio.run(_stop())
-    finally:
-        os.close(descriptor)
-        os.close(other)
-
-
-async def _stop() -> None:
-    ucx.stop_watching_ucx()
+    assert asyncio.run(watched()) is asked
+    os.close(descriptor)
+    os.close(other)
 
 
 @pytest.mark.parametrize(

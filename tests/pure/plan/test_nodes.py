@@ -63,6 +63,13 @@ def test_what_is_special_is_apart() -> None:
     assert boxes[4].alarms == ("see warning 1",)
 
 
+def test_ranks_without_a_worker_are_listed() -> None:
+    boxes = boxes_of(plan(hypothetical_job(20, 2, 1)))
+    assert [box.title for box in boxes] == ["h1", "19 × h[2-20]"]
+    assert boxes[0].alarms[0] == "no worker: rank 1"
+    assert boxes[1].alarms[0].startswith("no worker: ranks 3,5,7,")
+
+
 def test_many_special_nodes_share_a_box_too() -> None:
     job = list(hypothetical_job(64, 1, 1))
     for number in range(10, 12 + MOST_WARNED):

@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import InputError, Problem, StartupError, WorldTooSmall
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import MOST_AT_START, Lost, Reach
+from dask_gpu_mpi.network.reachability import MOST_AT_START, Reach
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.coordinator import (
@@ -381,10 +381,10 @@ def test_nodes_that_do_not_reach_each_other_are_named() -> None:
     driver = proving(4)
     sent = len(driver.sent)
     driver.tell(0, Kind.REACHED, REACHED)
-    driver.tell(2, Kind.REACHED, Reached(Reach(), (Lost("h3", "no answer within 5 s"),)))
+    driver.tell(2, Kind.REACHED, Reached(Reach(), {"no answer within 5 s": ["h3"]}))
     driver.tell(1, Kind.REACHED, REACHED)
     assert driver.coordinator.outcome is None
-    driver.tell(3, Kind.REACHED, Reached(Reach(), (Lost("h2", "no answer within 5 s"),)))
+    driver.tell(3, Kind.REACHED, Reached(Reach(), {"no answer within 5 s": ["h2"]}))
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
     text = "no connection between nodes: from h2 to h3 (no answer within 5 s), from h3 to h2 (no answer within 5 s) (expected"

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
@@ -23,7 +23,6 @@ from dask_gpu_mpi.startup.reachability import (
     _dashboard,
     choose_transport,
     nodes_of,
-    probing_workers,
     ucx_ability,
 )
 from support.mocks.inputs import gpu, one_host, plan, rank, worker_plan
@@ -104,7 +103,7 @@ def test_ports_that_are_taken() -> None:
 def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
     nobody = free_port()
     peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
-    lost = (Lost("h2", "Connection refused"),)
+    lost = {"Connection refused": ["h2"]}
     with socket.create_server(("127.0.0.1", 0)) as server:
         running = f"127.0.0.1:{server.getsockname()[1]}"
         assert Rank().connect(Connect(running, None, peers)) == Reached(Reach(), lost)
@@ -254,15 +253,6 @@ def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() 
     for wanted in (AUTO, ALL):
         assert choose_transport(wanted, ONE_GPU, {}) == Transport()
         assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
-
-
-def test_one_worker_of_each_node_tries_ucx_to_the_next() -> None:
-    assert probing_workers(GPUS) == {}
-    ranks = [
-        rank(number, 3, (gpu(number),), host=f"h{number // 2}", boot_id=f"b{number // 2}")
-        for number in range(3)
-    ]
-    assert probing_workers(plan(ranks)) == {0: "0-0", 2: "2-0"}
 
 
 NO_RDMA = UcxAbility(between_nodes="no RDMA device")

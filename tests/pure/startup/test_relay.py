@@ -14,7 +14,7 @@ from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Node, Tokens
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Start
@@ -172,7 +172,7 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     rank, channels = relay()
     rank.on_event(Event(0, Kind.CONNECT, Connect(target, tokens)))
     to, kind, reached = until_reported(rank, channels)
-    assert (to, kind, reached.scheduler.error, reached.lost) == (0, Kind.REACHED, "", ())
+    assert (to, kind, reached.scheduler.error, reached.lost) == (0, Kind.REACHED, "", {})
     # the scheduler takes the port over
     scheduler.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {})))
     again = Listener("127.0.0.1", ports.scheduler, tokens)
@@ -190,7 +190,7 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
     rank, channels = relay()
     to = Connect(f"127.0.0.1:{ports.scheduler}", tokens, (up, strange))
     rank.on_event(Event(0, Kind.CONNECT, to))
-    lost = (Lost("h3", "something else answers there"),)
+    lost = {"something else answers there": ["h3"]}
     assert until_reported(rank, channels)[2].lost == lost
     # the scheduler has its port, the workers get theirs when they start
     here.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {})))

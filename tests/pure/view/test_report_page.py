@@ -32,7 +32,7 @@ def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Pat
     assert tuple(tabs) == TITLES
     counts = {title: len(tab.figures) for title, tab in tabs.items()}
     assert counts == {
-        "Overview": 0, "Start-up": 1, "GPUs": 3, "Memory & spill": 4, "Tasks": 1, "Task prefixes": 1,
+        "Overview": 0, "Start-up": 1, "GPUs": 3, "Memory & spill": 4, "Tasks": 1, "Task prefixes": 0,
         "Transfers": 1 if nodes == 1 else 2, "Events": 0, "Plan & options": 0,
     }  # fmt: skip
     for tab in tabs.values():

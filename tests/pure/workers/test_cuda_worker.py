@@ -14,9 +14,8 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
-from dask_gpu_mpi.workers import cuda_worker
-from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
-from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers import factory
+from dask_gpu_mpi.workers.factory import make_cuda_worker, make_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -90,7 +89,7 @@ def test_the_plans_cores_and_our_plugins() -> None:
 
 
 def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.workers.cuda_worker.find_spec", lambda name: True)
+    monkeypatch.setattr("dask_gpu_mpi.workers.factory.find_spec", lambda name: True)
 
     def is_set_up(**options: Any) -> bool:
         (nanny,) = made(**options).nannies
@@ -151,7 +150,7 @@ def test_the_users_options_win() -> None:
 def test_sizes_are_the_plans_bytes(
     planned: dict[str, int], limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: True)
+    monkeypatch.setattr(factory, "find_spec", lambda name: True)
     given = made(planned, rmm_pool_size=0.5).given
     assert (given["device_memory_limit"], given["rmm_pool_size"]) == (limit, pool)
 
@@ -159,7 +158,7 @@ def test_sizes_are_the_plans_bytes(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     found = {"cupy"}
-    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: name if name in found else None)
+    monkeypatch.setattr(factory, "find_spec", lambda name: name if name in found else None)
     return found
 
 

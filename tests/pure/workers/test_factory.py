@@ -82,14 +82,6 @@ def test_who_offers_ucx(
     offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
     assert all(each.ways["loopback"] for each in offers)
-    assert [each.probes for each in offers] == [False] * len(offers)
-
-
-@pytest.mark.parametrize("probe", ["a", "b"])
-def test_one_worker_of_a_node_tries_ucx_to_the_next(probe: str, tmp_path: Path) -> None:
-    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=replace(START, ucx_probe=probe))
-    [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert offer.probes is (probe == "a")
 
 
 @pytest.mark.parametrize(

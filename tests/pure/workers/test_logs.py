@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -101,25 +100,6 @@ logger.error("no news")
     assert "loud" in done.stderr
     for text in ("too quiet", "heartbeat", "no news"):
         assert text not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("status", "closing"),
-    [("closing", True), ("closed", True), ("closing_gracefully", True), ("running", False), (None, False)],
-)
-def test_a_worker_that_closes_is_silent(
-    status: str | None, closing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import distributed.worker
-
-    workers = [SimpleNamespace(status=SimpleNamespace(name=name)) for name in ("running", status) if status]
-    monkeypatch.setattr(distributed.worker.Worker, "_instances", workers)
-    assert logs._worker_is_closing() is closing
-
-
-def test_a_process_without_distributed_is_no_worker_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "distributed.worker", raising=False)
-    assert not logs._worker_is_closing()
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])

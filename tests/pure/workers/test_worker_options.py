@@ -1,19 +1,175 @@
+"""Which class a worker has, and which options that accepts, held against dask-cuda's and distributed's own sources."""
+
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
+import distributed
 import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.workers.worker_class import is_cuda_worker
-from dask_gpu_mpi.workers.worker_options import options_for, read_worker_options
+from dask_gpu_mpi.workers.worker_options import (
+    TAKEN,
+    accepted_options,
+    import_worker_class,
+    is_cuda_worker,
+    is_dasks,
+    options_for,
+    read_worker_options,
+    tasks_run_in_agent,
+    worker_class_for,
+)
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker
 CLASSES = [CUDAWorker, Nanny, Worker]
+
+
+class Picky:
+    def __init__(self, one: int, *, two: int = 2, nthreads: int = 1) -> None: ...
+
+
+class Open:
+    def __init__(self, **anything: Any) -> None: ...
+
+
+class Mine(Nanny):
+    def __init__(self, *args: Any, mine: int = 1, **kwargs: Any) -> None: ...
+
+
+class Narrow(Nanny):
+    def __init__(self, scheduler_ip: str, mine: int = 1) -> None: ...
+
+
+class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
+    """No __init__ of its own."""
+
+
+def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dgm_broken.py").write_text("raise RuntimeError('two\\nlines')")
+    (tmp_path / "dgm_lacking.py").write_text("import dgm_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_worker_class("distributed.Nanny") is distributed.Nanny
+    assert import_worker_class(dict) is dict
+    for path, said in {
+        "distributed.Nany": "did you mean 'distributed.Nanny'?",
+        "distribute.Nanny": "there is no module 'distribute'; did you mean 'distributed.Nanny'?",
+        "Nanny": "did you mean 'distributed.Nanny'?",
+        "cudaworker": "did you mean 'dask_cuda.CUDAWorker'?",
+        "distributed.wait": "is a function (expected a class)",
+        "distributed.nope.Nanny": "no module 'distributed.nope'",
+        "dgm_lacking_.Worker": "there is no module 'dgm_lacking_' (expected a module of this environment, or on PYTHONPATH)",
+        "distributed.qqqqqq": "has no class 'qqqqqq'",
+        "dgm_broken.Worker": "RuntimeError: two lines",
+        "dgm_lacking.Worker": "the module 'dgm_not_there' is missing",
+        "Whatever": "is not a dotted path of a class (expected package.module.Class)",
+    }.items():
+        with pytest.raises(OptionError) as caught:
+            import_worker_class(path)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert "dgm_broken" not in sys.modules
+
+
+@pytest.mark.parametrize("cls", ["auto", "dask_cuda.CUDAWorker"])
+def test_gpu_workers_without_dask_cuda(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    with pytest.raises(OptionError) as caught:
+        worker_class_for("gpu", cls)
+    for part in (
+        "GPU workers need dask-cuda",
+        "not installed",
+        "Fix: pip install 'dask-gpu-mpi[cuda12]'",
+        "distributed.Nanny",
+    ):
+        assert part in str(caught.value)
+    if cls == "auto":
+        assert worker_class_for("cpu", cls) is distributed.Nanny
+
+
+def test_the_fix_where_dask_cuda_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dask_cuda.py").write_text("import dgm_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "dask_cuda", raising=False)
+    with pytest.raises(OptionError, match=r"(?s)'dgm_not_there' is missing\. Fix: pip install"):
+        import_worker_class("dask_cuda.CUDAWorker")
+
+
+def test_the_class_of_each_kind_of_worker() -> None:
+    for cls in ("auto", "dask_cuda.CUDAWorker", CUDAWorker, MyCUDAWorker):
+        assert worker_class_for("cpu", cls) is Nanny
+        assert issubclass(worker_class_for("gpu", cls), CUDAWorker)
+    assert worker_class_for("cpu", "distributed.Worker") is Worker
+    assert worker_class_for("gpu", "distributed.Nanny") is Nanny
+
+
+def test_whose_class_it_is() -> None:
+    stranger = type("Nanny", (), {})  # somebody else's, of the same name
+    assert [is_dasks(cls) for cls in (CUDAWorker, Nanny, Worker)] == [True] * 3
+    assert not any(is_dasks(cls) for cls in (Mine, stranger, dict))
+    assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker)] == [True] * 2
+    assert not any(is_cuda_worker(cls) for cls in (Nanny, Open))
+
+
+def test_where_tasks_run() -> None:
+    assert [tasks_run_in_agent(cls) for cls in ("distributed.Worker", Open)] == [True] * 2
+    for cls in ("auto", "distributed.Nanny", Mine, "dask_cuda.CUDAWorker"):
+        assert not tasks_run_in_agent(cls)
+
+
+def calls_of(cls: type, function: str) -> set[str]:
+    """Names of the keywords with which a class's __init__ calls the next one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))  # type: ignore[misc]
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function]
+    assert len(calls) == 1
+    return {keyword.arg for keyword in calls[0].keywords if keyword.arg}
+
+
+def test_what_a_class_says_itself_is_what_its_source_says() -> None:
+    own = set(inspect.signature(CUDAWorker.__init__).parameters)
+    # the scheduler is the first argument, without a name; dask-cuda 25.10 sets listen_address as a default, which may be passed
+    called = calls_of(CUDAWorker, "Nanny") - own | {"scheduler_ip"}
+    assert called - {"listen_address"} == TAKEN["CUDAWorker"] | {"preload_argv", "env"} - own
+    own = set(inspect.signature(Worker.__init__).parameters)
+    assert calls_of(Worker, "ServerNode.__init__") - own == TAKEN["Worker"]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_names_are_followed_along_the_keywords(cls: type) -> None:
+    accepted = accepted_options(cls)
+    assert accepted is not None
+    assert {"nthreads", "lifetime", "heartbeat_interval", "connection_limit", "resources"} <= accepted
+    assert ("rmm_pool_size" in accepted) == (cls is CUDAWorker)
+    assert ("preload_nanny" in accepted) == (cls is not Worker)
+    assert not accepted & TAKEN[cls.__name__]
+    assert "self" not in accepted
+    assert "state" not in accepted  # BaseWorker's, which Worker does not call
+
+
+def test_a_class_that_takes_everything() -> None:
+    assert accepted_options(Open) is None
+    assert accepted_options(type("Heir", (Open,), {})) is None
+    assert accepted_options(dict) is None  # written in C: its signature can't be read
+
+
+def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
+    """A class made from CUDAWorker may take ``env`` and do with it what it wants."""
+
+    class WithEnv(CUDAWorker):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, env: dict[str, str] | None = None, **kwargs: Any) -> None: ...
+
+    accepted = accepted_options(WithEnv)
+    assert accepted is not None
+    assert "env" in accepted
+    assert "data" not in accepted
 
 
 def refused(cls: type, **options: Any) -> str:
@@ -41,14 +197,14 @@ def test_gpu_options_are_cudaworkers() -> None:
     assert "Nanny has no option 'rmm_pool_size'" in refused(Nanny, rmm_pool_size="1GB")
 
 
-@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize(
     "name", ["name", "scheduler", "scheduler_ip", "scheduler_port", "scheduler_file", "security", "protocol"]
 )
-def test_what_we_set_ourselves(cls: type, name: str) -> None:
-    assert f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}" in refused(
-        cls, **{name: "x"}
-    )
+def test_what_we_set_ourselves(name: str) -> None:
+    for cls in CLASSES:
+        assert f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}" in refused(
+            cls, **{name: "x"}
+        )
 
 
 def test_what_the_class_sets_itself() -> None:
@@ -57,29 +213,12 @@ def test_what_the_class_sets_itself() -> None:
         read_worker_options(cls, {"env": {"A": "1"}})
 
 
-class Picky:
-    def __init__(self, one: int, *, two: int = 2) -> None: ...
-
-
-class Open:
-    def __init__(self, **anything: Any) -> None: ...
-
-
-class Mine(Nanny):
-    def __init__(self, *args: Any, mine: int = 1, **kwargs: Any) -> None: ...
-
-
-class Narrow(Nanny):
-    def __init__(self, scheduler_ip: str, mine: int = 1) -> None: ...
-
-
-class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
-    """No __init__ of its own."""
-
-
 def test_classes_of_the_users() -> None:
-    read_worker_options(Picky, {"one": 1, "two": "anything"})
+    read_worker_options(Picky, {"one": 1, "two": "anything", "nthreads": 2})
     assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
+    assert "nthreads: invalid value 'many'" in refused(
+        Picky, nthreads="many"
+    )  # the names are known: the types as well
     read_worker_options(Open, {"whatever": 1, "nthreads": "many"})
     read_worker_options(Mine, {"mine": 1, "lifetime": "1h"})
     assert "did you mean 'mine'" in refused(Mine, mines=1)
@@ -148,13 +287,6 @@ def test_the_class_below_a_nanny_is_refused_as_any_other() -> None:
         read_worker_options(Nanny, {"worker_class": "distributed.Workr"})
 
 
-def test_a_closed_signature_has_types_as_well() -> None:
-    class Closed:
-        def __init__(self, nthreads: int = 1) -> None: ...
-
-    assert "nthreads: invalid value 'two'" in refused(Closed, nthreads="two")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -206,12 +338,6 @@ def test_auto_is_cudaworker_or_nanny() -> None:
     for cls, options in (("auto", {"rmm_pol": 1}), ("distributed.Nanny", {"rmm_pool_size": 1})):
         with pytest.raises(OptionError, match="has no option"):
             read_worker_options(cls, options)
-    assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker, Nanny, Open)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
 
 
 def test_mending_for_cudaworker() -> None:
@@ -236,11 +362,8 @@ def test_mending_for_others() -> None:
         "preload": ["a"],
         "resources": {"A": 1.0, "B": 2.0},
     }
-    assert normalised(Worker, {"preload": None, "nthreads": None}) == {
-        "preload": None,
-        "nthreads": None,
-    }
-    assert normalised(Open, {"preload": "a", "resources": "A=1"}) == {
-        "preload": "a",
-        "resources": "A=1",
-    }
+    for cls, same in (
+        (Worker, {"preload": None, "nthreads": None}),
+        (Open, {"preload": "a", "resources": "A=1"}),
+    ):
+        assert normalised(cls, same) == same

@@ -31,7 +31,7 @@ from distributed.comm.tcp import _add_frames_header
 from distributed.core import connect
 
 from dask_gpu_mpi.mpi.mailbox import _TAG
-from dask_gpu_mpi.network.credentials import Credentials, make_credentials
+from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
 __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
@@ -260,18 +260,24 @@ def by_tls(target: dict[str, Any], order: dict[str, Any], *certificate: str) -> 
 
 def self_made_authority(target: dict[str, Any], order: dict[str, Any]) -> str:
     """With a certificate and an authority of the intruder's own, both sent along."""
-    made: Credentials = make_credentials()
-    return by_tls(target, order, made.key, made.certificate, made.ca)
+    return by_tls(target, order, *key_and_certificates(make_credentials()))
+
+
+def key_and_certificates(made: dict[str, Any]) -> tuple[str, str, str]:
+    """The key, its certificate and the authority's."""
+    pair = made["distributed.comm.tls.worker"]
+    return pair["key"], pair["cert"], made["distributed.comm.tls.ca-file"]
 
 
 def another_jobs(target: dict[str, Any], order: dict[str, Any]) -> str:
     """With the certificate of another job."""
-    return by_tls(target, order, *order["another_job"])
+    return by_tls(target, order, *order["another_job"][:2])
 
 
 def possessions() -> list[tuple[str, Security | None]]:
     """Address scheme and credentials that an intruder may have: none, and another job's."""
-    return [("tcp", None), ("tls", make_credentials().security())]
+    with dask.config.set(make_credentials()):
+        return [("tcp", None), ("tls", Security())]
 
 
 async def asks(target: dict[str, Any], scheme: str, security: Security | None) -> str:
@@ -355,7 +361,7 @@ def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
 def with_ucx_of_another_job(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A worker of another job, which offers UCX beside TLS as those of this job do."""
     use_ucx_between_workers(1, loopback=True)
-    return worst([asyncio.run(asks(target, "tls", make_credentials().security()))])
+    return worst([asyncio.run(asks(target, *possessions()[1]))])
 
 
 def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
@@ -570,8 +576,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
         os.chdir(folder)
-        made = make_credentials()
-        order["another_job"] = [made.key, made.certificate]
+        order["another_job"] = key_and_certificates(make_credentials())
         order["open"] = []  # connections that stay open until the test has looked at the job
         targets = {each["name"]: each for each in order["targets"]}
         for group in order["groups"]:

@@ -46,7 +46,7 @@ async def sent_back(comm, data):
 
 def main(test):
     global ADDRESS, SERVER
-    credentials = make_credentials().dask_config()
+    credentials = make_credentials()
     dask.config.set(credentials)
     ucx_comm.use_ucx_between_workers(65536, loopback=True)
     context = multiprocessing.get_context("spawn")

@@ -32,7 +32,9 @@ for name in ("", "distributed", "tornado", "tornado.application", "asyncio"):
     logging.getLogger(name).propagate = False
 
 protocol = sys.argv[1]
-security = make_credentials(**json.loads(sys.argv[2])).security() if protocol == "tls" else Security()
+credentials = make_credentials(**json.loads(sys.argv[2]))
+with dask.config.set(credentials if protocol == "tls" else {}):
+    security = Security()
 dask.config.set({"distributed.comm.timeouts.connect": "1s"})
 listeners.PERIOD = 0.2
 accepts = 0
