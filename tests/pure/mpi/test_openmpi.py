@@ -9,7 +9,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.mpi import openmpi
-from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components, left_open, ucx_left_open
+from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components, left_open, missing, ucx_left_open
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
@@ -132,6 +132,7 @@ def test_warning_of_a_choice_that_leaves_a_port(
     override = conf.with_name("openmpi-mca-params-override.conf")
     conf.rename(override)
     assert told(environ | {VARIABLE: "^openib"}, f"btl = {value} in {override}") == in_file
+    assert (f"and no btl in {override}" in left_open(environ, "module")) == in_file
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("--mca btl self,tcp\n")
     assert told(environ, f"btl = {value} in {override}") == in_file
@@ -143,9 +144,21 @@ def test_warning_of_files_that_are_not_read(library: Path, tmp_path: Path) -> No
     assert left_open(environ | {VARIABLE: "^openib"}, "module") == ""
 
 
+@pytest.mark.parametrize(
+    ("chosen", "setting"),
+    [(None, "^tcp"), ("^openib", "^openib,tcp"), ("^tcp", None), ("self,vader", None)],
+)
+def test_setting_that_closes_the_port(
+    library: Path, tmp_path: Path, chosen: str | None, setting: str | None
+) -> None:
+    """For a script that has started MPI itself."""
+    environ = {"HOME": str(tmp_path)} | ({} if chosen is None else {VARIABLE: chosen})
+    assert missing(environ, "module") == (f"{VARIABLE}={setting}" if setting else "")
+
+
 def test_another_library_is_left_alone(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
-    assert left_open({VARIABLE: "self,tcp"}, "module") == ""
+    assert left_open({VARIABLE: "self,tcp"}, "module") == missing({}, "module") == ""
     assert used({}) == {}
 
 
