@@ -122,15 +122,13 @@ def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
     assert "anyone who reaches the port can run code as you" in done.stderr
 
 
-def test_ucx_that_does_not_lead_to_the_other_node_is_told_before_anything_is_sent(
-    mpirun: Mpi, hosts: TestBed
-) -> None:
+def test_ucx_that_does_not_lead_to_the_other_node_is_told(mpirun: Mpi, hosts: TestBed) -> None:
     env = {
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
         **OPEN,
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
     }
-    program = HEAD + INITIALIZED + "time.sleep(15)\ntell(over_ucx=sorted(client.run(over_ucx).values()))\n"
+    program = HEAD + INITIALIZED + "work(client)\ntell(over_ucx=sorted(client.run(over_ucx).values()))\n"
     done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
     assert "go over TLS, not UCX" in done.stderr
     assert facts(done)["over_ucx"] == [0, 0]
