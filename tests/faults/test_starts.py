@@ -201,7 +201,7 @@ if rank() == {hanging}:
 """
     fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    # rank 0 itself has `Patience.watchdog` and `ALIVE` seconds more
+    # rank 0 itself has `HANGING` and `ALIVE` seconds more
     done = end(mpirun, job, 1, DEADLINE + 10 + 10, since=fault)
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
     assert f"rank {hanging} of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
