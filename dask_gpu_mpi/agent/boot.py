@@ -26,11 +26,11 @@ WAITING = (
 )  # fmt: skip
 
 
-def main(reply: int, *, gpus: int, parent: int) -> None:
+def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     """Run the agent; never returns.
 
-    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child finds. `parent` is the process id of
-    the rank: this process dies with the thread that started it. It is 0 if that is not the rank's main thread.
+    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child finds. `rank` is the process id of the
+    rank. `follow`: this process dies with the thread that started it, which is the rank's main thread.
     """
     # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()
@@ -38,8 +38,8 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     print_by_line()
     ignore_signals()
     raise_descriptor_limit()
-    if parent:
-        die_with_parent(parent)
+    if follow:
+        die_with_parent(rank)
     control = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -55,7 +55,7 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
         from dask_gpu_mpi.machine.gpu_probe import start_look
 
         with contextlib.suppress(OSError), kept():  # if no process can be started, the rank gets no answer
-            look = start_look(gpus, close=[reply, control], rank=os.getppid())
+            look = start_look(gpus, close=[reply, control], rank=rank)
     else:
         os.close(gpus)
     if begin.cuda:
@@ -72,7 +72,7 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
             timeline.lap("load UCX")
         from dask_gpu_mpi.agent.main import run
 
-        run(control, reply, timeline, cuda=begin.cuda, hooks=hooks, look=look)
+        run(control, reply, timeline, rank=rank, cuda=begin.cuda, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:

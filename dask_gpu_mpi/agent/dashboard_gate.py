@@ -61,8 +61,18 @@ def report_no_server(scheduler: Any) -> None:
 #: Seconds for the head of a request, from the connection or the request before it. Browsers connect again by themselves.
 REQUEST_TIMEOUT = 30.0
 REFUSED = (
+    403,
+    "Forbidden",
     "dask_gpu_mpi: this dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with "
-    "?token=...\n"
+    "?token=...\n",
+)
+#: A route of distributed, for one page (individual-cluster-map.html). A request for it that does not become a websocket leaves a
+#: plugin behind that fails at every later transition of a task (distributed 2025.9.1 to 2026.8.0). So it is closed to everyone.
+EVENT_STREAM = "/eventstream"
+CLOSED = (
+    404,
+    "Not Found",
+    "dask_gpu_mpi: the event stream is closed, since it can stop the scheduler. Fix: use the other pages of the dashboard\n",
 )
 
 
@@ -94,10 +104,12 @@ class TokenGate(Router):
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the object that answers this request; called by tornado when it has the headers."""
         if self._token and not self._admits(request):
-            return _Refusal(request)
+            return _Answer(request, *REFUSED)
         stream = getattr(request.connection, "stream", None)
         if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
             is_known()
+        if request.path == EVENT_STREAM:
+            return _Answer(request, *CLOSED)
         return self._application.find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:
@@ -175,11 +187,13 @@ class _AddingHeaders:
         return self._connection.write_headers(start_line, headers, *args)
 
 
-class _Refusal(HTTPMessageDelegate):
-    """The answer to any request without the token; not made by the application, which would log it."""
+class _Answer(HTTPMessageDelegate):
+    """A short answer to any request; not made by the application, which would log it."""
 
-    def __init__(self, request: HTTPServerRequest) -> None:
+    def __init__(self, request: HTTPServerRequest, code: int, reason: str, text: str) -> None:
         self._request = request
+        self._start_line = ResponseStartLine("HTTP/1.1", code, reason)
+        self._text = text.encode()
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
@@ -189,13 +203,14 @@ class _Refusal(HTTPMessageDelegate):
         answer = HTTPHeaders(
             {
                 "Content-Type": "text/plain; charset=utf-8",
-                "Content-Length": str(len(REFUSED)),
+                "Content-Length": str(len(self._text)),
                 "Cache-Control": "no-store",
                 "Connection": "close",
                 "X-Content-Type-Options": "nosniff",
             }
         )
-        body = None if self._request.method == "HEAD" else REFUSED.encode()
-        connection.write_headers(ResponseStartLine("HTTP/1.1", 403, "Forbidden"), answer, body)
+        connection.write_headers(
+            self._start_line, answer, None if self._request.method == "HEAD" else self._text
+        )
         connection.finish()
         return None

@@ -20,7 +20,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import current_process, resource_tracker, util
+from multiprocessing import current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
@@ -28,6 +28,7 @@ from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, i
 from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
+_get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
 #: Packages whose processes leave signals to the rank: scheduler and workers.
@@ -82,6 +83,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     noticed.
     """
     server: Any = getattr(stdlib, "_forkserver", None)
+    spawn.get_preparation_data = _prepare
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
@@ -125,6 +127,12 @@ def leave_deleted_directory() -> None:
         os.getcwd()
     except FileNotFoundError:
         os.chdir("/")
+
+
+def _prepare(name: str) -> dict[str, Any]:
+    """Replaces `get_preparation_data`: the working directory may be deleted at any time, and workers are restarted."""
+    leave_deleted_directory()
+    return _get_preparation_data(name)
 
 
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:

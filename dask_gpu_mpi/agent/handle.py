@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # first, where other users may have put a module. So no file is imported before the rank's path is set. -P would do the same,
 # but processes that tasks start inherit Python's flags.
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[4:]; from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[1]), gpus=int(sys.argv[2]), parent=int(sys.argv[3]))"
+    "import sys; sys.path[:] = sys.argv[5:]; from dask_gpu_mpi.agent.boot import main; "
+    "main(int(sys.argv[1]), gpus=int(sys.argv[2]), rank=int(sys.argv[3]), follow=bool(int(sys.argv[4])))"
 )
 
 
@@ -118,7 +118,7 @@ class AgentProcess:
             for _ in range(3):
                 ends += os.pipe()
             orders, self._stdin, answers, reply, gpus_read, gpus_write = ends
-            arguments = (reply, gpus_write, os.getpid() if follow else 0)
+            arguments = (reply, gpus_write, os.getpid(), int(follow))
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *_import_path()],
@@ -237,7 +237,7 @@ class AgentProcess:
 
         Returns False if it had to be killed.
         """
-        # First as an order: a process that the script did not fork through Python may hold the pipe open as well.
+        # First as an order: a process that the script has forked may hold the pipe open as well.
         self.send(Order.CLOSE)
         self._close_stdin()
         self._look.close()

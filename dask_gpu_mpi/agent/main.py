@@ -90,14 +90,15 @@ def run(
     reply: int,
     timeline: Timeline,
     *,
+    rank: int,
     cuda: bool,
     hooks: threading.Thread | None,
     look: int | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the control pipe ends.
 
-    `control` and `reply` are the file descriptors of orders and answers, `hooks` is the thread that puts UCX's hooks into CUDA's
-    library, and `look` is the process id of the child that probes the GPUs.
+    `control` and `reply` are the file descriptors of orders and answers, `rank` is the process id of the rank, `hooks` is
+    the thread that puts UCX's hooks into CUDA's library, and `look` is the process id of the child that probes the GPUs.
     """
     _import_dask(cuda=cuda)
     timeline.lap("import")
@@ -137,12 +138,19 @@ def run(
         tasks_here = tasks_run_in_agent(configuration.options.worker_class)
         if not tasks_here:
             _leave_gpus_alone()
-            # From here on the end of the control pipe is enough, and leaves time to clean up. (With tasks in this process it is
-            # not: a task could keep the pipe from being read.)
+            # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
+            # tasks in this process they are not: a task could keep the event loop busy.)
             die_with_parent(0)
         write_frame(reply, (Answer.PREPARED, scratch))
         agent = Agent(
-            configuration, scratch, reader, reply, timeline, own_server=own_server, tasks_here=tasks_here
+            configuration,
+            scratch,
+            reader,
+            reply,
+            timeline,
+            rank=rank,
+            own_server=own_server,
+            tasks_here=tasks_here,
         )
         asyncio.run(agent.run(orders))
     finally:
@@ -234,8 +242,8 @@ def _end_children() -> None:
 class Agent:
     """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
-    `scratch` is the agent's directory. `own_server`: the fork server is ours, and has to be watched. `tasks_here`: tasks run in
-    this process (`worker_options.tasks_run_in_agent`).
+    `scratch` is the agent's directory, `rank` the process id of the rank. `own_server`: the fork server is ours, and has to be
+    watched. `tasks_here`: tasks run in this process (`worker_options.tasks_run_in_agent`).
     """
 
     def __init__(
@@ -246,6 +254,7 @@ class Agent:
         reply: int,
         timeline: Timeline,
         *,
+        rank: int,
         own_server: bool,
         tasks_here: bool,
     ) -> None:
@@ -256,7 +265,7 @@ class Agent:
         self._timeline = timeline
         self._own_server = own_server
         self._tasks_here = tasks_here
-        self._parent = os.getppid()
+        self._rank = rank
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         #: Whether the rank has joined the others, and whether it has also been told to start something here.
@@ -282,7 +291,7 @@ class Agent:
             self._carry_out(*order)
         if not self._started:
             StartWatch(
-                self._parent,
+                self._rank,
                 self._configuration.mpi_deadline,
                 speaks=self._configuration.speaks,
                 over=lambda: self._joined or self._stop.is_set(),
@@ -302,7 +311,7 @@ class Agent:
 
     def _check_parent(self) -> None:
         # The end of the control pipe is noticed at once, but a process that the rank has forked may hold the pipe open.
-        if os.getppid() != self._parent:
+        if os.getppid() != self._rank:
             self._stop.set()
         else:
             asyncio.get_running_loop().call_later(PARENT_INTERVAL, self._check_parent)

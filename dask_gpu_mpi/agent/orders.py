@@ -108,7 +108,7 @@ class SchedulerSettings:
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
     #: The token of the dashboard, which the scheduler's rank makes; empty: it is open.
-    token: str = field(default="", repr=False)
+    token: str = field(repr=False)
     #: UUID of the GPU on which it may hold data that a client sends or fetches through it over UCX (as by ``client.run``). It
     #: makes no context before that. Empty: none.
     device: str = ""

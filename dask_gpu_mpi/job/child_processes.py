@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.frames import identity
@@ -188,8 +189,8 @@ class ChildrenOfCluster:
 # A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 #
 # The process is an MPI rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
-# program's exit code. Of this process's descriptors the program inherits standard input and output only: it could keep those of
-# MPI and of the launcher open when the job has ended.
+# program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
+# inherit those of MPI and of the launcher, which it could keep open when the job has ended.
 
 #: Seconds that the program has to end when a signal ends the script.
 GRACE = 3.0
@@ -200,6 +201,7 @@ class ExecAsChild:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
+        self._not_of_script = _inheritable()
         self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
         self._ours = {
             "execv": functools.partial(self._exec, "execv"),
@@ -217,10 +219,25 @@ class ExecAsChild:
     def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
         if os.getpid() != self._owner or isinstance(path, int):
             self._before[name](path, argv, *env)
-        run_to_its_end(path, argv, *env)
+        passed = [fd for fd, _ in _inheritable() - self._not_of_script]
+        run_to_its_end(path, argv, *env, pass_fds=passed)
 
 
-def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None) -> NoReturn:
+def _inheritable() -> set[tuple[int, tuple[int, int]]]:
+    """The descriptors of this process that a program would inherit, each with its file."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # the one by which the folder was read
+                file = os.fstat(fd := int(name))
+                if os.get_inheritable(fd):
+                    found.add((fd, (file.st_dev, file.st_ino)))
+    return found
+
+
+def run_to_its_end(
+    path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
+) -> NoReturn:
     """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
     flush()
     # It dies with this process, of which it takes the place.
@@ -228,6 +245,7 @@ def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None
         list(argv),
         executable=path,
         env=env,
+        pass_fds=pass_fds,
         preexec_fn=functools.partial(die_with_parent, os.getpid()),
     )
     try:

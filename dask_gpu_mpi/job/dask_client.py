@@ -167,7 +167,8 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     def once(self: Client) -> Any:
         if self.status == "closed" and not self.asynchronous:
             return None
-        _before_shutdown()
+        if _address is not None and getattr(self.scheduler, "address", None) == _address:
+            _before_shutdown()
         return shutdown(self)
 
     once.once = True  # type: ignore[attr-defined]

@@ -64,8 +64,9 @@ class Walltime:
         for number in self._numbers:
             if not is_ours(number):
                 self._handle(number)
-        self.time_left()  # queries the batch system now, and not when time is short
+        # First: a signal may come during the query.
         self._callback, self._before = callback, before
+        self.time_left()  # queries the batch system now, and not when time is short
 
     def _handle(self, number: int) -> None:
         try:
@@ -83,7 +84,8 @@ class Walltime:
         if self._callback is None:
             return
         self._check_handlers()
-        if not self._warned and self._end is not None and time.time() > self._end - self._before:
+        end: float | None = vars(self).get("_end")  # not queried here: `call_back` may be doing that
+        if not self._warned and end is not None and time.time() > end - self._before:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -206,7 +206,7 @@ def _own_entries() -> set[str]:
 
 def _folder(path: str) -> str:
     """The folder of the script itself, not of a symbolic link to it."""
-    return os.path.dirname(os.path.realpath(path) if _working_directory() else path)
+    return os.path.dirname(os.path.realpath(path) if os.path.isabs(path) or _working_directory() else path)
 
 
 def _where() -> str:

@@ -26,6 +26,8 @@ from dask_gpu_mpi.view.report_summary import printed
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
+#: Seconds after which an answer counts as lost, and the next request is sent.
+LATEST = 60.0
 #: Seconds between fetches while the script runs: with a lost scheduler, only the time since the last fetch is lost.
 REFRESHING = 60.0
 #: Seconds after the start at which the modules of the page are imported, so that the end need not wait for them.
@@ -80,19 +82,21 @@ class Reporter:
             await self._request()
         await asyncio.sleep(PREPARING)
         if is_page(self._joined.options.report or ""):
-            with contextlib.suppress(Exception):  # reported when the report is made
-                await asyncio.to_thread(importlib.import_module, "dask_gpu_mpi.view.report_page")
+            # Not in a thread of asyncio's, which Python would wait for at its end.
+            threading.Thread(target=_import_page, name="dask_gpu_mpi import of Bokeh", daemon=True).start()
         while True:
             with contextlib.suppress(Exception):
                 await self._request()
             await asyncio.sleep(REFRESHING)
 
     async def _request(self) -> None:
-        """Request the scheduler's record; a request whose answer is late is not repeated until it comes."""
+        """Request the scheduler's record; a request whose answer is late is not repeated until it comes, or is too late."""
         async with self._one_request:
-            if self._complete:
+            # The shutdown may not have happened: the script may have interrupted it.
+            if self._complete and all(comm.closed() for comm in self._scheduler.comms):
                 return
-            record = await getattr(self._scheduler, RECORD_OPERATION)()
+            async with asyncio.timeout(LATEST):
+                record = await getattr(self._scheduler, RECORD_OPERATION)()
             if isinstance(record, Mapping) and "series" in record:  # else it is another job's scheduler
                 self._record = record
 
@@ -201,6 +205,11 @@ class Reporter:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
+
+
+def _import_page() -> None:
+    with contextlib.suppress(Exception):  # reported when the report is made
+        importlib.import_module("dask_gpu_mpi.view.report_page")
 
 
 def _clock(record: Mapping[str, Any]) -> str:

@@ -62,7 +62,9 @@ class Ucx:
         from ucxx._lib import libucxx
 
         # It warns of an existing CUDA context, which CUDAWorker has created on this worker's GPU.
-        logging.getLogger("distributed_ucxx.ucxx").setLevel(logging.ERROR)
+        log = logging.getLogger("distributed_ucxx.ucxx")
+        level = log.level
+        log.setLevel(logging.ERROR)
         # Messages by tag only: UCXX also enables RMA and AM, by which peers can read any address.
         tags_alone = functools.partial(
             libucxx.UCXContext, feature_flags=(libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
@@ -73,7 +75,10 @@ class Ucx:
             dask.config.set(configured_numbers()),
             patch.dict(os.environ, self._restrictions()),
         ):
-            backend.init_once()  # in this thread, whose CUDA context and event loop UCX must use
+            try:
+                backend.init_once()  # in this thread, whose CUDA context and event loop UCX must use
+            finally:
+                log.setLevel(level)
         if not self.warned and (opened := _ports() - ports):
             places = ", ".join(f"{address}:{port}" for address, port in sorted(opened))
             say(

@@ -194,6 +194,12 @@ def _path(setting: Setting, value: Any, source: Source) -> str | None:
         path = Path(text).expanduser()
     except RuntimeError:  # there is no such user
         raise _Unexpected(f"{_expected(setting)} in the home directory of a user") from None
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise _Unexpected(
+            f"a path in {error.encoding}, by which Python names files here, or PYTHONUTF8=1"
+        ) from None
     if not path.is_absolute() and not _has_working_directory():
         raise _Unexpected("an absolute path, since the working directory was deleted")
     return str(path)

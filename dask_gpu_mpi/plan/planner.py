@@ -42,7 +42,7 @@ def make_plan(
     """
     ranks = sorted(inventories, key=lambda inventory: inventory.rank)
     numbers = [rank.rank for rank in ranks]
-    if numbers != list(range(len(ranks))):
+    if not ranks or numbers != list(range(ranks[0].world_size)):
         raise PlacementError(f"inventories of {ranks_text(numbers)}", expected="one of each rank")
     scheduler, client = choose_roles(options, len(ranks), has_client=has_client)
     reserved = reserved_ranks(options, scheduler, client, has_client=has_client)

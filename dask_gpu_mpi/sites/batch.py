@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 }
 #: Seconds for a command of the batch system during a start.
 COMMAND_TIMEOUT = 5.0
+#: The exit code of a shell for a command that it does not find.
+CANNOT_RUN = 127
 
 #: Seconds of each unit of a walltime, and how many of it make the next larger one.
 _UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
@@ -465,10 +468,18 @@ def run_command(
     *,
     prepare: Callable[[], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; exit code 127 if it can't be run, or does not end in time. `prepare` is called in the child."""
+    """Run a command; exit code `CANNOT_RUN` if it can't be run, or does not end in time. `prepare` is called in the child.
+
+    It is not searched in the working directory, where another user may have put it.
+    """
+    search = (os.environ if environ is None else environ).get("PATH", os.defpath)
+    path = os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
+    file = command[0] if os.path.isabs(command[0]) else shutil.which(command[0], path=path)
+    if file is None:
+        return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", f"{command[0]}: not found in PATH")
     try:
         return subprocess.run(
-            command,
+            [file, *command[1:]],
             env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -478,7 +489,7 @@ def run_command(
             preexec_fn=prepare,
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(list(command), 127, "", str(error))
+        return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", str(error))
 
 
 def output_of(command: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, run_command
+from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, run_command
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
@@ -215,4 +215,4 @@ def _mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
 
 def _ask(environ: Mapping[str, str], command: Sequence[str]) -> str:
     done = run_command(command, environ, TIMEOUT)
-    return done.stdout + done.stderr
+    return "" if done.returncode == CANNOT_RUN else done.stdout + done.stderr

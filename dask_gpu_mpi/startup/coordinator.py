@@ -396,6 +396,7 @@ class Coordinator(FailureCoordinator):
         settings = SchedulerSettings(
             self._listen[role.rank],
             self._config,
+            token="",  # its rank makes it
             device=self.plan.scheduler_device,
             facts=facts_of(self.plan),
         )

@@ -35,8 +35,8 @@ MOST_OUTPUT = 4_000
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
-#: Seconds for a nanny to close: Dask gives its worker's process five of them, and plugins may have a teardown.
-CLOSING = 10.0
+#: Seconds for the teardown of a nanny's plugin.
+TEARDOWN = 5.0
 
 
 class Workers:
@@ -160,7 +160,7 @@ class _Worker:
             logger.debug("a worker did not close", exc_info=True)
 
     def leave_files(self) -> None:
-        """Keep its directory when it closes: the agent removes it with the scratch, and this loop would wait for its removal."""
+        """Let nannies keep its directory: the agent removes it with the scratch, and this loop would wait for its removal."""
         for nanny in self._nannies:
             if nanny.process is not None:
                 nanny.process.worker_dir = None
@@ -205,13 +205,19 @@ def adapt_nanny(nanny: Any) -> Callable[[], str]:
     if nanny._protocol == "ucx":
         nanny._protocol = "tcp"
     reasons: list[str] = []
-    close = nanny.close
+    close, remove_plugin = nanny.close, nanny.plugin_remove
 
-    async def remembering(*args: Any, reason: str = "", **kwargs: Any) -> Any:
-        reasons.append(reason)
-        return await close(*args, reason=reason, **kwargs)
+    async def remembering(*args: Any, **kwargs: Any) -> Any:
+        reasons.append(kwargs.get("reason", ""))
+        return await close(*args, **kwargs)
 
-    nanny.close = remembering
+    async def in_time(name: str) -> Any:
+        # A nanny closes after the teardown of the user's plugins, which may hang.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TEARDOWN):
+                return await remove_plugin(name)
+
+    nanny.close, nanny.plugin_remove = remembering, in_time
     return lambda: reasons[0] if reasons else ""
 
 
@@ -235,17 +241,22 @@ async def watch_nanny(
         code = getattr(process, "exitcode", None)
         # It ends together with its worker, which was retired, or with the cluster.
         is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
-        # A worker whose `lifetime` is over ends with 0.
-        if pid is not None and pid not in asked and not is_closing and code != 0:
+        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
+        if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)
         pid, process = current, _process(nanny)
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
-            # the teardown of a user's plugin may hang
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSING):
-                    await nanny.close(reason="nanny-instantiate-too-often")
+            await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _has_lifetime(nanny: Any) -> bool:
+    """Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then."""
+    import dask
+
+    configured = dask.config.get("distributed.worker.lifetime.duration", None)
+    return bool(nanny.worker_kwargs.get("lifetime") or configured)
 
 
 def _process(nanny: Any) -> Any:

@@ -121,7 +121,7 @@ def tasks_run_in_agent(worker_class: str | type) -> bool:
 
 
 #: Options that a class itself passes to the next one, so that the user's would be passed a second time
-#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `cuda_worker`
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `factory`
 #: adds the user's to it.
 TAKEN = {
     "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),

@@ -58,6 +58,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the standard fork server (as with Python 3.14): one import more for each rank",
     ),
     *_of(
+        "multiprocessing.spawn",
+        "get_preparation_data",
+        "agent/forkserver",
+        _PYTHON,
+        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
+        without="it does not",
+    ),
+    *_of(
         "multiprocessing.resource_tracker",
         "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
         "agent/forkserver",

@@ -86,6 +86,7 @@ def test_without_a_token_everyone_comes_in() -> None:
         assert await site.codes("/health", {}, {"Cookie": "x=y"}, {"Authorization": "Bearer x"}) == [200] * 3
         answer = await site.fetch("/health?token=")
         assert (answer.code, answer.headers.get("Set-Cookie")) == (200, None)
+        assert (await site.fetch("/eventstream")).code == 404
 
     visit(visitor, token="")
 
@@ -257,6 +258,19 @@ def test_a_page_and_its_websocket() -> None:
         query.close()
 
     visit(visitor, pages=True)
+
+
+def test_the_event_stream_is_closed_to_all() -> None:
+    """In distributed whoever asks for it, and does not become a websocket, has every later transition raise."""
+
+    async def visitor(site: Site) -> None:
+        answer = await site.fetch(f"/eventstream?token={TOKEN}")
+        assert (answer.code, b"event stream" in answer.body) == (404, True)
+        assert "websocket" not in site.scheduler.plugins
+        with pytest.raises(HTTPClientError, match="404"):
+            await site.websocket("/eventstream", Cookie=await site.cookie())
+
+    visit(visitor)
 
 
 def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:

@@ -103,7 +103,14 @@ class Bench:
         given = Configuration(Options(**{"protocol": Protocol.TCP, **options}), mpi_deadline=9.0)
         reader = FrameReader(self.control_out)
         return Agent(
-            given, "/scratch", reader, self.reply, Timeline("agent"), own_server=own_server, tasks_here=False
+            given,
+            "/scratch",
+            reader,
+            self.reply,
+            Timeline("agent"),
+            rank=os.getppid(),
+            own_server=own_server,
+            tasks_here=False,
         )
 
     def run(self, *orders: tuple[Order, Any], then: Any = None, **options: Any) -> list[tuple[Any, ...]]:

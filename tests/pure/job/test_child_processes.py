@@ -264,8 +264,8 @@ PYTHON = sys.executable
 """
 
 
-def run_script(body: str) -> subprocess.CompletedProcess[str]:
-    return run_python(HEAD + textwrap.dedent(body))
+def run_script(body: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    return run_python(HEAD.replace("\nfrom dask", f"\n{before}from dask", 1) + textwrap.dedent(body))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +282,24 @@ def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code(call: str
     has_environ = "1" if "MINE" in call else "None"
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.splitlines() == ["begin", f"True {has_environ}", "the end"]
+
+
+INHERITS = """
+read, write = os.pipe()
+os.set_inheritable(write, True)
+again = os.dup2(write, OF_LAUNCHER)  # another file by a number that was there before
+private = os.dup(write)
+code = "import os, sys; print(*(os.path.exists('/dev/fd/' + fd) for fd in sys.argv[1:]))"
+os.execv(PYTHON, ["x", "-c", code, *map(str, (write, again, private, STAYS))])
+"""
+
+
+def test_descriptors_that_the_script_made_inheritable_are_the_programs() -> None:
+    before = "OF_LAUNCHER, STAYS = os.pipe()\n" + "".join(
+        f"os.set_inheritable({name}, True)\n" for name in ("OF_LAUNCHER", "STAYS")
+    )
+    done = run_script(INHERITS, before)
+    assert done.stdout.splitlines() == ["True True False False", "the end"], done.stderr
 
 
 def test_exit_code_of_a_program_that_a_signal_ends() -> None:

@@ -263,6 +263,21 @@ def test_without_an_end_there_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("signals")
+def test_a_signal_during_the_query_of_the_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def query(environ: Any) -> float:
+        walltime.check()  # the monitor does not wait for it
+        walltime.run_callback(signal.SIGTERM, None)
+        return 1000.0
+
+    monkeypatch.setattr(module, "end_time", query)
+    walltime = Walltime({}, None, lambda *_: None)
+    walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
+    assert calls == ["checkpoint"]
+
+
+@pytest.mark.usefixtures("signals")
 def test_the_signal_comes_in_time_and_the_callback_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     calls: list[str] = []

@@ -159,6 +159,12 @@ def test_what_was_fetched_before_a_shutdown_is_all(
     assert "warning" not in capfd.readouterr().err
 
 
+def test_a_shutdown_that_the_script_has_interrupted(scheduler: SlowScheduler, reporter: Reporter) -> None:
+    for asked in (1, 2):
+        assert reporter.fetch(20.0, last=True)
+        assert scheduler.asked == asked
+
+
 def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
     scheduler: SlowScheduler,
     tmp_path: Path,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -132,6 +135,12 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
     assert keywords(report="/tmp/ö ☃.json", log_directory="/l\udce4t").log_directory == "/l\udce4t"
     for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
         assert "(expected a path, or None)" in refused({"report": hidden})
+    code = "from dask_gpu_mpi.options.resolve import resolve; resolve({'report': '/\\xf6.json'}, source='keyword')"
+    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
+    assert "(expected a path in ascii, by which Python names files here, or PYTHONUTF8=1)" in done.stderr
 
 
 @pytest.mark.parametrize(

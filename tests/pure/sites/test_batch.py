@@ -54,9 +54,15 @@ def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: flo
     assert end_time(environ, now=lambda: NOW, ask=ask(answers)) == expected  # type: ignore[arg-type]
 
 
-def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+@pytest.mark.parametrize("path", ["", ":/nowhere", "."])
+def test_a_command_that_is_not_there(path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One in the working directory may be another user's."""
+    (tmp_path / "qstat").write_text("#!/bin/sh\ntouch here\n")
+    (tmp_path / "qstat").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", path)
     assert end_time({"PBS_JOBID": "7.server"}) is None
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,16 @@ def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_p
     assert choose_launcher(Allocation("local", 1, 1), library, environ, python).path == str(files[1])
 
 
+def test_one_that_can_not_run_is_none_whatever_its_path_says(tmp_path: Path) -> None:
+    file = tmp_path / "MVAPICH2" / "mpirun"
+    file.parent.mkdir()
+    file.write_text("no program at all")
+    file.chmod(0o755)
+    library, environ = MpiLibrary(MPICH, ""), {"PATH": str(file.parent)}
+    with pytest.raises(LauncherError, match=r"no mpirun of MPICH.* was found \(found: none\)"):
+        choose_launcher(Allocation("local", 1, 1), library, environ, str(tmp_path / "python"))
+
+
 # -- the MPI library is asked for in a child
 
 

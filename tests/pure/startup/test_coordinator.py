@@ -101,7 +101,7 @@ class Driver:
     def scheduler(self, listen: str) -> SchedulerSettings:
         """What the scheduler's rank is told."""
         assert self.coordinator.plan is not None
-        return SchedulerSettings(listen, {"key": "secret"}, facts=facts_of(self.coordinator.plan))
+        return SchedulerSettings(listen, {"key": "secret"}, "", facts=facts_of(self.coordinator.plan))
 
     def kinds(self) -> list[tuple[int, str]]:
         return [(rank, kind) for rank, kind, _ in self.sent]

@@ -117,7 +117,9 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     facts = JobFacts((PlannedRow("0", "h", "cpu"),), ("of the plan",))
     rank.on_event(
         Event(
-            0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {"key": "secret"}, device="GPU-x", facts=facts)
+            0,
+            Kind.SCHEDULER,
+            SchedulerSettings("10.0.0.1", {"key": "secret"}, "", device="GPU-x", facts=facts),
         )
     )
     assert rank.has_scheduler
@@ -146,7 +148,7 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UCX])
 def test_the_dashboard_of_a_cluster_without_encryption_has_no_token(protocol: Protocol) -> None:
     rank, channels = relay(protocol=protocol, dashboard_address=":8787")
-    rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {})))
+    rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {}, "")))
     assert channels.sent[0][1].token == ""
     rank.on_event(Event(None, "scheduler", [f"{protocol}://10.0.0.1:4711", 8787, "Scheduler-1"]))
     assert channels.sent[1:] == [(0, Kind.ADDRESS, (f"{protocol}://10.0.0.1:4711", "http://h:8787/status"))]
@@ -154,7 +156,7 @@ def test_the_dashboard_of_a_cluster_without_encryption_has_no_token(protocol: Pr
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
     rank, channels = relay(scheduler_file=str(tmp_path / "nowhere" / "scheduler.json"))
-    rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {})))
+    rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {}, "")))
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
     to, kind, failure = channels.sent[-1]
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
@@ -174,7 +176,7 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     to, kind, reached = until_reported(rank, channels)
     assert (to, kind, reached.scheduler.error, reached.lost) == (0, Kind.REACHED, "", {})
     # the scheduler takes the port over
-    scheduler.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {})))
+    scheduler.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
     again = Listener("127.0.0.1", ports.scheduler, tokens)
     again.close()
 
@@ -193,7 +195,7 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
     lost = {"something else answers there": ["h3"]}
     assert until_reported(rank, channels)[2].lost == lost
     # the scheduler has its port, the workers get theirs when they start
-    here.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {})))
+    here.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", ports.workers, tokens)
     here.on_event(Event(0, Kind.START, start()))
