@@ -68,7 +68,7 @@ has them, it is later in every shape.
 One rank with one worker on each GPU. The driver brings up the GPUs and makes their contexts one after the other. RAPIDS with
 cuDF was installed.
 """,
-        starts(("startup-2xH100", "GPU workers")),
+        starts(("startup-2xH100", "GPU workers"), ("startup-4xH100", "GPU workers")),
         3,
     ),
     Section(

@@ -232,9 +232,9 @@ def slower_table() -> str:
 
 def gpus_table() -> str:
     """Start, end and memory against the number of GPUs, and the ratios within trials."""
-    document = load("startup-2xH100")
     rows = []
-    for gpus in (1, 2):
+    for gpus, file in ((1, "startup-2xH100"), (2, "startup-2xH100"), (4, "startup-4xH100")):
+        document = load(file)
         found, runs = document["results"][f"1x{gpus}"], document["runs"][f"1x{gpus}"]
         for way in (OURS, "dask-mpi", GPU_LOCAL):
             compared = ["", ""]
