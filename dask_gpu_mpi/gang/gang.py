@@ -185,7 +185,7 @@ class Rounds:
         return [rank for rank in range(self._size) if rank not in parts]
 
 
-class Stage(Enum):
+class MemberStage(Enum):
     """The stage of a member."""
 
     CALLED = "its task has not begun"
@@ -229,7 +229,7 @@ class Gang:
         #: Set when its workers are leased.
         self.granted = asyncio.Event()
         self.members: Sequence[GangMember] = ()
-        self.stages: list[Stage] = []
+        self.stages: list[MemberStage] = []
         #: Host names of the members that have joined.
         self.hosts: list[str] = []
         #: Done when all members have joined.
@@ -253,7 +253,7 @@ class Gang:
     def assign(self, members: Sequence[GangMember]) -> None:
         """Give it its workers."""
         self.members = members
-        self.stages = [Stage.CALLED] * len(members)
+        self.stages = [MemberStage.CALLED] * len(members)
         self.hosts = [member.worker.node for member in members]
         self.rounds = Rounds(len(members))
 
@@ -267,20 +267,20 @@ class Gang:
 
     def join(self, rank: int, host: str) -> None:
         """A member is ready to run the function."""
-        self.stages[rank] = Stage.JOINED
+        self.stages[rank] = MemberStage.JOINED
         self.hosts[rank] = host
-        if all(stage is Stage.JOINED for stage in self.stages) and not self.started.done():
+        if all(stage is MemberStage.JOINED for stage in self.stages) and not self.started.done():
             self.started.set_result(None)
 
     def leave(self, rank: int, *, spoilt: bool = False) -> str | None:
         """The function has ended in a member; returns the error if others wait for it in a round."""
-        if self.stages[rank] is Stage.JOINED:
-            self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
+        if self.stages[rank] is MemberStage.JOINED:
+            self.stages[rank] = MemberStage.SPOILT if spoilt else MemberStage.LEFT
         return self.rounds.leave(rank)
 
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
-        self.stages[rank] = Stage.DEAD
+        self.stages[rank] = MemberStage.DEAD
         if not self.ends_members:
             self.died.add(rank)
             if self.over.done():
@@ -297,12 +297,12 @@ class Gang:
             complete.set_result(parts)
         return complete
 
-    def at(self, *stages: Stage) -> list[GangMember]:
+    def at(self, *stages: MemberStage) -> list[GangMember]:
         """The members at one of these stages."""
         return [member for member in self.members if self.stages[member.rank] in stages]
 
     def to_end(self) -> list[GangMember]:
         """The members whose processes must end, now that it is over and they have had the time to return."""
         if self.over.result().closed:
-            return self.at(Stage.JOINED)
-        return self.at(Stage.JOINED, Stage.SPOILT)
+            return self.at(MemberStage.JOINED)
+        return self.at(MemberStage.JOINED, MemberStage.SPOILT)

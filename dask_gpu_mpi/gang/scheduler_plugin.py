@@ -20,8 +20,8 @@ from dask_gpu_mpi.gang.gang import (
     GangEnd,
     GangMember,
     Leases,
+    MemberStage,
     MismatchError,
-    Stage,
     choose,
     rank_members,
 )
@@ -162,7 +162,7 @@ class Gangs(SchedulerPlugin):
         return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
     def leave(self, gang: str, rank: int, *, spoilt: bool) -> None:
-        """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `Stage.SPOILT`."""
+        """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `MemberStage.SPOILT`."""
         if (found := self._gangs.get(gang)) is not None:
             if (why := found.leave(rank, spoilt=spoilt)) is not None:
                 self._end(found, GangEnd(why, rank))
@@ -283,7 +283,7 @@ class Gangs(SchedulerPlugin):
 
     def _too_late(self, gang: Gang, seconds: float) -> None:
         if not gang.started.done():
-            waiting = ", ".join(member.worker.name for member in gang.at(Stage.CALLED))
+            waiting = ", ".join(member.worker.name for member in gang.at(MemberStage.CALLED))
             why = (
                 f"worker(s) {waiting} have not begun: other tasks have their threads, or an argument is not there"
                 if waiting
@@ -296,7 +296,7 @@ class Gangs(SchedulerPlugin):
         await _first(gang.started, gang.over)
         if timeout is not None:
             await _first(gang.over, timeout=timeout)
-            ranks = ", ".join(str(member.rank) for member in gang.at(Stage.JOINED))
+            ranks = ", ".join(str(member.rank) for member in gang.at(MemberStage.JOINED))
             why = f"rank(s) {ranks} still ran" if ranks else "its results were not collected"
             self._end(gang, GangEnd(f"not ended within {timeout:g} s: {why}", late=True))
 
@@ -307,14 +307,14 @@ class Gangs(SchedulerPlugin):
         if gang.over.done():
             return
         gang.over.set_result(end)
-        for member in gang.at(Stage.JOINED):
+        for member in gang.at(MemberStage.JOINED):
             if member.worker.address in self._scheduler.workers:
                 self._scheduler.worker_send(member.worker.address, {"op": CANCEL, "gang": gang.name})
         self._begin(self._settle(gang))
 
     async def _settle(self, gang: Gang) -> None:
         """Wait for members to return, end the others, and release the workers once they are back."""
-        await self._until(lambda: not gang.at(Stage.JOINED), gang.grace)
+        await self._until(lambda: not gang.at(MemberStage.JOINED), gang.grace)
         gang.ends_members = True
         ending = (self._end_process(member, gang.stages[member.rank]) for member in gang.to_end())
         await asyncio.gather(*ending, return_exceptions=True)
@@ -328,11 +328,11 @@ class Gangs(SchedulerPlugin):
         self._grant(self._leases.release(gang.name))
         gang.settled.set_result(None)
 
-    async def _end_process(self, member: GangMember, stage: Stage) -> None:
+    async def _end_process(self, member: GangMember, stage: MemberStage) -> None:
         """Let a worker's nanny end its process, as on request, and start another."""
         why = (
             "is in a torch.distributed group of a gang that failed"
-            if stage is Stage.SPOILT
+            if stage is MemberStage.SPOILT
             else "has not returned from a gang that is over"
         )
         say(f"warning: spmd: worker {member.worker.name} {why}; restarting its process")
@@ -342,7 +342,7 @@ class Gangs(SchedulerPlugin):
     def _away(self, gang: Gang) -> list[GangMember]:
         """The members whose workers are gone and not back."""
         there = {worker.name for worker in self._candidates()}
-        return [member for member in gang.at(Stage.DEAD) if member.worker.name not in there]
+        return [member for member in gang.at(MemberStage.DEAD) if member.worker.name not in there]
 
     def _note_differences(self, gang: Gang) -> None:
         """Note the workers that are not as before."""

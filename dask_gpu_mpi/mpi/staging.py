@@ -96,7 +96,7 @@ def main() -> None:
     try:
         mpi = load_mpi(os.environ, socket.gethostname())
         try:
-            Node(mpi, Stage(source, folder, int(size), "".join(digest))).stage()
+            StagedNode(mpi, Stage(source, folder, int(size), "".join(digest))).stage()
         except DaskGpuMpiError:
             raise
         except Exception:
@@ -108,7 +108,7 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-class Node:
+class StagedNode:
     """The process on a node, and the copy there."""
 
     def __init__(self, mpi: Any, wanted: Stage) -> None:

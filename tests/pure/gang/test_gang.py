@@ -11,9 +11,9 @@ from dask_gpu_mpi.gang.gang import (
     Gang,
     GangEnd,
     Leases,
+    MemberStage,
     MismatchError,
     Rounds,
-    Stage,
     choose,
     rank_members,
 )
@@ -62,9 +62,9 @@ async def test_who_runs_until_when() -> None:
     gang.leave(0)
     gang.die(1)
     gang.leave(1)  # the answer to its call comes after its death
-    assert [member.rank for member in gang.at(Stage.JOINED)] == [2]
-    assert [member.rank for member in gang.at(Stage.DEAD)] == [1]
-    assert gang.stages == [Stage.LEFT, Stage.DEAD, Stage.JOINED]
+    assert [member.rank for member in gang.at(MemberStage.JOINED)] == [2]
+    assert [member.rank for member in gang.at(MemberStage.DEAD)] == [1]
+    assert gang.stages == [MemberStage.LEFT, MemberStage.DEAD, MemberStage.JOINED]
     gang.over.set_result(GangEnd("died", 1))
     assert [member.rank for member in gang.to_end()] == [2]
     gang.leave(2)

@@ -22,7 +22,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi import staging
-from dask_gpu_mpi.mpi.staging import Node, find_stage
+from dask_gpu_mpi.mpi.staging import StagedNode, find_stage
 from dask_gpu_mpi.sites.command import Stage
 from support.jobs.clusters import small_environment
 
@@ -83,7 +83,7 @@ def stage_on_two(source: str, local: Path, job: str = "") -> list[tuple[str, str
     def on(rank: int) -> tuple[str, str]:
         folder = os.path.join(local, f"h{rank}", os.path.basename(name.folder))
         mpi = SimpleNamespace(COMM_WORLD=both.of(rank), BYTE="B", Get_library_version=this_library)
-        node = Node(mpi, replace(name, folder=folder))
+        node = StagedNode(mpi, replace(name, folder=folder))
         node._host = f"h{rank}"
         try:
             node.stage()
@@ -105,7 +105,7 @@ def this_library() -> str:
 def stage(wanted: Stage, change: Change | None = None, library: str = "") -> World:
     world = World(change)
     mpi = SimpleNamespace(COMM_WORLD=world, BYTE="B", Get_library_version=lambda: library or this_library())
-    Node(mpi, wanted).stage()
+    StagedNode(mpi, wanted).stage()
     return world
 
 
