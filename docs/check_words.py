@@ -92,7 +92,7 @@ def findings(text: str, *, long: bool = True) -> Iterator[tuple[int, str, str]]:
                     yield line, rule, sentence
 
 
-GENERATED = re.compile(r"<!-- [\w ]+: made by .*?<!-- end of [\w ]+ -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- made by .*?<!-- end -->", re.DOTALL)
 
 
 def without_generated(text: str) -> str:

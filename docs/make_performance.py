@@ -1,9 +1,14 @@
-"""Makes benchmarks/results/README.md, the tables of docs/performance.md and its plots from benchmarks/results/*.json.
+"""Makes tables and plots of docs/performance.md and benchmarks/results/README.md from the benchmarks' results.
 
     python docs/make_performance.py             writes them; plots need matplotlib (pip install matplotlib)
-    python docs/make_performance.py --check     says which are not current; needs no matplotlib
+    python docs/make_performance.py --check     lists those that are not current; needs no matplotlib
 
-So no figure of these pages can differ from the data. A plot that is current is not drawn again; ``--plots`` draws all.
+So no table or plot can differ from the data. Current plots are not drawn again: ``--plots`` draws all.
+This program writes between marks only; the rest of a page is by hand. A mark has a function of
+measured/tables.py and, if the function has them, a file of results and the caption::
+
+    <!-- made by docs/make_performance.py: idle of overhead, Idle, CPU workers -->
+    <!-- end -->
 """
 
 from __future__ import annotations
@@ -11,63 +16,61 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from measured import plots, sections, summary
-from measured.results import ROOT
+from measured import plots, tables
+from measured.results import RESULTS, ROOT, caption, load, table
 
-MEASUREMENTS = ROOT / "benchmarks" / "results" / "README.md"
-PERFORMANCE = ROOT / "docs" / "performance.md"
-#: What stands between ``<!-- NAME: made by ... -->`` and ``<!-- end of NAME -->`` in docs/performance.md.
-PARTS = {
-    "table": summary.main_table,
-    "slower": summary.slower_table,
-    "gpus": summary.gpus_table,
-    "plots": plots.text,
-}
+PAGES = (ROOT / "docs" / "performance.md", RESULTS / "README.md")
+BEGIN, CLOSE, END = "<!-- made by docs/make_performance.py: ", " -->\n", "<!-- end -->"
+
+
+def made(mark: str) -> str:
+    """The part with this mark: a plot, a summary of several files, or the table of one file."""
+    kind, _, rest = mark.partition(" of ")
+    name, _, title = rest.partition(", ")
+    if kind == "plot":
+        return plots.text(name)
+    make = getattr(tables, kind)
+    rows = make(load(name)) if name else make()
+    text = rows if isinstance(rows, str) else table(rows)
+    return caption(name, title) + text if title else text
 
 
 def filled(page: str) -> str:
-    """The page with its made parts; ValueError where the marks of one are missing."""
-    for name, make in PARTS.items():
-        begin, end = f"<!-- {name}: made by docs/make_performance.py -->\n", f"<!-- end of {name} -->"
-        before, found, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(
-                f"{PERFORMANCE}: no marks of the part {name!r} (expected {begin.strip()} … {end})"
-            )
-        page = before + begin + make() + end + after
-    return page
+    """The page with its parts made again; ValueError if one has no end."""
+    text, *parts = page.split(BEGIN)
+    for part in parts:
+        mark, _, rest = part.partition(CLOSE)
+        _, ended, after = rest.partition(END)
+        if not ended:
+            raise ValueError(f"the part {mark!r} has no end (expected {END})")
+        text += BEGIN + mark + CLOSE + made(mark) + END + after
+    return text
 
 
 def stale() -> list[Path]:
     """The files that are not current."""
-    page = PERFORMANCE.read_text(encoding="utf-8")
-    found = [PERFORMANCE] if filled(page) != page else []
-    if not MEASUREMENTS.is_file() or MEASUREMENTS.read_text(encoding="utf-8") != sections.page():
-        found.append(MEASUREMENTS)
-    return [*found, *(plot.file for plot in plots.PLOTS if not plot.is_current())]
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    pages = [page for page, text in texts.items() if filled(text) != text]
+    return pages + [plots.picture(name) for name in plots.PLOTS if not plots.is_current(name)]
 
 
 def main() -> int:
     """Write the pages and plots, or compare them."""
     if "--check" in sys.argv[1:]:
-        for path in (wrong := stale()):
-            print(
-                f"{path.relative_to(ROOT)} is not current. Fix: python docs/make_performance.py",
-                file=sys.stderr,
-            )
+        wrong = stale()
+        for path in wrong:
+            text = f"{path.relative_to(ROOT)} is not current. Fix: python docs/make_performance.py"
+            print(text, file=sys.stderr)
         return int(bool(wrong))
-    PERFORMANCE.write_text(filled(PERFORMANCE.read_text(encoding="utf-8")), encoding="utf-8")
-    MEASUREMENTS.write_text(sections.page(), encoding="utf-8")
-    for plot in plots.PLOTS:
-        if "--plots" in sys.argv[1:] or not plot.is_current():
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in plots.PLOTS:
+        if "--plots" in sys.argv[1:] or not plots.is_current(name):
             try:
-                plots.write(plot)
+                plots.write(name)
             except ImportError:
-                print(
-                    f"{plot.file.relative_to(ROOT)}: no matplotlib. Fix: pip install matplotlib",
-                    file=sys.stderr,
-                )
+                file = plots.picture(name).relative_to(ROOT)
+                print(f"{file}: no matplotlib. Fix: pip install matplotlib", file=sys.stderr)
                 return 1
     return 0
 

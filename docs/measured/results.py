@@ -1,4 +1,4 @@
-"""The results of the benchmarks: reading them, their names for a reader, ratios and intervals."""
+"""The results of the benchmarks: reading them, their names for a reader, ratios, intervals and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 OURS = "dask_gpu_mpi"
 #: Repetitions at the beginning of a trial of transfer.py that do not count: the workers connect.
 WARM_UP = 3
-#: Trials from which on an interval says something.
+#: An interval needs so many trials.
 ENOUGH = 3
 #: 97.5 % quantiles of Student's t, by degrees of freedom.
 STUDENT = {
@@ -26,7 +26,7 @@ STUDENT = {
     21: 2.080, 22: 2.074, 23: 2.069, 24: 2.064, 25: 2.060, 26: 2.056, 27: 2.052, 28: 2.048, 29: 2.045,
 }  # fmt: skip
 
-#: What a configuration of the result files is called in the pages.
+#: Names on the pages for configurations of the result files, if they differ.
 NAMES = {
     OURS: "dask-gpu-mpi",
     "ours, tcp": "dask-gpu-mpi, TCP",
@@ -36,7 +36,6 @@ NAMES = {
     "ours, UCX": "dask-gpu-mpi, UCX alone",
     "ours, UCX beside TLS": "dask-gpu-mpi, UCX beside TLS (default)",
     "LocalCluster, tcp": "LocalCluster, TCP",
-    "TLS": "TLS",
     "TLS and UCX": "UCX beside TLS (default)",
     "UCX, open": "UCX alone",
     "SLURMRunner": "SLURMRunner, no nannies",
@@ -45,7 +44,7 @@ NAMES = {
     "limit, quick MPI": "baseline, quick MPI",
     "empty MPI": "empty MPI program",
 }
-#: Names of single runs that differ from those of the results, where workers have GPUs.
+#: Names of single runs that differ from those of the results, if workers have GPUs.
 OF_RUNS = {"LocalCUDACluster": "LocalCluster"}
 
 
@@ -55,23 +54,17 @@ def load(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def value(name: str, *path: str | int) -> float:
-    """One figure of a file, by the names on the way to it."""
-    found = load(name)
-    for step in path:
-        found = found[step]
-    return float(found)
-
-
 def known(way: str) -> str:
     """The name of a configuration for a reader."""
     return NAMES.get(way, way)
 
 
 def number(figure: float | None) -> str:
-    """Three significant digits or all before the point, without an exponent; a dash for what is missing."""
+    """A count as it is, else three significant digits or all before the point; a dash for None."""
     if figure is None:
         return "–"
+    if isinstance(figure, int):
+        return f"{figure:,}"
     digits = max(0, 2 - math.floor(math.log10(abs(figure)))) if figure else 0
     return f"{figure:,.{digits}f}"
 
@@ -87,16 +80,17 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ratio(values: Sequence[float]) -> str:
-    """The mean of ratios within trials, with its interval where there are enough."""
+    """The mean of ratios within trials, and its interval if there are enough."""
     if not values:
         return ""
-    text = f"{statistics.mean(values):.2f}"
     bounds = interval(values)
-    return f"{text} ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else text
+    return f"{statistics.mean(values):.2f}" + (f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else "")
 
 
 def ratios(runs: Sequence[Mapping[str, Any]], way: str, column: str = "ready_s") -> list[float]:
-    """dask-gpu-mpi's value over this configuration's, trial by trial."""
+    """dask-gpu-mpi's value over this configuration's, trial by trial; none for dask-gpu-mpi."""
+    if way == OURS:
+        return []
     of_run = {way, OF_RUNS.get(way, way)}
     own = {run["round"]: run[column] for run in runs if run["way"] == OURS and run.get(column)}
     others = {run["round"]: run[column] for run in runs if run["way"] in of_run and run.get(column)}
@@ -104,7 +98,7 @@ def ratios(runs: Sequence[Mapping[str, Any]], way: str, column: str = "ready_s")
 
 
 def rates(run: Mapping[str, Any], way: str) -> list[float]:
-    """GB/s of each trial of a configuration of transfer.py: of its median repetition, without the first three."""
+    """GB/s of each trial of transfer.py: of its median repetition, without the first three."""
     return [
         run["bytes"] / statistics.median(trial[WARM_UP:]) / 1e9
         for trial in run["seconds"][way]
@@ -112,23 +106,21 @@ def rates(run: Mapping[str, Any], way: str) -> list[float]:
     ]
 
 
+def parts(document: Any) -> list[dict[str, Any]]:
+    """The runs of a benchmark that a file holds, each with its machine, versions and command."""
+    return [document] if "mpi" in document else document["runs"]
+
+
 def machine(name: str) -> str:
     """The GPUs and cores of a file's machine."""
-    document = load(name)
-    first = (
-        document["runs"][0]
-        if "cores" not in document and isinstance(document.get("runs"), list)
-        else document
-    )
-    cores = first.get("cores") or int(re.findall(r"(\d+) cores", document["hardware"])[0])
     gpus = re.search(r"(\d+)x([A-Z]\d+)", name)
-    return f"{gpus[1]}×{gpus[2]}, {cores} cores" if gpus else f"{cores} cores"
+    cores = f"{parts(load(name))[0]['cores']} cores"
+    return f"{gpus[1]}×{gpus[2]}, {cores}" if gpus else cores
 
 
 def versions(name: str) -> str:
     """MPI, Python and packages of a file."""
-    document = load(name)
-    first = document["runs"][0] if "mpi" not in document else document
+    first = parts(load(name))[0]
     mpi = first["mpi"].replace("mpirun (Open MPI)", "Open MPI").replace("slurm-wlm", "Slurm")
     packages = [
         f"{package} {version}"
@@ -139,29 +131,26 @@ def versions(name: str) -> str:
 
 
 def command(text: str) -> str:
-    """The command line without what belongs to one machine: folders, and where the results went."""
+    """The command line without folders and files of results, which belong to one machine."""
     words = shlex.split(text)
     kept = [
-        word
+        re.sub(r"^(\w+)=\S*/\S*$", r"\1=FOLDER", word)
         for before, word in zip(["", *words], words, strict=False)
         if not {"--json", "--plot"} & {before, word}
     ]
-    kept = [re.sub(r"^(\w+)=\S*/\S*$", r"\1=FOLDER", word) for word in kept]
-    program = Path(kept[0]).name
-    return f"python benchmarks/{program} {shlex.join(kept[1:])}".rstrip()
+    return f"python benchmarks/{Path(kept[0]).name} {shlex.join(kept[1:])}".rstrip()
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def caption(name: str, about: str) -> str:
+    """The lines above a table: its file, the machine, versions and commands."""
+    text = f"**{about}** ({machine(name)}; {versions(name)}). `{name}.json`\n\n"
+    commands = dict.fromkeys(command(part["command"]) for part in parts(load(name)) if "command" in part)
+    return text + ("```bash\n" + "\n".join(commands) + "\n```\n\n" if commands else "")
 
 
-def caption(name: str, about: str, runs: Iterable[Mapping[str, Any]] | None = None) -> str:
-    """What a table is of: the file, the machine, versions, the commands."""
-    parts = list(runs or [load(name)])
-    commands = dict.fromkeys(command(part["command"]) for part in parts if "command" in part)
-    lines = [f"\n**{about}** ({machine(name)}; {versions(name)}). `{name}.json`"]
-    if commands:
-        lines.append("\n```bash\n" + "\n".join(commands) + "\n```")
-    return "\n".join(lines) + "\n\n"
+def table(rows: Iterable[Mapping[str, str | float | None]]) -> str:
+    """A table of Markdown; the keys of a row are the titles of the columns."""
+    titles, *_ = rows = list(rows)
+    cells = [[each if isinstance(each, str) else number(each) for each in row.values()] for row in rows]
+    lines = [titles, ["---"] * len(titles), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -12,9 +12,10 @@ from support import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-from measured import plots, results, sections
+import make_performance
+from measured import plots, results
 
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results" / "README.md")
+PERFORMANCE, MEASUREMENTS = (page.read_text(encoding="utf-8") for page in make_performance.PAGES)
 
 
 def test_pages_and_plots_are_current() -> None:
@@ -24,12 +25,26 @@ def test_pages_and_plots_are_current() -> None:
 
 
 def test_every_file_of_results_has_its_table() -> None:
-    assert sections.files() == {path.stem for path in results.RESULTS.glob("*.json")}
+    marks = re.findall(rf"{make_performance.BEGIN}\w+ of ([\w-]+), ", MEASUREMENTS)
+    assert set(marks) == {path.stem for path in results.RESULTS.glob("*.json")}
 
 
-@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
-def test_every_plot_is_on_the_page_with_a_text_for_those_who_do_not_see_it(plot: plots.Plot) -> None:
-    text = re.findall(rf"!\[([^\]]*)\]\(images/{plot.file.name}\)", PAGES[0].read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", [PERFORMANCE, MEASUREMENTS], ids=["performance", "measurements"])
+def test_every_table_and_picture_that_is_made_is_between_marks(page: str) -> None:
+    made = rf"{make_performance.BEGIN}(?:(?!<!--).)*{make_performance.END}"
+    by_hand = re.sub(made, "", page, flags=re.DOTALL)
+    assert not re.findall(r"<!-- .*|\| --- .*|!\[.*", by_hand)
+
+
+def test_a_part_without_an_end_is_refused() -> None:
+    begin, end = "<!-- made by docs/make_performance.py: gpus -->\n", "<!-- end -->"
+    with pytest.raises(ValueError, match="'gpus' has no end"):
+        make_performance.filled(f"{begin}text by hand\n{begin}{end}")
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_every_plot_is_on_the_page_with_a_text_for_those_who_do_not_see_it(name: str) -> None:
+    text = re.findall(rf"!\[([^\]]*)\]\(images/perf-{name}.svg\)", PERFORMANCE)
     assert len(text) == 1
     assert len(text[0]) > 80
 
@@ -47,4 +62,4 @@ def test_the_method_has_the_numbers_of_trials() -> None:
         f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 2×H100, {min(rounds)} to {max(rounds)} of transfers, "
         f"{pairs} of dask-cuda's benchmarks, {tasks} of tasks."
     )
-    assert text in PAGES[0].read_text(encoding="utf-8")
+    assert text in PERFORMANCE
