@@ -12,6 +12,7 @@ import click
 
 from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
     HelpCommand,
@@ -355,8 +356,8 @@ def _check_program(job: JobRequest) -> None:
     if busy < gpus and options.worker_kind != "cpu":
         why = plan.warnings[0] if plan.warnings else Problem("see dask-gpu-mpi plan")
         raise InputError(
-            f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} nodes: "
-            f"{why.text}",
+            f"{gpus - busy} of {gpus} GPUs would have no worker, with {counted(job.ranks_per_node, 'rank')} on each of "
+            f"{counted(job.nodes, 'node')}: {why.text}",
             fix=why.fix,
         )
     for warning in plan.warnings:

@@ -154,7 +154,9 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
         global _made_client
-        _made_client = True
+        of = getattr(address, "scheduler_address", address)  # a cluster has one
+        if not isinstance(of, str) or of == _address:
+            _made_client = True
         if (
             address is None
             and _address is not None
@@ -184,7 +186,7 @@ def prefer_no_cluster() -> None:
 
 
 def made_client() -> bool:
-    """Whether this process has made a client since it has a session."""
+    """Whether this process has made a client since it has a session, but for those of other clusters."""
     return _made_client
 
 

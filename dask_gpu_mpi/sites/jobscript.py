@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from importlib import resources
 
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system
 
@@ -75,7 +76,8 @@ def render(job: JobRequest) -> str:
             "type -t module > /dev/null || source /etc/profile",
             f"module load {_words(job.modules)} || exit 2",
         ]
-    shape = f"{job.nodes} nodes, {job.gpus_per_node} GPUs and {job.ranks_per_node} MPI ranks on each"
+    each = f"{counted(job.gpus_per_node, 'GPU')} and {counted(job.ranks_per_node, 'MPI rank')}"
+    shape = f"{counted(job.nodes, 'node')}, {each} on each"
     # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"

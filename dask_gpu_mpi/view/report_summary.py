@@ -251,8 +251,12 @@ def _where_lines(usage: Data) -> list[str]:
 def script_alone(data: Data) -> list[str]:
     """The script works, and its cluster has no task."""
     summary = data["summary"]
-    if summary["mean"]["idle"] < MOST_IDLE or not data["record"]["tasks"]["seen"]:
+    if summary["mean"]["idle"] < MOST_IDLE:
         return []
+    if not data["record"]["tasks"]["seen"]:
+        return [
+            "the workers had no task. Fix: client = Client() before the first compute(), without a cluster of its own"
+        ]
     parts = {part["what"]: part["seconds"] for part in summary["where"]}
     told = ", ".join(
         f"{parts[name]:.1f} s {when}"

@@ -261,6 +261,12 @@ def test_a_cluster_after_the_job_s(mpirun: Mpi) -> None:
 UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
 USES = {
     "its own compute": ("import dask; print(dask.delayed(abs)(-1).compute())", True),
+    "a client of another cluster": (
+        "from distributed import Client, LocalCluster\n"
+        "with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as other, Client(other) as client:\n"
+        "    print(client.submit(abs, -1).result())",
+        True,
+    ),
     "a client of a child": (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from distributed import Client; "
         "print(Client().submit(abs, -1).result())'], check=True)",

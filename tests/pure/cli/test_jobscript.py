@@ -125,7 +125,7 @@ def test_a_cluster_without_a_script_needs_a_scheduler_file() -> None:
 
 def test_cpu_workers_leave_gpus_alone() -> None:
     assert request("slurm", ["--worker-class", "distributed.Nanny", "my.py"], SHAPE).gpus_per_node == 4
-    said = "^8 of 16 GPUs would have no worker, with 1 ranks on each of 4 nodes: "
+    said = "^8 of 16 GPUs would have no worker, with 1 rank on each of 4 nodes: "
     with pytest.raises(InputError, match=said):
         request("slurm", ["--layout", "exclusive", "my.py"], SHAPE | {"nodes": "4"})
 

@@ -71,7 +71,7 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
     prefix = batch_system(system).prefix
     kinds = (
         re.escape(prefix),
-        r"# 2 nodes, 4 GPUs and 1 MPI ranks",
+        r"# 2 nodes, 4 GPUs and 1 MPI rank",
         "program=",
         rf"export DGM_(LAUNCHER={launcher}|EXPECT_GPUS=4|RANKS_PER_NODE=1)$",
     )

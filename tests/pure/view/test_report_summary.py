@@ -102,6 +102,14 @@ def test_a_good_job() -> None:
     assert printed({"summary": summary})[-1] == "summary: change: nothing was found"
 
 
+def test_workers_without_any_task() -> None:
+    data = recorded(assigned=0.0, computing=0.0)
+    data["record"]["tasks"]["seen"], data["record"]["prefixes"] = 0, []
+    assert [
+        line for line in changes(data) if line.startswith("the workers had no task. Fix: client = Client()")
+    ]
+
+
 def test_gpus_that_the_tasks_do_not_use() -> None:
     data = recorded()
     for columns in data["record"]["series"]["workers"].values():

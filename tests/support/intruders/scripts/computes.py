@@ -17,7 +17,7 @@ HERE = Path(os.environ["TMPDIR"])
 def hold_the_start():
     from dask_gpu_mpi.startup import reachability
 
-    connect, listen = reachability.connect_to, reachability.Connecting.listen
+    connect, listen = reachability.connect_to, reachability.Connecting._listen
 
     def connect_later(*args, **options):
         limit = time.monotonic() + 60
@@ -30,7 +30,7 @@ def hold_the_start():
         tell(**{f"start-{os.getpid()}": [wanted.address, ports.scheduler, ports.workers]})
         return ports
 
-    reachability.connect_to, reachability.Connecting.listen = connect_later, listen_and_tell
+    reachability.connect_to, reachability.Connecting._listen = connect_later, listen_and_tell
 
 
 class Recorder:
