@@ -96,7 +96,6 @@ class Runner:
                 fix="load the module of another MPI library, or set --launcher",
             ) from None
         deadline: float | None = None
-        pending = signal.SIGTERM
         over: float | None = None
         limit = time.monotonic() + within
         while child.poll() is None:
@@ -115,7 +114,8 @@ class Runner:
             got = signal.sigtimedwait(self._signals, wait)
             if deadline is not None and time.monotonic() >= deadline:
                 deadline = None
-                child.send_signal(signal.SIGTERM if pending == signal.SIGHUP else pending)
+                # Of two SIGINT MPICH's and Slurm's launchers kill the ranks at the second one.
+                child.send_signal(signal.SIGTERM)
             if got is None or got.si_signo == signal.SIGCHLD:
                 continue
             if got.si_signo in WARNING:
@@ -127,10 +127,13 @@ class Runner:
             self.stopped_by = signal.Signals(got.si_signo)
             by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
             if self.forwards_end and not by_terminal and deadline is None:
-                deadline, pending = time.monotonic() + FORWARD_DELAY, self.stopped_by
+                deadline = time.monotonic() + FORWARD_DELAY
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode
-        return 128 - code if code < 0 else code
+        code = 128 - code if code < 0 else code
+        return (
+            128 + signal.SIGINT if self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM else code
+        )
 
     def listen(self, seconds: float) -> None:
         """Wait for a signal that ends the job, unless there was one."""
