@@ -105,6 +105,7 @@ def test_a_good_job() -> None:
 def test_workers_without_any_task() -> None:
     data = recorded(assigned=0.0, computing=0.0)
     data["record"]["tasks"]["seen"], data["record"]["prefixes"] = 0, []
+    data["record"]["busy"] = {"first": None, "last": None, "seconds": 0.0}
     assert [
         line for line in changes(data) if line.startswith("the workers had no task. Fix: client = Client()")
     ]
