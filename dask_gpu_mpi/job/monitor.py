@@ -41,7 +41,8 @@ class Walltime:
         self._numbers = [signal.SIGTERM, *([getattr(signal, f"SIG{signal_name}")] if signal_name else [])]
         self._on_signal = on_signal
         self._callback: Callable[[], Any] | None = None
-        self._before = 0.0
+        #: When time is short, in seconds since the epoch; None: unknown.
+        self._due: float | None = None
         #: Whether this process has been sent the signal because time is short.
         self._warned = False
         #: Whether a handler of the script's has replaced ours, of which one warning is enough.
@@ -65,8 +66,9 @@ class Walltime:
             if not is_ours(number):
                 self._handle(number)
         # First: a signal may come during the query.
-        self._callback, self._before = callback, before
-        self.time_left()  # queries the batch system now, and not when time is short
+        self._callback = callback
+        # queries the batch system now, and not when time is short
+        self._due = None if self._end is None else self._end - before
 
     def _handle(self, number: int) -> None:
         try:
@@ -84,8 +86,7 @@ class Walltime:
         if self._callback is None:
             return
         self._check_handlers()
-        end: float | None = vars(self).get("_end")  # not queried here: `call_back` may be doing that
-        if not self._warned and end is not None and time.time() > end - self._before:
+        if not self._warned and self._due is not None and time.time() > self._due:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
 

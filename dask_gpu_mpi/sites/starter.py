@@ -167,9 +167,8 @@ def choose_launcher(
     file = named or (shutil.which(command.kind, path=path) if command is not None else None)
     if command is not None and file is not None:
         wanted = mpi or command.meets.get(library.family, "")
-        if launcher or mpi or not wanted:
-            return Starter(command, file, wanted)
-        plugins = command.plugins(file, ask)
+        # none are asked for what the user has chosen, or the library does not need
+        plugins = None if launcher or mpi or not wanted else command.plugins(file, ask)
         if plugins is None or wanted in plugins:
             return Starter(command, file, wanted)
         there = ", ".join(sorted(plugins)) or "none"
