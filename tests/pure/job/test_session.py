@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import Callable
@@ -228,6 +229,7 @@ def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pyte
     member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
     member.joined.cluster.plan.workers = (SimpleNamespace(kind="gpu", devices=()),)
     keys = ("scheduler-address", "distributed.dashboard.link", "dataframe.shuffle.method")
+    importlib.import_module("distributed")  # its defaults, which a session imports
     before = [dask.config.get(key, None) for key in keys]
     end = make_end(member)
     end.open()
