@@ -122,19 +122,22 @@ class StartWatch:
         if launched is not None and (launcher := self._launcher()):
             loop.call_later(LAUNCHER_INTERVAL, self._check_launcher, launcher)
 
-    def _launcher(self) -> int:
-        """The process that started the rank, or a wrapper script around it; 0: it is gone."""
+    def _launcher(self) -> int | None:
+        """The process that started the rank, or a wrapper script around it; None: it can't be inspected."""
         import psutil
 
         try:
             return psutil.Process(first_process(self._rank, but_shells=True)).ppid()
         except psutil.Error:
-            return 0
+            return None
 
     def _check_launcher(self, launcher: int) -> None:
         if self._has_started() or os.getppid() != self._rank:
             return
-        if self._launcher() != launcher:
+        if self._launcher() not in (launcher, None):
+            say(
+                f"error: the launcher of process {self._rank} on {socket.gethostname()} (process {launcher}) has ended: so does this rank"
+            )
             self._kill_rank()
         else:
             asyncio.get_running_loop().call_later(LAUNCHER_INTERVAL, self._check_launcher, launcher)
