@@ -136,7 +136,8 @@ class StartWatch:
             return
         if self._launcher() not in (launcher, None):
             say(
-                f"error: the launcher of process {self._rank} on {socket.gethostname()} (process {launcher}) has ended: so does this rank"
+                f"error: the launcher of process {self._rank} on {socket.gethostname()} (process {launcher}) has ended, and "
+                "this rank with it. Fix: read its output, or the log of the batch system"
             )
             self._kill_rank()
         else:
