@@ -20,7 +20,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import current_process, resource_tracker, spawn, util
+from multiprocessing import current_process, resource_tracker, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
@@ -28,11 +28,8 @@ from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, i
 from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
-_get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
-#: sun_path of sockaddr_un, less the terminating zero (unix(7)).
-_UNIX_PATH_MAX = 107
-#: Packages whose processes leave signals to the rank: scheduler and workers.
-_OURS = ("dask_gpu_mpi", "distributed")
+#: How the names of the processes begin that leave signals to the rank: ours for the scheduler, distributed's for workers.
+_OURS = ("dask_gpu_mpi ", "Dask Worker ")
 
 
 def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
@@ -42,9 +39,7 @@ def become_resource_tracker(close: Sequence[int], scratch: str | None = None) ->
     starts it, it would open 117 files and need 9 MiB; a fork opens none and shares its pages. Make `scratch` after this
     call: then there is always a process that removes it.
     """
-    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
-    if not {"_fd", "_pid"} <= set(getattr(tracker, "__dict__", ())):
-        return  # the standard one starts by itself; the rank removes the scratch
+    tracker: Any = resource_tracker._resource_tracker
     read, write = os.pipe()
     with kept():
         pid = os.fork()
@@ -83,7 +78,6 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     noticed.
     """
     server: Any = getattr(stdlib, "_forkserver", None)
-    spawn.get_preparation_data = _prepare
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
@@ -98,10 +92,9 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         with away_from_here():
             stdlib.ensure_running()
         return False
-    address = os.path.join(directory, "fork-server")
-    if len(os.fsencode(address)) > _UNIX_PATH_MAX:
-        # A short name of the same directory. It is valid in this process alone, but no other one calls the server.
-        address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
+    # Short, since a socket's name has 107 bytes at most (unix(7)). It is valid in this process alone, and no other one calls the
+    # server.
+    address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         os.chmod(address, 0o600)
@@ -121,20 +114,6 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     return True
 
 
-def leave_deleted_directory() -> None:
-    """Change to / if the working directory was deleted: multiprocessing can't start a process without one."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        os.chdir("/")
-
-
-def _prepare(name: str) -> dict[str, Any]:
-    """Replaces `get_preparation_data`: the working directory may be deleted at any time, and workers are restarted."""
-    leave_deleted_directory()
-    return _get_preparation_data(name)
-
-
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
     """Call `on_end` when the fork server of this process has ended, and with it all that it has forked."""
     server: Any = stdlib._forkserver
@@ -147,8 +126,7 @@ def _settle_signals() -> None:
 
     A `Pool` ends such processes by SIGTERM.
     """
-    target: Any = getattr(current_process(), "_target", None)
-    if (getattr(target, "__module__", None) or "").partition(".")[0] not in _OURS:
+    if not current_process().name.startswith(_OURS):
         for number in NUMBERS:
             if is_ours(number):
                 action_before(number).restore()

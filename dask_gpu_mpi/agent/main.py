@@ -25,12 +25,7 @@ from multiprocessing import active_children
 from typing import Any
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
-from dask_gpu_mpi.agent.forkserver import (
-    become_fork_server,
-    become_resource_tracker,
-    leave_deleted_directory,
-    watch_fork_server,
-)
+from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, watch_fork_server
 from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings, failed
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
@@ -181,11 +176,11 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     """Make all settings that belong before the fork; returns the scratch directory, not made yet, and the options as read."""
     import dask
 
+    from dask_gpu_mpi.network.listeners import guard_listeners
     from dask_gpu_mpi.workers.plugins import SAFE_PATH
     from dask_gpu_mpi.workers.worker_options import read_worker_options
 
-    with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
-        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
+    guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")
     method = "spawn" if is_profiled(os.environ) else "forkserver"
     if method == "spawn":
@@ -209,7 +204,10 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     # server. Ours is already running.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
     parent = local_directory(options.local_directory)
-    leave_deleted_directory()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
+        os.chdir("/")
     scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # All of Dask's files, the scheduler's too, go into the directory that is removed at the end.
     dask.config.set({"temporary-directory": scratch})

@@ -144,10 +144,10 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     import dask
     from distributed import Scheduler
 
+    from dask_gpu_mpi.network.listeners import guard_listeners
     from dask_gpu_mpi.view.job_watch import JobWatch
 
-    with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
-        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
+    guard_listeners()  # the standard fork server has not
     # The dashboard's pages need bokeh.
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
     # distributed would query NVML for device 0, and a lost one would end the scheduler.
@@ -174,7 +174,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         if dashboard:
             # It listens already, and accepts no connection before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
-        _compare_versions_once(scheduler)
         watch = JobWatch(settings.facts)
         watch.attach(scheduler)
         await scheduler
@@ -219,25 +218,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
-
-
-def _compare_versions_once(scheduler: Any) -> None:
-    """Compare a new worker with each set of versions once, and not with every worker: of 3,000 that takes 5 ms."""
-    module: Any = importlib.import_module("distributed.versions")
-    compare, add = getattr(module, "error_message", None), scheduler.handlers.get("register-worker")
-    if compare is None or add is None:  # in another version of distributed
-        return
-    known: dict[str, Any] = {}
-
-    async def add_worker(comm: Any, *, versions: Any = None, **more: Any) -> Any:
-        # one object for all workers whose versions are equal
-        return await add(comm, versions=known.setdefault(repr(versions), versions), **more)
-
-    def error_message(scheduler: Any, workers: dict[str, Any], *rest: Any, **more: Any) -> Any:
-        return compare(scheduler, {id(each): each for each in workers.values()}, *rest, **more)
-
-    scheduler.handlers["register-worker"] = add_worker
-    module.error_message = error_message
 
 
 def _record(scheduler: Any, *, from_start: bool) -> None:
@@ -300,12 +280,9 @@ async def _attach_dashboard(scheduler: Any) -> None:
 def _name_gpu_page(module: Any, scheduler: Any) -> None:
     """Add the page of the GPUs to the navigation if there are GPU workers: distributed checks the scheduler's process."""
     if any("GPU" in worker.resources for worker in scheduler.workers.values()):
-        with contextlib.suppress(
-            AttributeError, KeyError, TypeError, ValueError
-        ):  # in another version of distributed
-            pages = module.template_variables(scheduler)["pages"]  # of which it keeps one for each scheduler
-            if "gpu" not in pages:
-                pages.insert(pages.index("system") + 1, "gpu")
+        pages = module.template_variables(scheduler)["pages"]  # of which it keeps one for each scheduler
+        if "gpu" not in pages:
+            pages.insert(pages.index("system") + 1, "gpu")
 
 
 class GpuByDefault(SchedulerPlugin):

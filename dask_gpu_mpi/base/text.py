@@ -135,34 +135,24 @@ def _fold(numbers: list[int], width: int) -> list[str]:
     return parts
 
 
-# Bytes, in Dask's units. `dask.utils` has the same, but takes a second to import.
-
-_NUMBER = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)?([a-z]*)")
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgtp", start=1):
-    # 1 kB = 1 k = 1000 bytes, 1 KiB = 1 Ki = 1024 bytes
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
-    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+# Bytes, in Dask's units.
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes as `dask.utils.parse_bytes` does; raises ValueError.
+    """Read a number of bytes as `dask.utils.parse_bytes` does; raises ValueError, also for one that Dask would guess.
 
     >>> parse_bytes("4GB"), parse_bytes("1.5 GiB"), parse_bytes("1e9"), parse_bytes("512")
     (4000000000, 1610612736, 1000000000, 512)
     """
-    found = _NUMBER.fullmatch(text.replace(" ", "").lower())
-    if found is None or found[2] not in _UNITS:
+    from dask import utils
+
+    try:
+        size: int = utils.parse_bytes(text) if text.strip() else -1
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
         raise ValueError(f"{text[:40]!r} is not a number of bytes (expected 4GB, 1.5GiB or the like)")
-    # As in Dask, a unit alone is one of it.
-    if found[1] is None and found[2] == "":
-        raise ValueError("an empty text is not a number of bytes (expected 4GB, 1.5GiB or the like)")
-    size = float(found[1] or 1) * _UNITS[found[2]]
-    if size == math.inf:
-        raise ValueError(
-            f"{text[:40]!r} is too large for a number of bytes (expected 4GB, 1.5GiB or the like)"
-        )
-    return int(size)
+    return size
 
 
 def format_bytes(number: int) -> str:

@@ -110,9 +110,6 @@ def run_check(
     try:
         mpi = load_mpi(environ, host)
     except InputError as error:
-        if isinstance(options, InputError):  # the user has to correct this first
-            options.reported = error.reported
-            raise options from None
         return _alone(error, error.reported, show)
     started = time.monotonic()
     context = StartContext(

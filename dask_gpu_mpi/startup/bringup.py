@@ -39,7 +39,7 @@ from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.scaling import configured_keys
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import end_time
-from dask_gpu_mpi.startup.coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
+from dask_gpu_mpi.startup.coordinator import Coordinator, FailureCoordinator, Phase, shared_options
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ucx_ability
 from dask_gpu_mpi.startup.relay import Relay
@@ -71,11 +71,7 @@ class Joined:
 def report_only(error: InputError | StartupError, context: StartContext) -> NoReturn:
     """The start of a rank that has invalid options, or no agent: report that through rank 0, once for all ranks."""
     with _uncollected(), context.ending_in_order(None):
-        try:
-            channels = context.meet(None)
-        except InputError as no_mpi:
-            raise _first(error, no_mpi) from None
-        _report_failure(error, channels, context)
+        _report_failure(error, context.meet(None), context)
 
 
 def join(
@@ -101,11 +97,7 @@ def join(
                 load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
             except InputError as error:
                 failed = error
-        try:
-            channels = context.meet(agent)
-        except InputError as no_mpi:
-            _check_without_mpi(check, context, no_mpi)
-            raise
+        channels = context.meet(agent)
         try:
             if failed is not None:
                 raise failed
@@ -116,18 +108,6 @@ def join(
             _report_failure(failed, channels, context)
         _register(inventory, channels, context, options)
         return _until_up(options, context, channels, coordinator)
-
-
-def _check_without_mpi(
-    check: Callable[[int], None] | None, context: StartContext, no_mpi: InputError
-) -> None:
-    """Whether this rank can do its part, as far as its launcher shows which rank it is."""
-    launched = launchers.detect(context.environ)
-    try:
-        if check is not None:
-            check((launched and launched.rank) or 0)
-    except InputError as error:
-        raise _first(error, no_mpi) from None
 
 
 def _inspect(
@@ -152,19 +132,11 @@ def _inspect(
         check_report(options.report, f"rank {rank} on {context.host}")
     coordinator: Coordinator | None = None
     if rank == COORDINATOR:
-        job = make_job(options, context)  # while the agent imports
-        coordinator = _coordinator(job, channels, context)
+        coordinator = make_coordinator(options, context, channels)  # while the agent imports
         context.timeline.lap("configuration, credentials")
     if is_client:
         threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
     return inspect(options, agent, context, channels), coordinator
-
-
-def _coordinator(
-    job: Job, channels: Channels, context: StartContext, last: Phase = Phase.WORKERS
-) -> Coordinator:
-    hosts = channels.mailbox.hosts
-    return Coordinator(hosts, job, send=channels.send, deadline=context.deadline, last=last)
 
 
 def _until_up(
@@ -224,7 +196,14 @@ def plan_of_allocation(
                 _report_failure(failed, channels, context)
             coordinator = None
             if channels.rank == COORDINATOR:
-                coordinator = _coordinator(Job(options, context.timeline), channels, context, Phase.PLAN)
+                coordinator = Coordinator(
+                    channels.mailbox.hosts,
+                    options,
+                    context.timeline,
+                    send=channels.send,
+                    deadline=context.deadline,
+                    last=Phase.PLAN,
+                )
             _register(inventory, channels, context, options)
             until_over(channels, context, coordinator, None)
             channels.mailbox.flush(FLUSH)
@@ -279,12 +258,6 @@ def _of_node(error: Exception) -> Failure:
         fix="leave it out of the job",
     )
     return Failure(problem)
-
-
-def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError | StartupError:
-    """The error to fix before that of the MPI library, which this rank lacks, or which is not this launcher's."""
-    error.reported = no_mpi.reported
-    return error
 
 
 #: Waits so many seconds for the GPUs, for which a process of its own queries NVML; None: no answer yet.
@@ -399,7 +372,7 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     return launched is None or launched.rank == options.script_rank
 
 
-def make_job(options: Options, context: StartContext) -> Job:
+def make_coordinator(options: Options, context: StartContext, channels: Channels) -> Coordinator:
     """Rank 0's preparations: the cluster to attach to, or the credentials of a new one.
 
     Raises InputError: that cluster can't be found, or Dask's configuration of UCX is invalid.
@@ -408,11 +381,19 @@ def make_job(options: Options, context: StartContext) -> Job:
     credentials: dict[str, Any] = {}
     if not options.scheduler:
         target = read_target(options)
-        options = replace(options, name=target.unique_name(options.name))
     elif options.protocol.moves_device_memory:
         credentials = connection_config(options.worker_options)
     elif options.protocol.encrypts:
         from dask_gpu_mpi.network.credentials import make_credentials
 
         credentials = make_credentials(job_end=end_time(context.environ))
-    return Job(options, context.timeline, credentials, target, configured_keys())
+    return Coordinator(
+        channels.mailbox.hosts,
+        options,
+        context.timeline,
+        send=channels.send,
+        deadline=context.deadline,
+        credentials=credentials,
+        target=target,
+        configured=configured_keys(),
+    )

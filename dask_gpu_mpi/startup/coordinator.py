@@ -15,7 +15,7 @@ Any FAILED, or the deadline, ends in one report and FAIL to all. The report says
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -59,22 +59,6 @@ class Phase(IntEnum):
     TESTS = 4
     SCHEDULER = 5
     WORKERS = 6
-
-
-@dataclass(frozen=True)
-class Job:
-    """The preparations of rank 0 for the plan and the cluster."""
-
-    #: Of rank 0; with another `name` if the workers attach to a running cluster.
-    options: Options
-    #: Of this process.
-    timeline: Timeline
-    #: Dask configuration that carries the credentials.
-    credentials: dict[str, Any] = field(default_factory=dict, repr=False)
-    #: The cluster to attach to; None: this job starts one.
-    target: Target | None = None
-    #: Keys of `plan.scaling` that the user has configured.
-    configured: Collection[str] = ()
 
 
 class FailureCoordinator:
@@ -174,26 +158,35 @@ class FailureCoordinator:
 class Coordinator(FailureCoordinator):
     """See the module's text.
 
-    `hosts`, `deadline`: as `FailureCoordinator`. `send`: ``send(rank, kind, payload)``. `last`: the last phase: the plan is the
-    outcome, or the cluster.
+    `hosts`, `deadline`: as `FailureCoordinator`. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind,
+    payload)``. `last`: the last phase: the plan is the outcome, or the cluster. `credentials`: Dask configuration that carries
+    them. `target`: the cluster to attach to; None: this job starts one. `configured`: keys of `plan.scaling` that the user has
+    configured.
     """
 
     def __init__(
         self,
         hosts: Mapping[int, str],
-        job: Job,
+        options: Options,
+        timeline: Timeline,
         *,
         send: Callable[[int, str, Any], None],
         deadline: float,
         last: Phase = Phase.WORKERS,
+        credentials: dict[str, Any] | None = None,
+        target: Target | None = None,
+        configured: Collection[str] = (),
     ) -> None:
         super().__init__(hosts, deadline=deadline)
         self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
         self._timelines: dict[int, list[Step]] = {}
-        self._job = job
-        self._options = job.options
+        self._options = options if target is None else replace(options, name=target.unique_name(options.name))
+        self._timeline = timeline
+        self._credentials = credentials or {}
+        self._target = target
+        self._configured = configured
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
@@ -312,7 +305,7 @@ class Coordinator(FailureCoordinator):
         found = [self._registrations[rank] for rank in range(self.size)]
         self.phase = Phase.PLAN
         try:
-            with self._job.timeline.step("plan"):
+            with self._timeline.step("plan"):
                 plan = plan_of(found, self._options)
             if self._last is Phase.PLAN:
                 self._leave(plan)
@@ -326,12 +319,11 @@ class Coordinator(FailureCoordinator):
             plan = replace(plan, warnings=(*plan.warnings, self._transport.warning))
         self.plan = plan
         per_core = workers_per_core(plan)
-        settings = connection_settings(len(plan.workers), per_core, self._job.configured)
+        settings = connection_settings(len(plan.workers), per_core, self._configured)
         if "startup_timeout" not in self._options.explicit:  # the user has set no deadline
             self._limit = max(self._limit, start_limit(len(plan.workers), per_core))
             self.deadline = max(self.deadline, now + self._limit)
-        target = self._job.target
-        if target is not None:
+        if (target := self._target) is not None:
             self._config = target.config | settings
             if Protocol.of(target.address) is Protocol.TCP:
                 self._begin(Phase.REACH, self._ranks, CONNECTING)
@@ -339,7 +331,7 @@ class Coordinator(FailureCoordinator):
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._on_address(target.address, None)
             return
-        self._config = self._job.credentials | settings
+        self._config = self._credentials | settings
         if len(set(map(_machine, found))) > 1:
             role = plan.scheduler
             self._test.listen(role.rank, role.host, nodes_of(plan, self._listen), self._listen)
@@ -354,7 +346,7 @@ class Coordinator(FailureCoordinator):
         self.plan = self.outcome = plan
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
-        target = self._job.target
+        target = self._target
         if target is not None and Protocol.of(target.address) is not Protocol.TLS:
             return Transport()
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
@@ -362,7 +354,7 @@ class Coordinator(FailureCoordinator):
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
         """The addresses at which each rank's workers, and the scheduler, are to listen."""
-        if self._job.target is not None and not any(each.wanted_interface for each in found):
+        if self._target is not None and not any(each.wanted_interface for each in found):
             return dict.fromkeys(range(self.size))
         return dict(addresses_of(found))
 
@@ -388,8 +380,8 @@ class Coordinator(FailureCoordinator):
 
     def _start_scheduler(self) -> None:
         assert self.plan is not None  # the scheduler is started after it
-        if self._job.target is not None:  # it runs already
-            self._on_address(self._job.target.address, None)
+        if self._target is not None:  # it runs already
+            self._on_address(self._target.address, None)
             return
         role = self.plan.scheduler
         self._begin(Phase.SCHEDULER, [role.rank], "starting the scheduler")
@@ -407,7 +399,7 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
         self._begin(Phase.WORKERS, self._ranks, "starting its workers")
-        plan, target = self.plan, self._job.target
+        plan, target = self.plan, self._target
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
         for rank in self._ranks:

@@ -348,23 +348,6 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: st
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["nowhere.py"], "'nowhere.py'"),
-        (["check", "--nthreads", "x"], "--nthreads: invalid value 'x'"),
-    ],
-)
-def test_a_usage_error_comes_before_a_missing_library(
-    mpirun: Mpi, tmp_path: Path, words: list[str], says: str
-) -> None:
-    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], None, timeout=LIMIT, env=env, cwd=tmp_path)
-    error_line(done, says)
-    assert "MPI library" not in done.stderr
-    nothing_left(mpirun, tmp_path)
-
-
 def test_mpi4py_that_is_not_there(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\")")
     script = tmp_path / "script.py"

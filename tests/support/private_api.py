@@ -58,14 +58,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="the standard fork server (as with Python 3.14): one import more for each rank",
     ),
     *_of(
-        "multiprocessing.spawn",
-        "get_preparation_data",
-        "agent/forkserver",
-        _PYTHON,
-        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
-        without="it does not",
-    ),
-    *_of(
         "multiprocessing.resource_tracker",
         "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
         "agent/forkserver",
@@ -107,14 +99,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="SIGTERM during that wait has the exit code 0 where the main program had it",
     ),
     *_of(
-        "multiprocessing.process",
-        "BaseProcess._target",
-        "agent/forkserver",
-        _PYTHON,
-        why="a process that a task starts is told from a worker, and has the default actions for signals",
-        without="processes that tasks of in-process workers start leave SIGTERM to the rank",
-    ),
-    *_of(
         "distributed.utils",
         "_forkserver_preload_set",
         "agent/main",
@@ -129,14 +113,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="what it has found out it keeps: done once before the fork",
         without="each worker opens eight files more",
-    ),
-    *_of(
-        "distributed.versions",
-        "error_message",
-        "agent/scheduler",
-        _DISTRIBUTED,
-        why="replaced: a worker that registers is compared with each set of versions once",
-        without="it is compared with every worker, 5 ms with 3,000 of them",
     ),
     *_of(
         "distributed.diagnostics.nvml",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,7 +16,6 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from dask_gpu_mpi.agent import dashboard_gate
 from dask_gpu_mpi.agent.dashboard_gate import TokenGate
 from dask_gpu_mpi.network import listeners
-from support.jobs.processes import run_python
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
@@ -334,39 +332,3 @@ def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
             await writer.wait_closed()
 
     visit(visitor)
-
-
-#: In a process of its own, since Dask leaves threads: the services of a scheduler and of a worker, a client's link, a result.
-CLUSTER = """
-import asyncio, json, sys
-import dask
-from distributed import Client, Scheduler, Worker
-from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, report_no_server
-from dask_gpu_mpi.network.listeners import listen_where_routes_are
-
-async def run(served):
-    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    async with Scheduler(port=0, protocol="tcp", dashboard=False, **here) as scheduler:
-        if not served:
-            report_no_server(scheduler)
-        async with Worker(scheduler.address, **here) as worker, Client(scheduler.address, asynchronous=True) as client:
-            result = await client.submit(sum, [1, 2])
-            return scheduler.identity()["services"], worker.service_ports, client.dashboard_link, result
-
-listen_where_routes_are()
-told = [asyncio.run(run(True))]
-dask.config.set({**NO_SCHEDULER_ROUTES, **NO_WORKER_ROUTES, "distributed.dashboard.link": ""})
-told.append(asyncio.run(run(False)))
-print(json.dumps(told))
-"""
-
-
-def test_who_listens_for_http() -> None:
-    """Schedulers and workers that have routes, and no other."""
-    done = run_python(CLUSTER)
-    assert done.returncode == 0, done.stderr
-    (of_scheduler, of_worker, link, result), closed = json.loads(done.stdout)
-    assert of_scheduler["dashboard"] > 0
-    assert of_worker["dashboard"] > 0
-    assert (link, result) == (f"http://127.0.0.1:{of_scheduler['dashboard']}/status", 3)
-    assert closed == [{"dashboard": 0}, {}, "", 3]

@@ -164,11 +164,8 @@ def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench
         assert told == [(False, False), (True, False), (True, True)]
 
     bench.run(then=join)
-
-
-def test_the_watch_ends_with_the_agent(bench: Bench) -> None:
     bench.run()
-    assert bench.watches[0]["over"]()
+    assert bench.watches[1]["over"]()  # it ends with the agent
 
 
 def test_the_scheduler_starts_and_its_end_is_told(bench: Bench) -> None:
@@ -198,18 +195,6 @@ def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
 def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answer: tuple[Any, ...]) -> None:
     bench.error = error
     assert bench.run((Order.START_SCHEDULER, SCHEDULER))[0] == answer
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_an_agent_without_its_own_fork_server_ends_and_says_why(
-    bench: Bench, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(module.os, "_exit", codes.append)
-    monkeypatch.setattr(module, "watch_fork_server", lambda loop, on_end: on_end())
-    answers = bench.run((Order.JOINED, None), own_server=own)
-    assert codes == [1] * own
-    assert answers[:-1] == [(Answer.ENDED, "its fork server has died")] * own
 
 
 def test_orders_come_in_frames(bench: Bench) -> None:

@@ -14,9 +14,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 import dask
-import distributed  # its defaults are there before the first test, and stay
 import pytest
-from distributed import SchedulerPlugin
 
 from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
@@ -37,7 +35,6 @@ def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
     # of the whole process; without the listeners themselves
     monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
-    monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     with warnings.catch_warnings():
         yield
 
@@ -103,59 +100,6 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
     _, answer = served(replace(OPTIONS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
     assert attached == ([answer[3]] if wanted else [])
-
-
-@pytest.mark.parametrize("where", ["all", "gpu"])
-def test_where_tasks_run_that_ask_for_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class GpuByDefault(SchedulerPlugin):
-        def __init__(self) -> None:
-            made.append(self)
-
-    monkeypatch.setattr(scheduler, "GpuByDefault", GpuByDefault)
-    code, _ = served(replace(OPTIONS, default_workers=where), Order.CLOSE)
-    assert (code, bool(made)) == (0, where == "gpu")
-
-
-def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask compares it with every worker there is, which at 3,000 takes longer than all the rest of a registration."""
-    from distributed import versions
-    from distributed.comm import connect
-
-    compared: list[int] = []
-    compare = versions.error_message
-    registration: dict[str, Any] = {
-        "op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "now": 0.0, "resources": {}, "services": {},
-        "memory_limit": None, "local_directory": "", "nanny": None, "extra": {}, "stimulus_id": "s",
-        "metrics": {"bandwidth": {"total": 1, "workers": {}, "types": {}}, "digests_total_since_heartbeat": {},
-                    "memory": 1, "spilled_bytes": {"memory": 0, "disk": 0}},
-    }  # fmt: skip
-
-    def counted(scheduler: Any, workers: Any, *rest: Any, **more: Any) -> Any:
-        compared.append(len(workers))
-        return compare(scheduler, workers, *rest, **more)
-
-    monkeypatch.setattr(versions, "error_message", counted)
-
-    async def visit(address: str, http_port: int | None) -> None:
-        warnings_, comms = [], []
-        for number, version in enumerate(("1", "1", "1", "2")):
-            comms.append(comm := await connect(address))
-            own = versions.get_versions()
-            own["packages"] = {**own["packages"], "numpy": version}
-            name = f"tcp://127.0.0.1:{number + 1}"
-            await comm.write(
-                {**registration, "address": name, "name": name, "server_id": name, "versions": own}
-            )
-            warnings_.append((await comm.read())["warning"])
-        assert compared == [1, 1, 1, 2]
-        assert "numpy" in warnings_[3]
-        assert warnings_[0] == warnings_[2]
-        for comm in comms:
-            comm.abort()
-
-    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=visit)[0] == 0
 
 
 def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
@@ -238,7 +182,6 @@ def test_the_page_of_the_gpus_is_in_the_navigation(resource: str, named: bool) -
     for _ in range(2):
         scheduler._name_gpu_page(module, Pages(resource))
     assert pages == (["status", "system", "gpu", "info"] if named else ["status", "system", "info"])
-    scheduler._name_gpu_page(types.SimpleNamespace(), Pages(resource))  # a version that has it elsewhere
 
 
 def test_the_dashboard_waits_for_the_scripts_client(

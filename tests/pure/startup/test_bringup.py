@@ -5,14 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
@@ -23,11 +21,12 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
+from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup, start_context
-from dask_gpu_mpi.startup.bringup import await_agent, inspect, make_job, plan_of_allocation
-from dask_gpu_mpi.startup.coordinator import Job, plan_of, shared_options
+from dask_gpu_mpi.startup.bringup import await_agent, inspect, make_coordinator, plan_of_allocation
+from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
 from dask_gpu_mpi.startup.start_context import StartContext
 from support.mocks.preflights import MockMailbox, gpu, observed
@@ -105,21 +104,6 @@ def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> N
     assert 15 < process.deadlines[0] <= 20
 
 
-@pytest.mark.parametrize("options", [CPUS, Options()])
-def test_only_ranks_with_gpu_workers_look_for_gpus(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
-    process = Process(monkeypatch)
-    process.mailbox.size, process.mailbox.hosts = 1, {0: "h"}
-    asked: list[Any] = []
-
-    def take_inventory(*_: Any, look_for_gpus: bool, seen: Any, **__: Any) -> Inventory:
-        asked.append((look_for_gpus, seen))
-        return inventory(0, world_size=1)
-
-    monkeypatch.setattr(bringup, "take_inventory", take_inventory)
-    plan_of_allocation(options)
-    assert asked == [(False, None) if options is CPUS else (True, (gpu("h", 0),))]
-
-
 def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, rank=1)
     process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Event(0, Kind.DONE, 0))
@@ -129,19 +113,6 @@ def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (to, sent.host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
     assert [one.uuid for one in found.gpus] == ["GPU-h-0"]
     assert process.look.closed
-
-
-def test_failures_of_ranks_are_one_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    process = Process(monkeypatch)
-    process.mailbox.mails.append(Event(1, Kind.FAILED, Failure(Problem("no GPU"), 2)))
-    with pytest.raises(InputError, match="^rank 1 of 2 on h2: no GPU$") as caught:
-        plan_of_allocation(CPUS)
-    assert caught.value.reported
-    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 1 of 2 on h2: no GPU\n"
-    assert process.sent(Kind.FAIL) == [(-1, Failure(Problem("no GPU", where="rank 1 of 2 on h2"), 2))]
-    assert process.sent(Kind.DONE) == []
 
 
 def refuse(options: Options) -> None:
@@ -166,10 +137,10 @@ def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: 
 @pytest.mark.parametrize(
     "error", [StartupError("NVML failed"), InputError("no such GPU"), LauncherError("x")]
 )
-@pytest.mark.parametrize("timeout", [20.0, 1.0])  # NVML is asked however little time is left
 def test_gpus_and_launchers_that_do_not_work(
-    monkeypatch: pytest.MonkeyPatch, error: InputError | StartupError, timeout: float
+    monkeypatch: pytest.MonkeyPatch, error: InputError | StartupError
 ) -> None:
+    """NVML is asked however little time is left."""
     process = Process(monkeypatch)
     process.mailbox.size, process.mailbox.hosts = 1, {0: "h"}
     if isinstance(error, LauncherError):
@@ -177,68 +148,44 @@ def test_gpus_and_launchers_that_do_not_work(
     else:
         process.look.answer = error
     with pytest.raises(type(error), match=error.problem.found) as caught:
-        plan_of_allocation(Options(startup_timeout=timeout))
+        plan_of_allocation(Options(startup_timeout=1.0))
     assert process.look.closed
     if not isinstance(error, LauncherError):
         assert str(caught.value).startswith(f"rank 0 of 1 on {socket.gethostname()}: ")
         assert len(process.look.seconds) == 1
 
 
-def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
-    process.mailbox.size, process.mailbox.hosts = 3, dict(enumerate(("h0", "h1", "h2")))
-    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
-    with pytest.raises(StartupError, match="^rank 2 of 3 on h2: no response before the start-up timeout"):
-        plan_of_allocation(replace(CPUS, startup_timeout=0.3))
-    assert process.codes == [1]  # a rank that is stopped can't be sent the report
-
-
-def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
-    Process(monkeypatch, rank=1)
-    hasty = partial(bringup.StartContext, rank_0_lost=0.2)
-    monkeypatch.setattr(bringup, "StartContext", hasty)
-    begun = time.monotonic()
-    with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout"):
-        plan_of_allocation(replace(CPUS, startup_timeout=0.1))
-    assert time.monotonic() - begun >= 0.3
-
-
-def test_ranks_with_different_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the start would: its plan is that of rank 0's options."""
-    process = Process(monkeypatch)
-    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
-    with pytest.raises(InputError, match="option nthreads is 3 on rank 0 .* and None on rank 1"):
-        plan_of_allocation(replace(CPUS, nthreads=3))
-
-
 # -- from options to what the coordinator needs
 
 
-def job(**options: Any) -> Job:
-    return make_job(Options(**options), context())
+def sent_by_one_rank(**options: Any) -> tuple[str, Any]:
+    """What the coordinator of a job of one rank sends first: its kind and its payload."""
+    sent: list[tuple[str, Any]] = []
+    mailbox = SimpleNamespace(hosts={0: "h"})
+    channels: Any = SimpleNamespace(
+        mailbox=mailbox, send=lambda _, kind, payload: sent.append((kind, payload))
+    )
+    coordinator = make_coordinator(Options(**options), context(), channels)
+    (found,) = hypothetical_job(1, 1, 0)
+    interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"),)
+    coordinator.handle(Event(0, Kind.REGISTRATION, Registration("h", found, interfaces, None, ())), 1.0)
+    return sent[0]
 
 
-def names(made: Job, found: list[Inventory]) -> list[str]:
-    registrations = [Registration(each.host, each, (), None, ()) for each in found]
-    return [str(worker.name) for worker in plan_of(registrations, made.options).workers]
-
-
-def test_only_a_scheduler_with_tls_needs_credentials() -> None:
-    made = job(protocol=Protocol.TLS, cpu_workers=1, name="n")
-    assert "distributed.comm.tls.ca-file" in made.credentials
-    assert "distributed.comm.tls" not in repr(made)
-    assert made.target is None
-    assert {name[:2] for name in names(made, hypothetical_job(1, 2, 0))} == {"n-"}
-    assert job(protocol=Protocol.TCP).credentials == {}
-    assert not any("tls" in key for key in job(protocol=Protocol.UCX).credentials)
+@pytest.mark.parametrize("protocol", Protocol)
+def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None:
+    kind, settings = sent_by_one_rank(protocol=protocol)
+    assert kind == Kind.SCHEDULER
+    assert ("distributed.comm.tls.ca-file" in settings.config) is (protocol is Protocol.TLS)
 
 
 def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
-    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
-    assert (made.target and made.target.address, made.credentials) == ("tcp://10.0.0.9:5", {})
-    assert [name[:5] for name in names(made, hypothetical_job(1, 1, 0))] == ["join-"]
+    running = {"scheduler": False, "protocol": Protocol.TLS}
+    kind, start = sent_by_one_rank(**running, scheduler_address="ucx://10.0.0.9:5")
+    assert (kind, start.address) == (Kind.START, "ucx://10.0.0.9:5")
+    assert [str(worker.name)[:5] for worker in start.workers] == ["join-"]
     with pytest.raises(InputError):
-        job(scheduler=False, scheduler_file=str(tmp_path / "none.json"))
+        sent_by_one_rank(**running, scheduler_file=str(tmp_path / "none.json"))
 
 
 # -- what a rank waits for before it takes its inventory

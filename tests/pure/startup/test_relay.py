@@ -164,23 +164,6 @@ def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path
     assert rank.file is None
 
 
-def test_a_rank_reaches_the_schedulers_host() -> None:
-    tokens = Tokens()
-    scheduler, heard = relay()
-    scheduler.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", tokens)))
-    ((to, kind, ports),) = heard.sent
-    assert (to, kind, ports.workers) == (0, Kind.LISTENING, 0)
-    target = f"127.0.0.1:{ports.scheduler}"
-    rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, Connect(target, tokens)))
-    to, kind, reached = until_reported(rank, channels)
-    assert (to, kind, reached.scheduler.error, reached.lost) == (0, Kind.REACHED, "", {})
-    # the scheduler takes the port over
-    scheduler.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
-    again = Listener("127.0.0.1", ports.scheduler, tokens)
-    again.close()
-
-
 def test_the_peers_that_a_rank_does_not_reach() -> None:
     tokens = Tokens()
     here, heard = relay()
@@ -196,6 +179,7 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
     assert until_reported(rank, channels)[2].lost == lost
     # the scheduler has its port, the workers get theirs when they start
     here.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
+    Listener("127.0.0.1", ports.scheduler, tokens).close()
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", ports.workers, tokens)
     here.on_event(Event(0, Kind.START, start()))
