@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 from dask_gpu_mpi.base.tables import share_entries
-from dask_gpu_mpi.base.text import counted, fold_names, printable
-from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.plan.nodes import GpuBox, NodeBox, WorkerBox, node_boxes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, printable, ranks_text
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
+from dask_gpu_mpi.plan.nodes import Nodes, cores_of, short
 
 # Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
 
@@ -112,8 +113,8 @@ IN_A_ROW = 4
 LEAST_NODE, LEAST_PAGE, MOST_PAGE = 250, 640, 1600
 #: Nodes with GPUs in one column: two side by side are small print on a page of text.
 IN_A_COLUMN = 4
-#: Warnings that are spelled out.
-MOST_WARNINGS = 12
+#: Nodes that are drawn, workers on CPUs of each, and warnings that are spelled out.
+MOST_NODES, MOST_CPU_WORKERS, MOST_WARNINGS = 16, 8, 12
 
 # All selectors below one class: in a page that the SVG is put into, they apply to nothing else.
 STYLE = """
@@ -154,21 +155,30 @@ STYLE = """
 
 
 def svg(plan: Plan, *, warnings: bool = True) -> str:
-    """Draw a plan; `warnings`: with their texts.
+    """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
 
     The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
     setting (light or dark).
     """
-    boxes, left_out = node_boxes(plan)
-    contents = [_content(box) for box in boxes]
+    nodes = Nodes(plan)
+    roles = {host.host: nodes.roles(host) for host in plan.hosts}
+    alarms = _alarms(nodes)
+    red = {h.host for h in plan.hosts if alarms[h.host] or nodes.idle(h) or nodes.busy(h)}
+    drawn = sorted(plan.hosts, key=lambda host: (not roles[host.host], host.host not in red))[:MOST_NODES]
+    drawn = [host for host in plan.hosts if host in drawn]
+    contents = [_content(nodes, host) for host in drawn]
     width = max([LEAST_NODE, *(content.width for content in contents)]) + 2 * PAD
-    limit = MOST_PAGE if len(boxes) > IN_A_COLUMN else MOST_PAGE // 2
-    nodes = flow(
-        (_node(box, content, width) for box, content in zip(boxes, contents, strict=True)), limit, PAD
-    )
-    inner = max(nodes.width, LEAST_PAGE)
+    limit = MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2
+    boxes = [
+        _node(host, roles[host.host], alarms[host.host], host.host in red, content, width)
+        for host, content in zip(drawn, contents, strict=True)
+    ]
+    rows = flow(boxes, limit, PAD)
+    inner = max(rows.width, LEAST_PAGE)
     texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
-    page = stack([_head(plan, inner), nodes, *_more(left_out, inner), *texts])
+    page = stack(
+        [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
+    )
     size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
     title = escape(printable(_title(plan)))
     return "\n".join(
@@ -185,6 +195,27 @@ def svg(plan: Plan, *, warnings: bool = True) -> str:
     )
 
 
+def _alarms(nodes: Nodes) -> dict[str, list[str]]:
+    """By host, the problems of the node as a whole."""
+    plan = nodes.plan
+    reserved = _reserved(plan)
+    alarms: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        alarms[host.host] = found = []
+        starting = {worker.rank for worker in nodes.workers[host.host]}
+        if idle := sorted({*host.ranks} - reserved - starting):
+            found.append(f"no worker: {ranks_text(idle)}")
+        numbers = [n for n, warning in enumerate(plan.warnings, start=1) if host.host in warning.hosts]
+        if numbers:
+            found.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
+    return alarms
+
+
+def _reserved(plan: Plan) -> set[int]:
+    """The ranks that take no workers."""
+    return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
+
+
 def _title(plan: Plan) -> str:
     return (
         f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
@@ -192,9 +223,9 @@ def _title(plan: Plan) -> str:
     )
 
 
-def _head(plan: Plan, width: int) -> Part:
-    devices = {device for worker in plan.workers for device in worker.devices}
-    idle = sum(gpu.uuid not in devices for host in plan.hosts for gpu in host.gpus)
+def _head(nodes: Nodes, width: int) -> Part:
+    plan = nodes.plan
+    idle = sum(len(nodes.idle(host)) for host in plan.hosts)
     red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
     red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
     lines = [text(0, 16, plan.summary, "top", limit=width), text(0, 36, plan.roles, limit=width)]
@@ -203,11 +234,11 @@ def _head(plan: Plan, width: int) -> Part:
     return Part("".join(lines), width, 60 if red else 42)
 
 
-def _more(hosts: Sequence[str], width: int) -> list[Part]:
-    """The nodes that have no box."""
+def _more(hosts: Sequence[HostPlan], width: int) -> list[Part]:
+    """The nodes that are not drawn."""
     if not hosts:
         return []
-    words = f"{counted(len(hosts), 'more node')}, of other kinds: {fold_names(hosts)}"
+    words = f"{counted(len(hosts), 'more node')}: {fold_names(host.host for host in hosts)}"
     return [paragraph([words], width, "head")]
 
 
@@ -223,9 +254,11 @@ def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
     ]
 
 
-def _node(box: NodeBox, content: Part, width: int) -> Part:
+def _node(
+    host: HostPlan, roles: Sequence[str], alarms: Sequence[str], red: bool, content: Part, width: int
+) -> Part:
     chips, right = [], width - PAD
-    for role in reversed(box.roles):
+    for role in reversed(roles):
         length = int(extent(len(role), "on")) + 16
         right -= length
         chip = rectangle("chip client" if role == "client" else "chip", length, 20, radius=10)
@@ -234,90 +267,113 @@ def _node(box: NodeBox, content: Part, width: int) -> Part:
         right -= 6
     top = 52
     below = top + content.height + (GAP if content.height else 0)
-    alarms = [
+    problems = [
         text(PAD, below + LINE * number, alarm, "bad", limit=width - 2 * PAD)
-        for number, alarm in enumerate(box.alarms, start=1)
+        for number, alarm in enumerate(alarms, start=1)
     ]
     height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
-    sheets = "" if len(box.hosts) == 1 else "".join(_sheet(width, height, shift) for shift in (6, 3))
+    memory = short(host.memory) if host.memory else "memory unknown"
+    subtitle = f"{ranks_text(host.ranks)} · {memory}, {counted(len(host.gpus), 'GPU')}"
     markup = [
-        sheets,
-        rectangle("node red" if box.is_red else "node", width, height),
-        text(PAD, 23, box.title, "head", limit=right - PAD),
-        text(PAD, 42, box.subtitle, "small", limit=width - 2 * PAD),
+        rectangle("node red" if red else "node", width, height),
+        text(PAD, 23, host.host, "head", limit=right - PAD),
+        text(PAD, 42, subtitle, "small", limit=width - 2 * PAD),
         *chips,
         at(PAD, top, content),
-        *alarms,
+        *problems,
     ]
-    part = Part("".join(markup), width, height + (6 if sheets else 0))
-    return titled(f"{box.title}: {box.subtitle}", part)
+    return titled(f"{host.host}: {subtitle}", Part("".join(markup), width, height))
 
 
-def _sheet(width: int, height: int, shift: int) -> str:
-    """A sheet below the box of several nodes."""
-    return at(shift, shift, Part(rectangle("node", width, height), width, height))
-
-
-def _content(box: NodeBox) -> Part:
-    tall = any(gpu.in_use for gpu in box.gpus)
-    domains = [_domain(gpus, tall) for gpus in share_entries(box.gpus, lambda gpu: gpu.cores)]
-    workers = [titled(_all_of(worker), _worker(worker, GPU_WIDTH)) for worker in box.cpu_workers]
+def _content(nodes: Nodes, host: HostPlan) -> Part:
+    """The GPUs of a node with their workers, then its workers on CPUs."""
+    workers = nodes.workers[host.host]
+    of_gpu = {device: worker for worker in workers for device in worker.devices}
+    tall = any(gpu.processes for gpu in host.gpus)
+    domains = [
+        _domain([(place, gpu, of_gpu.get(gpu.uuid)) for place, gpu in places], tall)
+        for places in share_entries(enumerate(host.gpus), lambda each: each[1].cpus)
+    ]
+    on_cpus = [worker for worker in workers if worker.gpu_index is None]
+    boxes = [
+        titled(_all_of(_label(worker), worker), _worker(_label(worker), worker, GPU_WIDTH))
+        for worker in on_cpus[:MOST_CPU_WORKERS]
+    ]
     parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
-    parts += [flow(workers, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if workers else []
-    if box.reserved:
-        parts.append(
-            Part(text(0, 14, "no workers: ranks reserved for scheduler and client", "small"), 0, LINE)
-        )
-    return stack(parts)
+    parts += [flow(boxes, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if boxes else []
+    lines = []
+    if (more := len(on_cpus) - len(boxes)) > 0:
+        lines.append(counted(more, "more CPU worker"))
+    if {*host.ranks} <= _reserved(nodes.plan):
+        lines.append("no workers: ranks reserved for scheduler and client")
+    return stack([*parts, *(Part(text(0, 14, line, "small"), 0, LINE) for line in lines)])
 
 
-def _domain(gpus: Sequence[GpuBox], tall: bool) -> Part:
-    """The GPUs near the same cores, which is a NUMA domain."""
-    part = flow((_gpu(gpu, tall) for gpu in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP)
-    if not gpus[0].cores:
+def _domain(gpus: Sequence[tuple[int, Gpu, WorkerPlan | None]], tall: bool) -> Part:
+    """The GPUs near the same cores, which is a NUMA domain; each with its place on the host, and its worker."""
+    part = flow(
+        (_gpu(place, gpu, worker, tall) for place, gpu, worker in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP
+    )
+    if not (cores := fold_numbers(gpus[0][1].cpus)):
         return part
     width, height = part.width + 2 * GAP, part.height + 20 + GAP
-    label = text(GAP, 14, f"NUMA domain: cores {gpus[0].cores}", "small", limit=width - 2 * GAP)
+    label = text(GAP, 14, f"NUMA domain: cores {cores}", "small", limit=width - 2 * GAP)
     return Part(rectangle("domain", width, height) + label + at(GAP, 20, part), width, height)
 
 
-def _gpu(gpu: GpuBox, tall: bool) -> Part:
-    kind = "gpu idle" if gpu.worker is None else "gpu red" if gpu.in_use else "gpu"
+def _gpu(place: int, gpu: Gpu, worker: WorkerPlan | None, tall: bool) -> Part:
+    in_use = ""
+    if gpu.processes:
+        in_use = "in use by others" if gpu.busy is None else f"{short(gpu.busy)} used by others"
+    kind = "gpu idle" if worker is None else "gpu red" if in_use else "gpu"
+    label = f"GPU {place}" + (f" MIG {gpu.slice}" if gpu.slice >= 0 else "")
+    memory = short(gpu.memory) if gpu.memory else ""
     inside = GPU_WIDTH - 2 * GAP
     top = 40 + (LINE if tall else 0)
     height = top + WORKER_HEIGHT + GAP
     markup = [
         rectangle(kind, GPU_WIDTH, height),
-        text(GAP, 16, gpu.label, "head", limit=inside - extent(len(gpu.memory), "small") - GAP),
-        text(GPU_WIDTH - GAP, 16, gpu.memory, "small", anchor="end"),
-        text(GAP, 32, gpu.product, "small", limit=inside),
-        text(GAP, 32 + LINE, gpu.in_use, "bad", limit=inside),
+        text(GAP, 16, label, "head", limit=inside - extent(len(memory), "small") - GAP),
+        text(GPU_WIDTH - GAP, 16, memory, "small", anchor="end"),
+        text(GAP, 32, gpu.name, "small", limit=inside),
+        text(GAP, 32 + LINE, in_use, "bad", limit=inside),
     ]
-    if gpu.worker is None:
+    about = [f"{label}: {gpu.name}", memory, f"{gpu.uuid}, NVML index {gpu.index}", in_use]
+    if worker is None:
         markup.append(text(GAP, top + WORKER_HEIGHT // 2, "no worker", "bad"))
+        about.append("no worker")
     else:
-        markup.append(at(GAP, top, _worker(gpu.worker, inside)))
-    return titled(_all_of_gpu(gpu), Part("".join(markup), GPU_WIDTH, height))
+        name = _label(worker)
+        if len(worker.devices) > 1:
+            name = f"{worker.name}, device {worker.devices.index(gpu.uuid)}"
+        markup.append(at(GAP, top, _worker(name, worker, inside)))
+        about.append(_all_of(name, worker))
+    return titled("; ".join(filter(None, about)), Part("".join(markup), GPU_WIDTH, height))
 
 
-def _all_of_gpu(gpu: GpuBox) -> str:
-    """All about a GPU, for a reader who points at it."""
-    worker = _all_of(gpu.worker) if gpu.worker else "no worker"
-    return "; ".join(
-        filter(None, (f"{gpu.label}: {gpu.product}", gpu.memory, gpu.identity, gpu.in_use, worker))
-    )
+def _label(worker: WorkerPlan) -> str:
+    return f"worker {worker.name}"
 
 
-def _all_of(worker: WorkerBox) -> str:
-    return ", ".join(filter(None, (worker.label, worker.threads, worker.memory, worker.cores)))
+def _lines(worker: WorkerPlan) -> tuple[str, str, str]:
+    """Threads, memory and cores of a worker."""
+    cores = cores_of(worker) if worker.cpus else ""
+    memory = short(worker.memory_limit) if worker.memory_limit else "unlimited"
+    return counted(worker.nthreads, "thread"), memory, f"cores {cores}" if cores else ""
 
 
-def _worker(worker: WorkerBox, width: int) -> Part:
+def _all_of(label: str, worker: WorkerPlan) -> str:
+    """All about a worker, for a reader who points at it."""
+    return ", ".join(filter(None, (label, *_lines(worker))))
+
+
+def _worker(label: str, worker: WorkerPlan, width: int) -> Part:
     inside = width - 2 * GAP
+    threads, memory, cores = _lines(worker)
     markup = [
         rectangle("worker" if worker.kind == "gpu" else "worker cpu", width, WORKER_HEIGHT, radius=4),
-        text(GAP, 16, worker.label, "head", limit=inside),
-        text(GAP, 31, f"{worker.threads} · {worker.memory}", "small", limit=inside),
-        text(GAP, 46, worker.cores, "small", limit=inside),
+        text(GAP, 16, label, "head", limit=inside),
+        text(GAP, 31, f"{threads} · {memory}", "small", limit=inside),
+        text(GAP, 46, cores, "small", limit=inside),
     ]
     return Part("".join(markup), width, WORKER_HEIGHT)

@@ -9,13 +9,10 @@ from xml.etree import ElementTree
 
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.plan.picture import (
-    MOST_WARNINGS,
-    svg,
-)
+from dask_gpu_mpi.plan.picture import MOST_NODES, MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT
-from support.mocks.inputs import GIB, one_host, plan
+from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "h1</text><script>alert('1')</script>&\x1b[31m\udcff\"]]>"
@@ -37,11 +34,43 @@ def test_many_warnings_are_counted() -> None:
     assert "28 more warnings; the table has them all" in picture.texts
 
 
-def test_many_nodes_that_all_differ_stay_small() -> None:
-    job = [replace(one, memory=(number + 1) * GIB) for number, one in enumerate(hypothetical_job(256, 1, 8))]
-    picture = Picture(plan(job))
-    assert len(picture.text) < 100_000
-    assert any(text.startswith("240 more nodes, of other kinds: h") for text in picture.texts)
+def test_of_many_nodes_those_with_a_role_or_a_problem_are_drawn() -> None:
+    job = list(hypothetical_job(256, 1, 2))
+    job[100] = replace(job[100], gpus=tuple(replace(gpu, processes=((9, 5 * GIB),)) for gpu in job[100].gpus))
+    job[110] = replace(job[110], gpus=())
+    job[120] = replace(job[120], warnings=(Problem("host h121: GPU 1 is left out", hosts=("h121",)),))
+    job[130] = replace(job[130], world_size=256, absent=True)
+    picture = Picture(plan(job, client_rank=255))
+    titles = [text for text in picture.texts if re.fullmatch(r"h[0-9]+", text)]
+    assert titles == [*(f"h{n}" for n in range(1, 12)), "h101", "h111", "h121", "h131", "h256"]
+    assert len(titles) == MOST_NODES
+    assert picture.kinds["node red"] == 4
+    assert {"no worker: rank 110", "see warning 1", "5 GiB used by others"} <= {*picture.texts}
+    assert any(text.startswith("240 more nodes: h[") for text in picture.texts)
+    assert len(picture.text) < 60_000
+
+
+def test_a_worker_of_several_gpus_is_in_each() -> None:
+    texts = Picture(plan(hypothetical_job(1, 1, 4), gpus_per_worker=2)).texts
+    assert [text for text in texts if ", device" in text] == [
+        f"0-{n}, device {d}" for n in (0, 2) for d in (0, 1)
+    ]
+
+
+def test_of_many_cpu_workers_of_a_node_the_others_are_counted() -> None:
+    texts = Picture(plan([rank(number, 20) for number in range(20)])).texts
+    assert [text for text in texts if text.startswith("worker ")] == [f"worker {n}" for n in range(8)]
+    assert "12 more CPU workers" in texts
+
+
+def test_mig_instances_and_what_is_unknown() -> None:
+    instance = gpu(3, uuid="MIG-1", parent="GPU-0003", slice=2, memory=0, processes=((99, None),))
+    picture = Picture(plan(one_host((instance,), memory=0)))
+    assert {"rank 0 · memory unknown, 1 GPU", "GPU 0 MIG 2", "in use by others", "1 thread · unlimited"} <= {
+        *picture.texts
+    }
+    assert "MIG-1, NVML index 3" in picture.text
+    assert "NUMA domain" not in picture.text
 
 
 def test_names_are_text() -> None:

@@ -90,6 +90,18 @@ def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
     assert "h1: " in plan(hypothetical_job(16, 1, 1)).table()
 
 
+def test_hosts_with_a_difference_have_an_entry_of_their_own() -> None:
+    job = list(hypothetical_job(40, 1, 2))
+    job[5] = replace(job[5], memory=job[5].memory - 4096)  # as nodes of one kind differ
+    job[10] = replace(job[10], gpus=tuple(replace(gpu, processes=((9, GIB),)) for gpu in job[10].gpus))
+    job[11] = replace(job[11], gpus=job[11].gpus[:1])
+    job[12] = replace(job[12], memory=GIB)
+    titles = [
+        line.partition(":")[0] for line in plan(job).table().splitlines() if line.startswith(("host", "37"))
+    ]
+    assert titles == ["37 hosts h[1-10,14-40]", "host h11", "host h12", "host h13"]
+
+
 def test_what_is_unknown_or_unlimited() -> None:
     lines = plan([rank(0, 1, memory=0, cpus=())]).table().splitlines()
     assert "host h1: rank 0, memory unknown, 0 GPUs" in lines
