@@ -44,7 +44,7 @@ def check_terminal() -> None:
 
 
 class Terminal:
-    """Draws on the alternate screen and reads single keys; `leave` restores everything. Both may be called again."""
+    """Draws on the alternate screen and reads single keys; `leave` restores everything."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -54,8 +54,6 @@ class Terminal:
 
     def enter(self) -> None:
         """Switch to the alternate screen."""
-        if self._before is not None:
-            return
         self._before = termios.tcgetattr(self.fd)
         tty.setcbreak(self.fd, termios.TCSANOW)
         self._live = Live(console=self.console, screen=True, auto_refresh=False)
@@ -97,8 +95,7 @@ class _LiveView:
         """Show samples until a key or a signal ends the view; return the exit code."""
         for number in ENDING:
             self._loop.add_signal_handler(number, self._end, code_of_signal(number))
-        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
-        self._loop.add_signal_handler(signal.SIGCONT, self._on_continue)
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would leave the terminal as it is now
         self._loop.add_signal_handler(signal.SIGWINCH, self._wake.set)
         self._loop.add_reader(self._terminal.fd, self._on_keys)
         sampling = asyncio.ensure_future(self._sample(link, interval))
@@ -163,20 +160,6 @@ class _LiveView:
         for key in keys_of(text):
             if not press(self._view, key, rows, height):
                 self._end(0)
-        self._wake.set()
-
-    def _suspend(self) -> None:
-        """Restore the terminal and stop, as Ctrl-Z does; `fg` continues here."""
-        self._terminal.leave()
-        self._loop.remove_signal_handler(signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
-        self._on_continue()
-
-    def _on_continue(self) -> None:
-        self._terminal.leave()  # after a SIGSTOP the shell has changed its settings
-        self._terminal.enter()
         self._wake.set()
 
 

@@ -6,9 +6,7 @@ command line) and the other in the configuration, the first wins, as it does for
 
 from __future__ import annotations
 
-import inspect
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -153,21 +151,7 @@ def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> l
         values["worker_class"], origins["worker_class"] = cls, origin
         fix = f"worker_class={cls!r}" if source == "keyword" else f"--worker-class {cls}"
         note = Problem(f"{origin}: deprecated", fix=fix)
-    if source != "keyword":
-        return [note]
-    # In Python a deprecation is for the program's author; on a command line it is for the user.
-    warnings.warn(str(note), DeprecationWarning, stacklevel=_stacklevel() - 1)
-    return []
-
-
-def _stacklevel() -> int:
-    """The number of calls from the caller of this package to here, as `warnings.warn` counts them."""
-    package = __name__.partition(".")[0]
-    frame = inspect.currentframe()
-    level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        frame, level = frame.f_back, level + 1
-    return level
+    return [note]
 
 
 def _layout(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> None:
@@ -340,9 +324,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
-    """Warnings about CUDAWorker's switches of UCX that have no effect."""
+    """A warning about CUDAWorker's switches of UCX that have no effect."""
     options = values["worker_options"] or {}
-    on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
+    on = [switch for switch in SWITCHES if options.get(switch)]
     # If only a scheduler file is set, the file has the protocol.
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
@@ -350,11 +334,4 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
     if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
         found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
         return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
-    # dask_cuda.utils.get_ucx_config: if one is switched off, and none on, the others are switched on
-    switches = [options.get(switch) for switch in SWITCHES]
-    infiniband = options.get("enable_infiniband")
-    others_on = infiniband is None and not any(switches) and any(one is False for one in switches)
-    if "enable_rdmacm" in on and not infiniband and not others_on:
-        found = f"{where}: enable_rdmacm: no effect without InfiniBand"
-        return [Problem(found, fix="enable_infiniband as well, or leave it out")]
     return []

@@ -123,25 +123,6 @@ def test_a_signal_leaves_the_terminal_as_it_was(name: str, file: Path, tmux: Tmu
     tmux.check_end(128 + number)
 
 
-def test_it_stops_and_goes_on(file: Path, tmux: Tmux) -> None:
-    tmux.top("--scheduler-file", str(file), "--interval", "0.5")
-    tmux.wait_for("0-cpu-0")
-    tmux.keys("C-z")
-    tmux.wait_for("Stopped")
-    assert tmux.as_found
-    tmux.run("stty -g > stopped; touch looked")
-    until((tmux.folder / "looked").exists, 10)
-    assert (tmux.folder / "stopped").read_text() == (tmux.folder / "before").read_text()
-    for path in ("done", "after"):
-        (tmux.folder / path).unlink(missing_ok=True)
-    tmux.run("clear; fg; echo code=$?; stty -g > after; touch done")
-    until(lambda: tmux.drawn and "0-cpu-0" in tmux.screen, 20, "it draws again")
-    tmux.keys("s")
-    tmux.wait_for("sort: USE%")
-    tmux.keys("q")
-    tmux.check_end(0)
-
-
 def test_a_narrow_terminal_that_becomes_wide(file: Path, tmux: Tmux) -> None:
     tmux._tmux("resize-window", "-x", "50", "-y", "9")
     tmux.top("--scheduler-file", str(file))

@@ -59,7 +59,6 @@ def test_options_of_the_command_line(name: str, text: str) -> None:
     soon(lambda: resolve({name: text}, source="command line"))
 
 
-@pytest.mark.filterwarnings("ignore:keyword nanny. deprecated:DeprecationWarning")
 @fuzz
 @given(st.sampled_from(sorted(OPTIONS)), values)
 def test_options_of_a_program(name: str, value: Any) -> None:

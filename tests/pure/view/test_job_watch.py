@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -199,43 +197,6 @@ def test_the_last_warnings_are_kept_each_one_line() -> None:
     assert texts(watch) == [f"number {number}" for number in range(5, KEPT + 5)]
     watch.warn("x" * 10_000)
     assert len(texts(watch)[-1]) == LONGEST
-
-
-def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def broadcast(**message: Any) -> str:
-        sent.append(message)
-        return "done"
-
-    def ask(kinds: dict[str, str], function: bytes) -> Any:
-        rows = [PlannedRow(name, "h1", kind) for name, kind in kinds.items()]
-        scheduler = SimpleNamespace(
-            add_plugin=lambda plugin: None,
-            handlers={"broadcast": broadcast},
-            stream_handlers={"worker-status-change": None},
-            workers={
-                f"tls://127.0.0.1:{number}": SimpleNamespace(name=name, nanny=None)
-                for number, name in enumerate(kinds)
-            },
-        )
-        watch = JobWatch(JobFacts(tuple(rows)))
-        watch.attach(scheduler)
-        asyncio.run(watch.close())
-        for address in scheduler.workers:
-            watch.add_worker(scheduler, address)
-        return asyncio.run(scheduler.handlers["broadcast"](msg={"function": function}, workers=None))
-
-    engine = pickle.dumps(b"cudf_polars.engine.dask")
-    assert ask({"0-0": "gpu", "0-1": "gpu"}, engine) == "done"
-    assert ask({"0": "cpu"}, engine) == "done"  # the library says it
-    assert ask({"0-0": "gpu", "0-cpu-0": "cpu"}, pickle.dumps(b"other")) == "done"
-    with pytest.raises(
-        RuntimeError,
-        match=r"1 of the 2 workers have no GPU \(worker 0-cpu-0\). Fix: .* without --cpu-workers",
-    ):
-        ask({"0-0": "gpu", "0-cpu-0": "cpu"}, engine)
-    assert len(sent) == 3
 
 
 def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
