@@ -111,10 +111,10 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
             program.check(cli.commands)
 
     prepare_process()
-    program = Program.of(words) if words else None
-    if program is not None:
-        program.prepare()
     try:
+        program = Program.of(words) if words else None
+        if program is not None:
+            program.prepare()
         member, session = start(
             read_options,
             check=check_client if words else None,

@@ -108,7 +108,18 @@ class Program:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Program:
-        """The program of a command line: ``SCRIPT ARGS...``, ``-m MODULE ARGS...`` or ``-c CODE ARGS...``."""
+        """The program of a command line: ``SCRIPT ARGS...``, ``-m MODULE ARGS...`` or ``-c CODE ARGS...``.
+
+        Raises an InputError if the working directory was deleted.
+        """
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise InputError(
+                "the working directory was deleted",
+                expected="one in which the ranks can run",
+                fix="cd to another",
+            ) from None
         if len(words) > 1 and words[0] in ("-m", "-c"):
             return cls(
                 ProgramKind.MODULE if words[0] == "-m" else ProgramKind.CODE, words[1], tuple(words[2:])
@@ -161,54 +172,43 @@ class Program:
 
     def prepare(self) -> None:
         """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent gets a copy of the path."""
-        safe = getattr(sys.flags, "safe_path", False)
+        safe = sys.flags.safe_path
         own = _own_entries()
         named = {ProgramKind.MODULE: "-m", ProgramKind.CODE: "-c"}.get(self.kind, self.text)
         sys.argv = [named, *self.arguments]
         if not safe and sys.path and sys.path[0] in own:
             del sys.path[0]
-        entry = self._import_path()
         # A folder or zip file is always in the path: its __main__ is a module there (CPython: main.c, pymain_run_python).
-        if entry is not None and (self.kind is ProgramKind.FOLDER or not safe):
-            sys.path.insert(0, entry)
+        if self.kind is ProgramKind.FOLDER or not safe:
+            sys.path.insert(0, self._import_path())
 
-    def _import_path(self) -> str | None:
-        """The entry that Python puts before ``sys.path``; None: nothing."""
+    def _import_path(self) -> str:
+        """The entry that Python puts before ``sys.path``."""
         if self.kind is ProgramKind.CODE:
             return ""
         if self.kind is ProgramKind.SCRIPT:
             return _folder(self.text)
         if self.kind is ProgramKind.FOLDER:
             return absolute(self.text)
-        return _working_directory() or None
-
-
-def _working_directory() -> str:
-    """The working directory; empty: it was deleted."""
-    try:
         return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def absolute(path: str) -> str:
     """The script's ``__file__``: not normalized, since ``link/..`` is another folder than it seems."""
-    folder = _working_directory()
-    return folder if path == "." and folder else os.path.join(folder, path)
+    return os.getcwd() if path == "." else os.path.join(os.getcwd(), path)
 
 
 def _own_entries() -> set[str]:
-    """The entry that Python may have put before ``sys.path``: none, with `-m` in a deleted working directory."""
+    """The entry that Python may have put before ``sys.path``."""
     if sys.argv[:1] == ["-c"]:
         return {""}  # `launch` has removed it, so the first entry may be the user's, of PYTHONPATH
-    return {"", _working_directory(), *map(_folder, sys.argv[:1])}
+    return {"", os.getcwd(), *map(_folder, sys.argv[:1])}
 
 
 def _folder(path: str) -> str:
     """The folder of the script itself, not of a symbolic link to it."""
-    return os.path.dirname(os.path.realpath(path) if os.path.isabs(path) or _working_directory() else path)
+    return os.path.dirname(os.path.realpath(path))
 
 
 def _where() -> str:
-    folder = _working_directory()
-    return f"working directory {folder!r}" if folder else "the working directory was deleted"
+    return f"working directory {os.getcwd()!r}"
