@@ -6,11 +6,10 @@ import contextlib
 import importlib.util
 import os
 import sys
-from html import escape
 
 from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.streams import is_public, say
-from dask_gpu_mpi.base.text import clock, counted
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
@@ -19,43 +18,6 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
-
-#: The notebook's colours of text and borders, so that it is legible on a light page and on a dark one.
-STYLE = "border: 1px solid currentColor; border-radius: 4px; padding: 8px 12px; display: inline-block; color: inherit"
-CELL = "text-align: left; padding: 1px 12px 1px 0; color: inherit; background: none"
-
-
-def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
-    """A session in a notebook, as HTML; everything in it is escaped. `seconds_left`: until the batch system ends the job."""
-    nodes = [host.host for host in plan.hosts]
-    names = ", ".join(nodes[:4]) + (", ..." if len(nodes) > 4 else "")
-    rows = [
-        ("Nodes", escape(f"{len(nodes)} ({names})")),
-        ("GPUs", str(gpu_count(plan))),
-        ("Workers", str(len(plan.workers))),
-        ("Scheduler", escape(address)),
-    ]
-    if not closed:
-        left = "unknown" if seconds_left is None else clock(seconds_left)
-        rows += [("Dashboard", _link(link)), ("Time left", left)]
-    lines = "".join(
-        f'<tr style="background: none"><th style="{CELL}">{name}</th><td style="{CELL}">{value}</td></tr>'
-        for name, value in rows
-    )
-    state = "closed" if closed else "open"
-    return (
-        f'<div style="{STYLE}"><strong>dask-gpu-mpi session</strong> ({state})'
-        f'<table style="border: none; margin: 4px 0 0 0">{lines}</table></div>'
-    )
-
-
-def _link(link: str | None) -> str:
-    if not link:
-        return "none"
-    if not link.startswith(("http://", "https://")):
-        return escape(link)
-    page = escape(link.partition("?")[0])
-    return f'<a href="{escape(link)}" target="_blank" rel="noopener">{page}</a>'
 
 
 def gpu_count(plan: Plan) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -309,7 +307,7 @@ def _warn_of_other_options(
     differ = [
         f"{name}={show(getattr(wanted, name))} (the cluster has {show(getattr(actual, name))})"
         for name in fields
-        if _comparable(name, wanted) != _comparable(name, actual)
+        if getattr(wanted, name) != getattr(actual, name)
     ]
     differ += ["comm"] * (not whole_world) + ["exit=False"] * (not exits)
     if differ:
@@ -317,12 +315,3 @@ def _warn_of_other_options(
             "warning: initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
             f"{', '.join(differ)}. Fix: give these options to the command, or run the script without it"
         )
-
-
-def _comparable(name: str, options: Options) -> Any:
-    """An option's value; for the dotted path of a class, the class."""
-    value = getattr(options, name)
-    if name == "worker_class" and isinstance(value, str):
-        with contextlib.suppress(ValueError, ImportError, AttributeError):
-            return pkgutil.resolve_name(value)
-    return value

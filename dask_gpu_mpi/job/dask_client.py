@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
 import linecache
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
@@ -48,32 +47,11 @@ def shuffle_settings(plan: Plan) -> dict[str, str]:
     return {SHUFFLE: "tasks"} if on_gpus and not is_configured(SHUFFLE) else {}
 
 
-class DaskSettings:
-    """Settings of Dask that can be taken back; `settings`: values by key, as in ``dask.config.set``."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        import dask.config
-
-        self._changes = [(key, value, dask.config.set({key: value})) for key, value in settings.items()]
-        # dask.config.refresh() starts again from the defaults, so the settings are added there as well.
-        self._defaults: dict[str, Any] = {}
-        dask.config.set(settings, config=self._defaults)
-        dask.config.update_defaults(self._defaults)
-
-    def take_back(self) -> None:
-        """Restore the configuration; values that the script has changed since stay. May be called again."""
-        import dask.config
-
-        dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
-        for key, value, change in reversed(self._changes):
-            if dask.config.get(key, None) == value:
-                change.__exit__(None, None, None)
-        self._changes = []
-
-
 #: Address of the scheduler of the open session.
 _address: str | None = None
-#: Whether the script has made a client since it has a session.
+#: The clients that the script has made since its process has had a cluster.
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
 #: The warnings that were printed: one of each is enough.
 _warned: set[str] = set()
@@ -92,15 +70,9 @@ def silence_dask() -> list[logging.Logger]:
     return silenced
 
 
-def _clients() -> list[Any]:
-    """All clients of this process; imports Dask only if the script has."""
-    module = sys.modules.get("distributed.client")
-    return [] if module is None else list(getattr(module.Client, "_instances", ()))
-
-
 def close_clients(address: str) -> None:
     """Close the script's clients of this cluster while the scheduler still answers."""
-    for client in _clients():
+    for client in list(_clients):
         with contextlib.suppress(Exception):
             if (
                 not client.asynchronous
@@ -113,7 +85,7 @@ def close_clients(address: str) -> None:
 
 def has_lost_client() -> bool:
     """Whether a client has lost its scheduler, and tries to connect again."""
-    return any(client.status == "connecting" for client in _clients())
+    return any(client.status == "connecting" for client in list(_clients))
 
 
 def abandon_clients(address: str) -> None:
@@ -122,7 +94,7 @@ def abandon_clients(address: str) -> None:
     ``Client.__del__`` closes open clients, and waits forever once the interpreter ends and its event loop is gone. These are
     clients whose ``shutdown()`` or ``close()`` has failed half way.
     """
-    for client in _clients():
+    for client in list(_clients):
         with contextlib.suppress(Exception):
             ours = client.scheduler is not None and client.scheduler.address == address
             if client.status == "closing" or (ours and client.status != "closed"):
@@ -154,6 +126,7 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
         global _made_client
+        _clients.add(self)
         of = getattr(address, "scheduler_address", address)  # a cluster has one
         if not isinstance(of, str) or of == _address:
             _made_client = True
@@ -193,7 +166,7 @@ def made_client() -> bool:
 def _warn_of_cluster(kind: str, *, processes: bool) -> None:
     """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
     if processes and _runs_again():
-        raise InputError(
+        raise InputError(  # Dask would wait forever
             f"{kind}: this job already has a cluster, and each worker of another would run this script again",
             expected='`if __name__ == "__main__":` around it',
             fix="client = Client(), which connects to the job's cluster",
@@ -225,32 +198,20 @@ def _without_cluster_options(
 
 
 def _runs_again() -> bool:
-    """Whether the running line is at the top of the script, so that multiprocessing would run it again in each new process."""
+    """Whether multiprocessing runs the script again in each new process, and the script has no guard against that."""
     import dask
 
-    main: Any = sys.modules.get("__main__")
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
     name = getattr(getattr(main, "__spec__", None), "name", "")
     if (
-        not getattr(main, "__file__", None)  # -c, a notebook
+        file is None  # -c, a notebook
         or name.rpartition(".")[2] == "__main__"  # a folder or zip file, a package
         or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
     ):
         return False
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    return bool(tree.body) and not any(
-        isinstance(node, ast.If)
-        and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
-        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
-        for node in ast.walk(tree)
-    )
+    lines = linecache.getlines(file)
+    return bool(lines) and not any("__name__" in line for line in lines)
 
 
 def client_with_link(link: str | None) -> type[Client]:

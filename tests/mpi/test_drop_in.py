@@ -373,9 +373,8 @@ if session:
 
 #: A script for both: `mpirun python script.py`, and `mpirun python -m dask_gpu_mpi script.py`.
 BOTH_WAYS = f"""{TELL}
-import distributed
 from dask_gpu_mpi import current_session, initialize
-session = initialize(nthreads=1, worker_class=distributed.Nanny, dashboard=False)
+session = initialize(nthreads=1, worker_class="distributed.Nanny", dashboard=False)
 with session.client() as client:
     tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), same=session is current_session())
 """
@@ -388,7 +387,7 @@ RUNNING = "initialize: the cluster was started by `python -m dask_gpu_mpi`; no e
         (
             "--nthreads 1",
             "",
-            "dashboard=False (the cluster has True), worker_class=<class 'distributed.nanny.Nanny'> (the cluster has 'auto')",
+            "dashboard=False (the cluster has True), worker_class='distributed.Nanny' (the cluster has 'auto')",
         ),
         (
             "--nthreads 1 --no-dashboard --worker-class distributed.Nanny",

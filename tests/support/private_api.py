@@ -115,12 +115,11 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed",
-        "Client._instances Client.shutdown",
+        "Client.shutdown",
         "job/dask_client",
         _DISTRIBUTED,
-        why="clients that the script has left open are closed while the scheduler is there; `shutdown` is replaced, so that it "
-        "does nothing on a client that is closed",
-        without="the script's open clients are told of at the end of the interpreter, by tracebacks of Dask's",
+        why="replaced: it does nothing on a client that is closed, and requests the report's record before",
+        without="a script that ends its cluster twice gets Dask's error; the report lacks its last minute",
     ),
     *_of(
         "distributed",

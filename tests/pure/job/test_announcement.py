@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import importlib.metadata
-import re
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.job import announcement
-from dask_gpu_mpi.job.announcement import announce, announce_waiting, card, open_warnings
+from dask_gpu_mpi.job.announcement import announce, announce_waiting, open_warnings
 from dask_gpu_mpi.options.model import Options, Protocol
 
 
@@ -114,46 +111,3 @@ def test_warnings_about_versions(
 def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None) -> None:
     found = open_warnings(address, Options(protocol=Protocol.TCP, security=False, scheduler=scheduler))
     assert [f"everyone on {where} can reach" in line for line in found] == [True] * (where is not None)
-
-
-LINK = "http://localhost:8787/status?token=abc&theme=dark"
-
-
-def shown(nodes: Sequence[str] = ("n1", "n2"), **other: Any) -> str:
-    """The card of a session with eight GPUs."""
-    plan: Any = SimpleNamespace(
-        hosts=[SimpleNamespace(host=node) for node in nodes],
-        workers=[SimpleNamespace(devices=(f"GPU-{number}",)) for number in range(8)],
-    )
-    session = {"address": "tls://10.0.0.1:8786", "link": LINK, "closed": False, "seconds_left": 3725.0}
-    return card(plan, **(session | other))
-
-
-def rows(page: str) -> dict[str, str]:
-    return dict(re.findall(r"<th[^>]*>(.*?)</th><td[^>]*>(.*?)</td>", page))
-
-
-def test_what_a_session_shows() -> None:
-    link = '<a href="http://localhost:8787/status?token=abc&amp;theme=dark" target="_blank" rel="noopener">'
-    assert rows(shown()) == {
-        "Nodes": "2 (n1, n2)",
-        "GPUs": "8",
-        "Workers": "8",
-        "Scheduler": "tls://10.0.0.1:8786",
-        "Dashboard": f"{link}http://localhost:8787/status</a>",
-        "Time left": "1:02:05",
-    }
-    closed = shown(closed=True)
-    assert rows(closed).keys() == {"Nodes", "GPUs", "Workers", "Scheduler"}
-    assert " (closed)" in closed
-    unknown = rows(shown(link=None, seconds_left=None))
-    assert (unknown["Dashboard"], unknown["Time left"]) == ("none", "unknown")
-    assert rows(shown("abcdef"))["Nodes"] == "6 (a, b, c, d, ...)"
-
-
-@pytest.mark.parametrize("text", ['"><script>alert(1)</script>', "<b>&amp;'"])
-def test_all_is_escaped(text: str) -> None:
-    for page in (shown(address=text), shown((text, "n2")), shown(link=f"http://{text}")):
-        assert text not in page
-        assert html.escape(text) in page
-    assert "href" not in shown(link="javascript:alert(1)")

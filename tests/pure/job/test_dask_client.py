@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +10,6 @@ import dask
 import pytest
 
 from dask_gpu_mpi.job import dask_client
-from dask_gpu_mpi.job.dask_client import DaskSettings
 
 HERE = "tls://here:1"
 
@@ -33,8 +30,7 @@ class Client:
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
     found: list[Client] = []
-    module: Any = SimpleNamespace(Client=SimpleNamespace(_instances=found))
-    monkeypatch.setitem(sys.modules, "distributed.client", module)
+    monkeypatch.setattr(dask_client, "_clients", found)
     return found
 
 
@@ -51,16 +47,12 @@ def test_what_could_not_be_closed_is_abandoned(clients: list[Client]) -> None:
     assert [client.status for client in clients] == ["closed", "closed", "running"]
 
 
-def test_a_lost_client(clients: list[Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_client(clients: list[Client]) -> None:
     assert not dask_client.has_lost_client()
     clients.append(Client())
     assert not dask_client.has_lost_client()
     clients.append(Client("connecting"))
     assert dask_client.has_lost_client()
-    monkeypatch.delitem(sys.modules, "distributed.client")  # a script without Dask
-    dask_client.close_clients(HERE)
-    dask_client.abandon_clients(HERE)
-    assert not dask_client.has_lost_client()
 
 
 def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
@@ -81,7 +73,6 @@ def test_a_client_that_knows_its_dashboard() -> None:
     """Each its own, whatever is configured for the process; and the user's way there is kept."""
     import asyncio
 
-    import dask
     import distributed
 
     link = "http://localhost:8788/status?token=abc"
@@ -109,44 +100,3 @@ def test_a_client_that_knows_its_dashboard() -> None:
         "https://hub/PORT",
     ]
     assert dask_client.client_with_link(None) is distributed.Client
-
-
-SETTINGS = {
-    "scheduler-address": "tls://h:1",
-    "distributed.probe.a": 1,
-    "distributed.probe.b": 2,
-    "gpu-probe": 3,
-}
-
-
-pytestmark = pytest.mark.usefixtures("dask_config")
-
-
-def test_taken_back() -> None:
-    dask.config.set({"gpu-probe": "mine"})
-    config, defaults = copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
-    for _ in range(2):
-        settings = DaskSettings(SETTINGS)
-        assert {key: dask.config.get(key) for key in SETTINGS} == SETTINGS
-        settings.take_back()
-        settings.take_back()
-        assert dask.config.config == config
-        assert dask.config.defaults == defaults
-
-
-def test_a_refresh_keeps_them_until_then() -> None:
-    settings = DaskSettings(SETTINGS)
-    dask.config.refresh()
-    assert dask.config.get("scheduler-address") == "tls://h:1"
-    settings.take_back()
-    dask.config.refresh()
-    for key in SETTINGS:
-        assert dask.config.get(key, None) is None
-
-
-def test_what_the_script_has_set_since_stays() -> None:
-    settings = DaskSettings(SETTINGS)
-    dask.config.set({"scheduler-address": "tcp://mine:2"})
-    settings.take_back()
-    assert dask.config.get("scheduler-address") == "tcp://mine:2"
-    assert dask.config.get("distributed.probe", None) is None
