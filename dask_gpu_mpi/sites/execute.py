@@ -33,7 +33,7 @@ POLL = 1.0
 #: Seconds for the launcher to end after a job that has lost ranks: it may wait for a rank that is stopped, or whose node is gone.
 LAUNCHER_GRACE = 30.0
 #: Seconds for the copies of an environment, and for their removal.
-STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 120.0
+STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 60.0
 #: Seconds for a command of the batch system.
 COMMAND_TIMEOUT = 60.0
 #: si_code of signals of the kernel (sigaction(2)). With SIGINT: a terminal's Ctrl-C, which the whole foreground group gets.
@@ -192,9 +192,8 @@ def run_launch(
                 "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
-            answer = requeue()  # the batch system may end this run by a signal at once
-            if answer is None and launch.keeps_stage:
-                stack.pop_all()
+            stack.close()  # remove copies: the batch system may end this run by a signal at once
+            answer = requeue()
             return 75 if answer is None else answer
     return 1 if lost_node else code
 

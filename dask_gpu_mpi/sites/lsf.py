@@ -20,7 +20,6 @@ class Lsf(BatchSystem):
     sends_signal = True
     signals_all = True
     requeues_by_code = True
-    keeps_number = True
 
     prefix = "#BSUB "
     templates: Mapping[str, str] = dict.fromkeys(("auto", "jsrun", "mpirun", "mpiexec"), _SCRIPT)

@@ -338,31 +338,27 @@ def echo(word: str, code: int = 0) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("codes", "answer", "keeps", "rc", "order"),
+    ("codes", "rc", "order"),
     [
-        ({}, None, False, 0, "stage check run removed"),
-        ({"run": 7}, None, False, 7, "stage check run removed"),
-        ({"stage": 2}, None, False, 2, "stage removed"),
-        ({"check": 1}, None, False, 1, "stage check removed"),
-        # requeued under its own number, under another one, and not at all
-        ({"run": 75}, None, True, 75, "stage check run"),
-        ({"run": 75}, None, False, 75, "stage check run removed"),
-        ({"run": 75}, 75, True, 75, "stage check run removed"),
+        ({}, 0, "stage check run removed"),
+        ({"run": 7}, 7, "stage check run removed"),
+        ({"stage": 2}, 2, "stage removed"),
+        ({"check": 1}, 1, "stage check removed"),
+        # before the batch system may end this run
+        ({"run": 75}, 75, "stage check run removed requeued"),
     ],
 )
-def test_copies_are_removed_unless_the_job_comes_again(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    codes: dict[str, int],
-    answer: int | None,
-    keeps: bool,
-    rc: int,
-    order: str,
+def test_copies_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: dict[str, int], rc: int, order: str
 ) -> None:
     monkeypatch.setattr(execute, "LINGER", 0.0)
     check, run, stage = (echo(name, codes.get(name, 0)) for name in ("check", "run", "stage"))
-    launch = Launch({}, check, run, stage, echo("removed"), keeps_stage=keeps)
-    assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}, lambda: answer) == rc
+    launch = Launch({}, check, run, stage, echo("removed"))
+    environ = {**os.environ, "ORDER": str(tmp_path / "order")}
+    assert (
+        run_launch(launch, environ, lambda: subprocess.run(echo("requeued"), env=environ).returncode or None)
+        == rc
+    )
     assert (tmp_path / "order").read_text().split() == order.split()
 
 
