@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.frames import wait_until_read
@@ -23,8 +22,6 @@ from dask_gpu_mpi.sites.launchers import all_on_one_host
 
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
-#: mpi4py's variables by which the user can choose what `_finalized_by_us` sets.
-_RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
 #: Whether MPI was initialized here, with the settings that leave it no port on one host, and not by the script's own import.
@@ -40,13 +37,15 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     global _started_here
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
-        _end_with_python()
+        # Most ranks end inside ``initialize()``, so the script can't finalize MPI.
+        rc: Any = sys.modules["mpi4py"].rc
+        if not (rc.initialize if rc.finalize is None else rc.finalize):
+            finalize_at_exit()
         return loaded
     try:
         with away_from_here():  # both libraries bring a UCX
             mpi = _import_mpi(environ, host)
         _started_here = True
-        _end_with_python()
         return mpi
     except InputError as error:
         # Without MPI no other rank can be informed. If all have the error, one report is enough.
@@ -68,14 +67,21 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
                 settings.enter_context(
                     fewer_components(environ, spec.origin, beside_ucx=beside_ucx, one_host=one_host)
                 )
-            settings.enter_context(_finalized_by_us(spec.origin if spec is not None else None))
             settings.enter_context(warnings.catch_warnings())
             # mpi4py's warning of another library's launcher; `launcher_check.cross_check` reports that with the fix.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
+            import mpi4py
+
+            # What mpi4py initializes, it also finalizes in forked children (``Py_AtExit``), which then wait forever and receive the
+            # parent's messages. Below ``python -m mpi4py`` it does both, since it aborts the job after an exception.
+            if "mpi4py.run" not in sys.modules:
+                settings.callback(setattr, mpi4py.rc, "initialize", mpi4py.rc.initialize)
+                mpi4py.rc.initialize = False
             from mpi4py import MPI
 
-            if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
+            if not MPI.Is_initialized():  # as other code may have done
                 MPI.Init_thread()
+                finalize_at_exit()
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
@@ -89,46 +95,6 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             fix="call initialize() first",
         )
     return MPI
-
-
-@contextlib.contextmanager
-def _finalized_by_us(module: str | None) -> Iterator[None]:
-    """A context in which to import mpi4py.MPI, so that this process calls ``MPI_Finalize`` at its end, but not its children.
-
-    mpi4py calls it in forked children as well (``Py_AtExit``), which then wait forever and receive the parent's messages. Nothing
-    is changed if the user has chosen, or below ``python -m mpi4py``, which lets mpi4py abort the job after an exception.
-    """
-    import mpi4py
-
-    rc = mpi4py.rc
-    chosen = rc.finalize is not None or not rc.initialize or _RC & os.environ.keys()
-    if chosen or "mpi4py.run" in sys.modules or _is_initialized(module):
-        yield
-        return
-    rc.finalize = False
-    try:
-        yield
-    finally:
-        rc.finalize = None
-    finalize_at_exit()
-
-
-def _end_with_python() -> None:
-    """Finalize MPI when Python ends, if mpi4py will not: most ranks end inside ``initialize()``, so the script can't do it."""
-    import mpi4py
-
-    rc: Any = mpi4py.rc
-    if not (rc.initialize if rc.finalize is None else rc.finalize):
-        finalize_at_exit()
-
-
-def _is_initialized(module: str | None) -> bool:
-    """Whether other code has initialised MPI, and will finalise it."""
-    flag = ctypes.c_int(0)
-    if module is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(module).MPI_Initialized(ctypes.byref(flag))
-    return bool(flag.value)
 
 
 def check_threads() -> None:

@@ -34,7 +34,7 @@ def test_a_script_that_looks_after_mpi_itself(mpirun: Mpi, before: str) -> None:
 @pytest.mark.parametrize(
     ("before", "level"),
     [
-        ("mpi4py.rc.thread_level = 'serialized'", "SERIALIZED"),
+        ("mpi4py.rc.thread_level = 'serialized'; from mpi4py import MPI", "SERIALIZED"),
         ("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init()", "SINGLE"),
     ],
 )
