@@ -72,8 +72,8 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             import mpi4py
 
-            # What mpi4py initializes, it also finalizes in forked children (``Py_AtExit``), which then wait forever and receive the
-            # parent's messages. Below ``python -m mpi4py`` it does both, since it aborts the job after an exception.
+            # What mpi4py initializes, it also finalizes in forked children (``Py_AtExit``), which then wait forever and receive
+            # the parent's messages. Below ``python -m mpi4py`` it does both, since it aborts the job after an exception.
             if "mpi4py.run" not in sys.modules:
                 settings.callback(setattr, mpi4py.rc, "initialize", mpi4py.rc.initialize)
                 mpi4py.rc.initialize = False

@@ -10,7 +10,7 @@ import ctypes
 import struct
 import time
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 
@@ -75,9 +75,6 @@ class Channel:
         #: The number of the next message to return, and later ones that have come before it, since large ones take longer.
         self._next = 0
         self._early: dict[int, bytes] = {}
-
-    def __repr__(self) -> str:
-        return "Channel()"
 
     def seal(self, data: bytes) -> bytes:
         """The message to send; messages must be sent in the order in which they were sealed."""
@@ -174,16 +171,6 @@ class DroppedMessages:
             self._warnings.clear()
 
 
-class _Arrival(NamedTuple):
-    """A message that MPI has announced, and is receiving."""
-
-    source: int
-    request: Any
-    buffer: bytearray
-    #: ``time.monotonic()`` when it was announced.
-    since: float
-
-
 class Wire:
     """The messages of one rank on one communicator.
 
@@ -197,7 +184,9 @@ class Wire:
         self._drops = drops
         self._largest = largest
         self.leaving: list[Any] = []
-        self._arriving: list[_Arrival] = []
+        #: Messages that MPI has announced and is receiving: the sender, the request, the buffer, and since when
+        #: (``time.monotonic()``).
+        self._arriving: list[tuple[int, Any, bytearray, float]] = []
         #: Bytes of arriving messages that are still expected, by rank.
         self._expected: Counter[int] = Counter()
         #: Messages to receive later: the sender, the size, and MPI's handle.
@@ -275,7 +264,7 @@ class Wire:
         """The announced messages that have arrived since."""
         self._expected.clear()
         arriving, self._arriving = self._arriving, []
-        return [each for arrival in arriving if (each := self._test(arrival)) is not None]
+        return [each for arrival in arriving if (each := self._test(*arrival)) is not None]
 
     def _probe(self, status: Any) -> Any:
         """The next announced message; None: there is none, or MPI has failed."""
@@ -300,20 +289,22 @@ class Wire:
         except MPI.Exception as error:
             self._on_error("receiving", error)
             return None
-        return self._test(_Arrival(source, request, buffer, time.monotonic()))
+        return self._test(source, request, buffer, time.monotonic())
 
-    def _test(self, arrival: _Arrival) -> tuple[int, bytearray] | None:
+    def _test(
+        self, source: int, request: Any, buffer: bytearray, since: float
+    ) -> tuple[int, bytearray] | None:
         """The message, if it has arrived; None: not yet, or it is dropped."""
         from mpi4py import MPI
 
         try:
-            arrived = arrival.request.Test()
+            arrived = request.Test()
         except MPI.Exception:
             self._drops.add("broken off")
             return None
         if arrived:
-            return arrival.source, arrival.buffer
-        self._arriving.append(arrival)
-        if time.monotonic() <= arrival.since + ARRIVAL_TIMEOUT:
-            self._expected[arrival.source] += len(arrival.buffer)
+            return source, buffer
+        self._arriving.append((source, request, buffer, since))
+        if time.monotonic() <= since + ARRIVAL_TIMEOUT:
+            self._expected[source] += len(buffer)
         return None

@@ -484,12 +484,6 @@ class Launched:
     #: The variable with `size`.
     size_variable: str = ""
 
-    def __str__(self) -> str:
-        """Rank, size and local rank in one short line."""
-        size = "?" if self.size is None else self.size
-        local = "?" if self.local_rank is None else self.local_rank
-        return f"{self.launcher.name}: rank {self.rank} of {size}, local rank {local}"
-
 
 def detect(environ: Mapping[str, str]) -> Launched | None:
     """The innermost launcher that started this process as one of its ranks; None: it is not a rank.
