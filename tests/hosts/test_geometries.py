@@ -1,16 +1,17 @@
-"""Shapes of jobs over several hosts that differ, with real processes, and every worker looked at from inside."""
+"""Jobs over several hosts, most of which differ, with real processes, and every worker looked at from inside."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, facts
+from support.jobs.clusters import COMMAND, facts, listening, scratch_of, until, without_mpi
 from support.jobs.gpus import SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, ONLY_VARIABLE, SimHost, make_gpus
+from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimHost, SimMig, make_gpus
 
 GPUS = {"h1": make_gpus(4, host="h1", memory=80 * GIB), "h2": make_gpus(3, host="h2", memory=40 * GIB)}
 ALL = [gpu for gpus in GPUS.values() for gpu in gpus]
@@ -58,3 +59,59 @@ def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
     }  # fmt: skip
     (warning,) = told["plan"]["warnings"]
     assert "more ranks than GPUs: rank 2 on h3" in warning
+
+
+@pytest.mark.both_mpis
+@pytest.mark.quick
+def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+    # the client's host has no driver at all, one host has slices, and a GPU of another kind
+    small = SimGpu(uuid="GPU-aaaaaaaa-0000-4000-8000-000000000001", name="NVIDIA T4", memory=16 * GIB)
+    slices = [SimMig(f"MIG-bbbbbbbb-0000-4000-8000-00000000000{i}", 10 * GIB) for i in range(2)]
+    sliced = SimGpu(uuid="GPU-cccccccc-0000-4000-8000-000000000001", memory=40 * GIB, mig=tuple(slices))
+    large = make_gpus(2, host="h1", memory=80 * GIB)
+    env = gpu_environ(libdir, {"h1": SimHost(large), "h3": SimHost((small, sliced))})
+    (tmp_path / "script.py").write_text(SCRIPT)
+    line = [*COMMAND, "--client-rank", "1", str(tmp_path / "script.py")]
+    done = mpirun.run(line, 3, bed=hosts, env=env).check()
+    told = facts(done)
+    names = {"0-0": large[:1], "0-1": large[1:], "2-0": [small], "2-1": slices[:1], "2-2": slices[1:]}
+    check_workers(told, [*large, small, sliced], names)
+    (warning,) = told["plan"]["warnings"]
+    assert "rank 1" in warning
+    assert warning in done.stderr
+    # UCX's word, at the end of MPICH, about messages that nobody received
+    assert "was not matched" not in done.output
+    until(lambda: not scratch_of(mpirun.jobs[-1]), 5)
+
+
+@pytest.mark.slow
+def test_twelve_workers_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+    gpus = {host: make_gpus(4, host=host, memory=80 * GIB) for host in hosts.hosts}
+    env = gpu_environ(libdir, {host: SimHost(there) for host, there in gpus.items()})
+    waits = """
+import os, time
+tell(dashboard=current_session().dashboard_link)
+while not os.path.exists("go-on"):
+    time.sleep(0.05)
+"""
+    (tmp_path / "script.py").write_text(SCRIPT + waits)
+    job = mpirun.start([*COMMAND, str(tmp_path / "script.py")], 3, bed=hosts, env=env, cwd=tmp_path)
+    job.wait_for("dashboard", 60)
+    told = facts(job)
+    names = {
+        f"{rank}-{place}": [gpu]
+        for rank, there in enumerate(gpus.values())
+        for place, gpu in enumerate(there)
+    }
+    rows = check_workers(told, [gpu for each in gpus.values() for gpu in each], names)
+    assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == 3
+    # Dask listens on each host's own address, never on all of them; what browsers see, on the loopback interface alone.
+    sockets = {socket for pid in without_mpi(job) for socket in listening(pid)}
+    assert {address for address, _ in sockets}.isdisjoint({"0.0.0.0", "::"})
+    assert ("127.0.0.1", urlsplit(told["dashboard"]).port) in sockets
+    # the workers, their nannies, the scheduler
+    assert sum(address != "127.0.0.1" for address, _ in sockets) == 12 + 12 + 1
+    (tmp_path / "go-on").touch()
+    done = job.wait(30).check()
+    assert done.stderr.count("12 workers on 3 hosts, 12 GPUs, ready after") == 1
+    assert scratch_of(job) == []

@@ -66,15 +66,6 @@ def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> N
     assert (tmp_path / "logs" / "7.server" / "ended").exists() == (where == "PBS")
 
 
-def test_the_plan_of_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
-    """It starts no cluster, whose end it could leave a mark of."""
-    line = hosts.on("h1", [sys.executable, *COMMAND[1:], "launch", "plan"])
-    env = variables(tmp_path, pbs=True)
-    done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(0)
-    assert "h2" in done.stdout
-    assert "has not completed" not in done.stderr
-
-
 def test_the_token_is_not_in_public_output_of_another_node(
     mpirun: Mpi, hosts: TestBed, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -189,56 +188,3 @@ def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -
     # MPICH takes all variables along, Open MPI those that it is told to
     warned = f"TMPDIR={tmpdir} can't be written; using /tmp instead" in done.stdout
     assert warned == (pbs.mpirun.name == "mpich")
-
-
-#: Shows a program what is bound, and what lies outside of the site's directories, such as Python.
-APPTAINER = """#!/bin/bash
-[[ "$1 $2" == "exec --nv" ]] || exit 9
-shift 2
-binds=()
-while [[ $1 == --bind=*:* ]]; do binds+=("${1##*:}"); shift; done
-[[ $1 == image.sif ]] || exit 9
-shift
-export SITE=@SITE@
-exec unshare --mount bash -c '
-  n=$1; shift; binds=("${@:1:n}"); shift "$n"; here=$PWD
-  mount -t tmpfs none /mnt
-  for ((i = 0; i < n; i++)); do mkdir "/mnt/$i"; mount --bind "${binds[i]}" "/mnt/$i"; done
-  mount -t tmpfs none "$SITE"
-  for ((i = 0; i < n; i++)); do mkdir -p "${binds[i]}"; mount --bind "/mnt/$i" "${binds[i]}"; done
-  cd "$here" && exec "$@"' bash "${#binds[@]}" "${binds[@]}" "$@"
-"""
-
-
-def test_container_that_shows_nothing_of_the_site(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    pbs = Pbs(mpirun, hosts, site)
-    for name in ("code", "scratch", "other"):
-        (site / name).mkdir()
-    (pbs.work / "image.sif").touch()
-    (site / "code" / "helper.py").write_text("ANSWER = 42\n")
-    (site / "code" / "main.py").write_text(
-        SCRIPT + f"import helper\ntell(answer=helper.ANSWER, other=os.path.exists({str(site / 'other')!r}))\n"
-    )
-    program = pbs.commands.bin / "apptainer"
-    program.write_text(APPTAINER.replace("@SITE@", str(site)))
-    program.chmod(0o755)
-    env = {
-        "DGM_CONTAINER": "image.sif",
-        "DGM_PROGRAM": f"{site}/code/main.py",
-        "DGM_SCRATCH": f"{site}/scratch",
-        "DGM_LOGS": f"{site}/logs",
-        "PATH": f"{sys.prefix}/bin:{tmp_path}/bin:/usr/bin:/bin",
-    }
-    # not below what is hidden
-    (tmp_path / "bin").mkdir()
-    for path in pbs.commands.bin.iterdir():
-        shutil.copy(path, tmp_path / "bin" / path.name)
-    told = facts(pbs.run(SCRIPT, ["h1", "h2"], env).check())
-    assert told["answer"] == 42
-    assert not told["other"], told
-    rows = workers_of(told)
-    assert {row["host"] for row in rows.values()} == {"h1", "h2"}
-    assert all(row["directory"].startswith(f"{site}/scratch/dgm-") for row in rows.values()), rows
-    assert list((site / "scratch").iterdir()) == []
-    assert len(list((site / "logs" / JOB).iterdir())) >= 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bed.slurm import RESULTS, Slurm, new_slurm
+from support.bed.slurm import Slurm, new_slurm
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +44,3 @@ def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")
     yield slurm
     slurm.end_jobs()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print state, exit code and seconds of each job."""
-    if not RESULTS:
-        return
-    terminalreporter.section("what the jobs showed")
-    for result in RESULTS:
-        terminalreporter.write_line(result)

@@ -24,39 +24,12 @@ tell(workers=looks(client), plan=current_session().plan.as_json())
 NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
-def test_two_jobs_on_one_host(slurm: Slurm) -> None:
-    # each waits for the other: they run at the same time
-    meets = """
-here = os.environ["MEETING"]
-open(os.path.join(here, os.environ["SLURM_JOB_ID"]), "w").close()
-limit = time.monotonic() + 60
-while len(os.listdir(here)) < 2 and time.monotonic() < limit:
-    time.sleep(0.05)
-tell(met=len(os.listdir(here)))
-"""
-    text = template("slurm.sbatch", ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
-    options = ("--nodes=1", "--nodelist=h1", "--ntasks-per-node=1", "--mem=2000")
-    files = {"script.py": LOOKS + meets}
-    with_place = {"MEETING": str(slurm.meeting_place())}
-    jobs = [slurm.submit(text, *options, args=["script.py"], env=with_place, files=files) for _ in range(2)]
-    # what they were given Slurm tells while they run
-    until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
-    seen = []
-    for job in jobs:
-        told = facts(job.wait().check().output)
-        rows = workers_of(told)
-        assert told["met"] == 2
-        assert sorted(rows) == ["0-0", "0-1"]
-        assert {row["visible"] for row in rows.values()} == {
-            slurm.gpus["h1"][place].uuid for place in job.gpus["h1"]
-        }
-        assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
-        seen += [row["visible"] for row in rows.values()]
-    assert sorted(seen) == sorted(gpu.uuid for gpu in slurm.gpus["h1"])
-
-
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_jobs_that_share_nodes_keep_to_their_part(confined: Slurm, launcher: str) -> None:
+@pytest.mark.parametrize(
+    ("either", "launcher"),
+    [("open", "srun"), ("cgroups", "srun"), ("cgroups", "mpirun")],
+    indirect=["either"],
+)
+def test_jobs_that_share_nodes_keep_to_their_part(either: Slurm, launcher: str) -> None:
     waits = """
 import time
 tell(threads=sorted(client.nthreads().values()))
@@ -82,10 +55,10 @@ tell(met=len(os.listdir(here)))
             directives=["--nodelist=h1"],
         )
 
-    place = {"MEETING": str(confined.meeting_place())}
+    place = {"MEETING": str(either.meeting_place())}
     files = {"script.py": LOOKS + waits}
-    without = confined.submit(script(0), env=place, files=files)
-    jobs = [confined.submit(script(2), env=place, files=files) for _ in range(2)]
+    without = either.submit(script(0), env=place, files=files)
+    jobs = [either.submit(script(2), env=place, files=files) for _ in range(2)]
     until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
     # one of all cores, to which the affinity does not confine it here
     assert facts(without.wait().check().output)["threads"] == [1]
@@ -96,7 +69,7 @@ tell(met=len(os.listdir(here)))
         assert (told["met"], told["threads"]) == (3, [1, 1])
         assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
         visible += [row["visible"] for row in rows.values() if row["visible"]]
-    assert sorted(visible) == sorted(gpu.uuid for gpu in confined.gpus["h1"])
+    assert sorted(visible) == sorted(gpu.uuid for gpu in either.gpus["h1"])
 
 
 def test_an_array_whose_members_join_one_cluster(slurm: Slurm) -> None:

@@ -28,7 +28,6 @@ __all__ = [
     "CLIENT",
     "GPUS",
     "ONE",
-    "RESULTS",
     "TWO",
     "BatchJob",
     "Ended",
@@ -47,8 +46,6 @@ ONE = ("--gpus-per-node=1",)
 TWO = ("--nodes=2", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
 #: GPUs of h1, h2 and h3.
 GPUS = (4, 4, 2)
-#: A line for each job that has ended (test, hosts, state, exit code, seconds); printed at the end of the test run.
-RESULTS: list[str] = []
 POLL = 0.1
 #: Seconds that processes and files may outlive the job in the queue.
 GRACE = 5.0
@@ -75,15 +72,12 @@ class Ended:
     signal: int
     #: All that the job wrote.
     output: str
-    #: From submission until it was out of the queue.
-    seconds: float
 
     def check(self, state: str = "COMPLETED", code: int = 0) -> Ended:
         """Return self, or raise `JobError` with the whole output."""
         if (self.state, self.code) != (state, code):
             raise JobError(
-                f"{self.state} with {self.code}:{self.signal} after {self.seconds:.1f} s, expected {state} with {code}\n"
-                + self.output
+                f"{self.state} with {self.code}:{self.signal}, expected {state} with {code}\n" + self.output
             )
         return self
 
@@ -99,13 +93,10 @@ class BatchJob:
     directory: Path
     #: Its processes have it in their environment.
     mark: str
-    #: When it was submitted and when it was first seen ended.
-    start: float = field(default_factory=time.monotonic)
     #: The GPUs that Slurm gave it, by host: places on that host. Known once it was seen running.
     gpus: dict[str, list[int]] = field(default_factory=dict)
     #: What lay in the hosts' shared memory before it.
     before: frozenset[Path] = frozenset()
-    end: float | None = None
 
     @property
     def output(self) -> str:
@@ -116,10 +107,7 @@ class BatchJob:
 
     def show(self) -> dict[str, str]:
         """What ``scontrol show job`` tells of it."""
-        shown = {key: value for key, _, value in (word.partition("=") for word in self._look().split())}
-        if shown["JobState"] in FINAL and self.end is None:
-            self.end = time.monotonic()
-        return shown
+        return {key: value for key, _, value in (word.partition("=") for word in self._look().split())}
 
     def _look(self) -> str:
         """Ask Slurm; what it says about GPUs only while the job runs is kept."""
@@ -165,15 +153,8 @@ class BatchJob:
                 self.slurm.ask("scancel", "-s", "KILL", "-f", self.number)
                 raise JobTimeout(f"{shown['JobState']} after {timeout} s ({shown['Reason']})\n{self.output}")
             time.sleep(POLL)
-        assert self.end is not None
-        seconds = self.end - self.start
         code, _, signal = shown["ExitCode"].partition(":")
-        ended = Ended(shown["JobState"], int(code), int(signal), self.output, seconds)
-        row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
-        nodes = shown["NumNodes"]
-        RESULTS.append(
-            f"{row:60} {nodes:>3} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s"
-        )
+        ended = Ended(shown["JobState"], int(code), int(signal), self.output)
         deadline = time.monotonic() + GRACE
         while left := [*self.processes().values(), *self.scratch(allowed)]:
             if time.monotonic() > deadline:
@@ -334,7 +315,6 @@ class Slurm:
         *options: str,
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        environment: Path | None = None,
         files: Mapping[str, str] | None = None,
     ) -> BatchJob:
         """Submit a job script.
@@ -343,7 +323,6 @@ class Slurm:
         `options`: of sbatch; they take precedence over those in the script.
         `args`: of the script.
         `env`: variables of the job.
-        `environment`: the virtual environment that the job uses; default: this one.
         `files`: names and texts of files in its working directory.
         """
         # a name of a socket has 107 characters at most
@@ -361,7 +340,6 @@ class Slurm:
         base_env = {name: value for name, value in os.environ.items() if not foreign.match(name)}
         device = str(self.conf.parent.parent / "dev" / "gpu")
         hosts = {host: SimHost(gpus, files=device) for host, gpus in self.gpus.items()}
-        prefix = Path(sys.prefix) if environment is None else environment
         job_env = {
             **emulated_environ(self.libdir, hosts, base_env),
             MARK: mark,
@@ -369,7 +347,7 @@ class Slurm:
             "DGM_CHECK": "no",
             "TMPDIR": str(directory),
             "SLURM_CONF": str(self.conf),
-            "PATH": f"{prefix / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             **(env or {}),
