@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
@@ -181,20 +179,3 @@ def test_who_speaks_for_ranks_that_cannot_talk(
     monkeypatch.setattr(launcher_check.time, "sleep", slept.append)
     assert launcher_check.wait_for_rank_0_to_report(environ) is silent
     assert slept == [launcher_check.RANK_0_GRACE] * waits
-
-
-@pytest.mark.parametrize("pmix", [True, False])
-def test_library_is_given_as_much_room_as_the_standard_says(
-    monkeypatch: pytest.MonkeyPatch, pmix: bool
-) -> None:
-    class Library:
-        if pmix:
-            PMIx_Init = None
-
-        @staticmethod
-        def MPI_Get_library_version(text: Any, length: Any) -> None:
-            assert len(text) == 8192  # MPI_MAX_LIBRARY_VERSION_STRING of both
-            text.value = b"v" * 8191
-
-    monkeypatch.setattr("ctypes.CDLL", lambda path: Library())
-    assert launcher_check._inspect_library("libmpi.so") == ("v" * 8191, pmix)

@@ -137,17 +137,6 @@ def test_a_rank_of_another_version(message: Any, capsys: pytest.CaptureFixture[s
     assert "malformed" in capsys.readouterr().err
 
 
-def test_a_large_message_that_takes_longer_comes_before_those_after_it() -> None:
-    zero, one = mailboxes(2)
-    one.send(0, "text", "large")
-    _, large = zero._comm.queues[1, 0, TAG][0]
-    large.comes = False
-    one.send(0, "text", "small")
-    assert zero.receive() == []
-    large.request.ready = True
-    assert [mail.payload for mail in zero.receive()] == ["large", "small"]
-
-
 def test_a_world_of_one_rank_needs_no_keys() -> None:
     program = (
         "import sys\nfrom types import SimpleNamespace\nfrom dask_gpu_mpi.mpi.mailbox import Mailbox\n"

@@ -357,25 +357,3 @@ def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
 def test_launchers_that_mind_are_left_alone(ranks_of_another: dict[int, int]) -> None:
     assert started_here(ranks_of_another[0]) == 0
     assert sorted(neighbours(ranks_of_another[0])) == [1, 2, 3]
-
-
-#: Group, session, terminal and foreground group of process 10, the group of its child, and whether that was typed.
-SHELLS = {
-    "a login shell": ((10, 10, 5, 20), 20, True),
-    "a login shell, the command in the background": ((10, 10, 5, 30), 20, True),
-    "a shell that is no session's leader": ((10, 9, 5, 20), 20, True),
-    "that, the command in the background": ((10, 9, 5, 30), 20, False),
-    "a script's shell": ((10, 9, 5, 10), 10, False),
-    "without a terminal": ((10, 10, 0, -1), 20, False),
-}
-
-
-@pytest.mark.parametrize("name", SHELLS)
-def test_a_shell_that_has_started_a_job_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (group, session, terminal, foreground), job, typed = SHELLS[name]
-    stat = f"10 (a) shell) S 1 {group} {session} {terminal} {foreground} 4194304 0"
-    monkeypatch.setattr(
-        launcher_check.Path, "read_text", lambda path: stat if str(path) == "/proc/10/stat" else ""
-    )
-    monkeypatch.setattr(launcher_check.os, "getpgid", {11: job}.__getitem__)
-    assert launcher_check._typed(10, 11) is typed

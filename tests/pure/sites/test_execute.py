@@ -120,24 +120,23 @@ def up(job: subprocess.Popen[str]) -> int:
     return int(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_end_is_forwarded_once(number: int) -> None:
-    job = start(HEARS)
+@pytest.mark.parametrize(
+    ("number", "code", "rc"),
+    [
+        (signal.SIGTERM, 9, 9),
+        (signal.SIGINT, 9, 9),
+        (signal.SIGHUP, 9, 9),
+        (signal.SIGINT, 143, 130),  # the launcher was sent SIGTERM, but the user Ctrl-C
+    ],
+)
+def test_the_end_is_forwarded_once(number: int, code: int, rc: int) -> None:
+    job = start(HEARS.replace("sys.exit(9)", f"sys.exit({code})"))
     up(job)
     job.send_signal(number)
     job.send_signal(number)
     output, said = communicate(job)
-    assert (job.returncode, output) == (9, "heard SIGTERM\n")
+    assert (job.returncode, output) == (rc, "heard SIGTERM\n")
     assert said == f"dask_gpu_mpi: launch: {signal.Signals(number).name} received; ending the job\n"
-
-
-def test_a_job_that_sigint_has_ended_has_its_exit_code() -> None:
-    """Though the launcher, and the job by it, was sent SIGTERM."""
-    job = start(HEARS.replace("sys.exit(9)", "sys.exit(143)"))
-    up(job)
-    job.send_signal(signal.SIGINT)
-    communicate(job)
-    assert job.returncode == 130
 
 
 def test_launcher_that_has_heard_it_itself_is_not_told_again() -> None:

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, template
@@ -179,22 +178,6 @@ def test_a_job_without_gpus() -> None:
         made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
         assert "gpu" not in "".join(directives(made, batch_system(system).prefix)).replace("dask-gpu-mpi", "")
         assert "export DGM_EXPECT_GPUS" not in made
-
-
-@pytest.mark.parametrize("launcher", ["mpirun", "pals"])
-def test_directives_obey_the_rules_of_pbs(launcher: str) -> None:
-    text = asked("pbs", "--launcher", launcher)
-    found = directives(text, "#PBS ")
-    assert len(found) == text.count("\n#PBS "), "PBS reads no directive below the first command"
-    for line in found:
-        assert re.fullmatch(r"-[A-Za-z] \S+", line), "one option, one blank, one word"
-    chunk = "ncpus=64:mpiprocs=1:ngpus=4"
-    assert f"-l select=2:{chunk}" in found
-    assert f"\n#PBS -l select=1:{chunk}\n" in template(batch_system("pbs").templates[launcher])
-    # without scatter small chunks share a host
-    assert "-l place=scatter:excl" in found
-    # a name of 15 characters is what every version takes
-    assert all(len(line) <= 18 for line in found if line.startswith("-N "))
 
 
 @pytest.mark.parametrize(
@@ -422,8 +405,3 @@ def test_submit(
     assert "exited with code 0: come back later" in command(system, *shape, "--", "my.py", rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"command {name} not found" in command(system, *shape, "--", "my.py", rc=2)
-
-
-def test_render_refuses_what_the_system_has_not() -> None:
-    with pytest.raises(InputError, match="not available under PBS"):
-        render(JobRequest("pbs", ("my.py",), 1, 1, 60, launcher="srun"))

@@ -58,13 +58,6 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
         detect({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "four"})
 
 
-def test_a_launcher_that_sets_no_size() -> None:
-    environ = {"PALS_RANKID": "2"}
-    launched = detect(environ)
-    assert launched is not None
-    assert (launched.rank, launched.size, launched.local_rank) == (2, None, None)
-
-
 KEPT = [
     "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
     "DASK_GPU_MPI__LAYOUT", "MPICH_GPU_SUPPORT_ENABLED", "SLURM_JOB_ID", "SLURM_JOBID",
@@ -84,28 +77,11 @@ KEPT = [
     "PALS_CPU_BIND", "JSM_HOME", "LSF_PMIX", "MV2_COMM_WORLDS", "FLUX_PMI_DEBUG", "FLUX_TASK_MAP",
     "SLURM_STEPMGR", "SLURM_TASK_PROLOG", "SLURM_PMIX_DIRECT_CONN", "SLURM_PROCIDS", "SLURM_SRUN_REDUCE_TASK_EXIT_MSG",
 ]  # fmt: skip
-SCRUBBED = [
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_NODE_RANK", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION",
-    "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_prte_ess_vpid",
-    "OMPI_MCA_pmix", "OMPI_MCA_num_procs", "OMPI_MCA_initial_wdir", "OMPI_APP_CTX_NUM_PROCS",
-    "OMPI_NUM_APP_CTX", "OPAL_USER_PARAMS_GIVEN", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_URI41",
-    "PMIX_SERVER_TMPDIR", "PMIX_ID", "PRTE_LAUNCHED", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT",
-    "PMI_ID", "PMI_SPAWNED", "PMI_CONTROL_PORT", "HYDI_CONTROL_FD", "HYDRA_CONTROL_FD", "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS", "I_MPI_MPIRUN", "I_MPI_HYDRA_UUID", "I_MPI_INFO_NP", "PALS_RANKID",
-    "PALS_LOCAL_RANKID", "PALS_APID", "PALS_FD", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_LOCAL_SIZE", "MPISPAWN_ID", "MPIRUN_RANK", "JSM_NAMESPACE_RANK", "JSM_JSRUN",
-    "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_PMI_LIBRARY_PATH", "FLUX_KVS_NAMESPACE",
-    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_STEP_ID", "SLURM_STEPID",
-    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_SRUN_COMM_PORT", "SLURM_TASK_PID",
-    "SLURM_MPI_TYPE", "SLURM_PMIX_MAPPING_SERV", "SLURM_PMI_FD",
-]  # fmt: skip
 
 
-def test_scrub_keeps_what_users_need_and_drops_identity() -> None:
-    environ = dict.fromkeys(KEPT + SCRUBBED, "x")
-    before = dict(environ)
-    assert sorted(scrub(environ)) == sorted(KEPT)
-    assert environ == before
+def test_scrub_keeps_what_users_need() -> None:
+    """What it drops: the test with real variables of each launcher."""
+    assert [*scrub(dict.fromkeys(KEPT, "x"))] == KEPT
 
 
 def of_open_mpi(**given: int) -> dict[str, str]:

@@ -174,11 +174,6 @@ def test_ask_library() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
-def test_name() -> None:
-    assert MpiLibrary("Open MPI v5.0.11, package: x\0").name == "Open MPI v5.0.11"
-    assert MpiLibrary("").name == "an unknown MPI library"
-
-
 def test_no_library(tmp_path: Path) -> None:
     python = tmp_path / "python"
     for text, why in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,6 @@ def system_of(path: Path) -> str:
 def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
     path = ROOT / "jobscripts" / name
     return batch.run(path, args, {**ENVIRON[system_of(path)], **env})
-
-
-@each_template
-def test_template_is_a_short_script(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert lines[0] == "#!/bin/bash"
-    assert len(lines) <= 30
-    assert sum("dask-gpu-mpi launch " in line for line in lines) == 1
-    assert max(map(len, lines)) <= 130
-    assert path.name in lines[2]
-    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_template_has_its_launcher_and_is_in_the_package() -> None:
@@ -103,16 +90,6 @@ def test_setup_file(batch: FakeBatch, path: Path) -> None:
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
 
 
-def test_container(batch: FakeBatch) -> None:
-    (batch.directory / "my setup").write_text("export MINE=yes\n")
-    (batch.directory / "im age.sif").touch()
-    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_SETUP="./my setup", DGM_CONTAINER="im age.sif")
-    assert ran.rc == 0, ran.output
-    assert [row for row in ran.rows if row["name"] == "python"][-1]["env"]["MINE"] == "yes"
-    binds = [f"--bind={path}:{path}" for path in (batch.directory, batch.directory / "logs")]
-    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", *binds, "im age.sif", "python"]
-
-
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch) -> None:
     batch.answers["start"] = ("", 75)
     ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")
@@ -147,20 +124,3 @@ def test_walltime_signal_is_an_example_that_works(batch: FakeBatch) -> None:
     # what session.on_walltime listens to
     last = [row["env"] for row in ran.rows if row["name"] == "python"][-1]
     assert last["DASK_GPU_MPI__WALLTIME_SIGNAL"] == "USR1"
-
-
-def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch) -> None:
-    """Its shape: test_requeue."""
-    qstat = "Job Id: 42.server\n    Resource_List.select = 2:ncpus=64:mpiprocs=1:ngpus=4\n"
-    batch.answers |= {"start": ("", 75), "qstat": (qstat, 0)}
-    env = {"DGM_CHECK": "no", "DGM_PROGRAM": "my.py a,b", "DASK_GPU_MPI__LAYOUT": "shared"}
-    ran = run_template(batch, "pbs.pbs", **env)
-    assert ran.rc == 75
-    (argv,) = ran.of("qsub")
-    assert argv[:4] == ["-q", "batch", "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4", "-v"]
-    # names alone: qsub takes their values, which may hold commas, from its environment
-    names = ["DASK_GPU_MPI__LAYOUT", "DGM_CHECK", "DGM_PROGRAM", "DGM_RESTART"]
-    assert sorted(argv[4].split(",")) == names
-    assert argv[5] == str(ROOT / "jobscripts" / "pbs.pbs")
-    environ = next(row["env"] for row in ran.rows if row["name"] == "qsub")
-    assert (environ["DGM_RESTART"], environ["DGM_PROGRAM"]) == ("1", "my.py a,b")
