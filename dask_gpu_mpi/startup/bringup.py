@@ -32,8 +32,7 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
-from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
-from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.scaling import configured_keys
@@ -91,16 +90,11 @@ def join(
             options, speaks=launchers.speaks(context.environ), mpi_deadline=context.deadline + MPI_GRACE
         )
         context.timeline.lap("configure the agent")
-        failed: Exception | None = None
         if may_be_client(options, context.environ):
-            try:
-                load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
-            except InputError as error:
-                failed = error
+            load_ucx_first(context.environ)
         channels = context.meet(agent)
+        failed: Exception | None = None
         try:
-            if failed is not None:
-                raise failed
             inventory, coordinator = _inspect(options, agent, context, channels, check)
         except (DaskGpuMpiError, OSError) as error:
             failed = error
@@ -135,7 +129,7 @@ def _inspect(
         coordinator = make_coordinator(options, context, channels)  # while the agent imports
         context.timeline.lap("configuration, credentials")
     if is_client:
-        threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
+        threading.Thread(target=_import_for_client, daemon=True).start()
     return inspect(options, agent, context, channels), coordinator
 
 
@@ -354,16 +348,10 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _import_for_client(protocol: Protocol) -> None:
-    """Import in a thread what the script's client needs; a failed import is reported where the module is used.
-
-    Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
-    """
+def _import_for_client() -> None:
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used."""
     with contextlib.suppress(Exception):
         importlib.import_module("distributed")
-        if protocol.moves_device_memory:
-            install_hooks()
-            extend_handshakes()
 
 
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
@@ -375,14 +363,12 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
 def make_coordinator(options: Options, context: StartContext, channels: Channels) -> Coordinator:
     """Rank 0's preparations: the cluster to attach to, or the credentials of a new one.
 
-    Raises InputError: that cluster can't be found, or Dask's configuration of UCX is invalid.
+    Raises an InputError if that cluster can't be found.
     """
     target: Target | None = None
     credentials: dict[str, Any] = {}
     if not options.scheduler:
         target = read_target(options)
-    elif options.protocol.moves_device_memory:
-        credentials = connection_config(options.worker_options)
     elif options.protocol.encrypts:
         from dask_gpu_mpi.network.credentials import make_credentials
 

@@ -22,6 +22,7 @@ from dask_gpu_mpi.errors import (
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup, start_context
@@ -181,8 +182,9 @@ def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None
 
 def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
     running = {"scheduler": False, "protocol": Protocol.TLS}
-    kind, start = sent_by_one_rank(**running, scheduler_address="ucx://10.0.0.9:5")
-    assert (kind, start.address) == (Kind.START, "ucx://10.0.0.9:5")
+    write_scheduler_file(str(tmp_path / "s.json"), "tls://10.0.0.9:5", None, "a", {})
+    kind, start = sent_by_one_rank(**running, scheduler_file=str(tmp_path / "s.json"))
+    assert (kind, start.address) == (Kind.START, "tls://10.0.0.9:5")
     assert [str(worker.name)[:5] for worker in start.workers] == ["join-"]
     with pytest.raises(InputError):
         sent_by_one_rank(**running, scheduler_file=str(tmp_path / "none.json"))

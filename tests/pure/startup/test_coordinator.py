@@ -324,7 +324,7 @@ def test_joining_starts_no_scheduler() -> None:
     assert driver.sent[0][2].listen is None
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+@pytest.mark.parametrize("protocol", ["tcp", "tls"])
 def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(protocol: str) -> None:
     driver = Driver(1, target=Target(f"{protocol}://10.0.0.9:5"))
     driver.register()
