@@ -29,7 +29,6 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from dask_gpu_mpi.view.job_facts import facts_of
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.recorder import Recorder
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble, write_report
@@ -58,7 +57,7 @@ class MadeUpJob:
         self.task_prefixes: dict[str, Any] = {}
         self.transition_counter = 0
         self.deaths: list[tuple[float, Any]] = []
-        self.watch = JobWatch(facts_of(self.plan))
+        self.watch = JobWatch(self.plan)
         self.plugins[JobWatch.name] = self.watch
         self.recorder = Recorder(self, clock=lambda: self.now)
         self._ports = iter(range(10_000, 1_000_000))

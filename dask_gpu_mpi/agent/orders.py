@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.view.job_facts import JobFacts
+from dask_gpu_mpi.plan.model import Plan
 
 
 class Begin(NamedTuple):
@@ -110,5 +110,5 @@ class SchedulerSettings:
     #: UUID of the GPU on which it may hold data that a client sends or fetches through it over UCX (as by ``client.run``). It
     #: makes no context before that. Empty: none.
     device: str = ""
-    #: Its answer to `top` and others who inspect the job.
-    facts: JobFacts = field(default_factory=JobFacts, repr=False)
+    #: For `top` and others who inspect the job.
+    plan: Plan | None = field(default=None, repr=False)

@@ -172,7 +172,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         if dashboard:
             # It listens already, and accepts no connection before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
-        watch = JobWatch(settings.facts)
+        watch = JobWatch(settings.plan)
         watch.attach(scheduler)
         await scheduler
     except Exception as error:

@@ -36,7 +36,6 @@ from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of
-from dask_gpu_mpi.view.job_facts import facts_of
 
 #: The step of ranks in the reachability test.
 CONNECTING = "connecting to the scheduler's host and to other nodes"
@@ -390,7 +389,7 @@ class Coordinator(FailureCoordinator):
             self._config,
             token="",  # its rank makes it
             device=self.plan.scheduler_device,
-            facts=facts_of(self.plan),
+            plan=self.plan,
         )
         self._send(role.rank, Kind.SCHEDULER, settings)
 

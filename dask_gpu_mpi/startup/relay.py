@@ -88,11 +88,12 @@ class Relay:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
     def _start_scheduler(self, settings: SchedulerSettings) -> None:
-        facts = settings.facts
-        facts = replace(facts, warnings=(*map(str, self._options.warnings), *facts.warnings))
+        plan = settings.plan
+        if plan is not None:
+            plan = replace(plan, warnings=(*self._options.warnings, *plan.warnings))
         # A cluster without encryption is open to everyone, and so is its dashboard.
         token = make_token() if self._options.protocol.encrypts else ""
-        self._settings = replace(settings, token=token, facts=facts)
+        self._settings = replace(settings, token=token, plan=plan)
         self._channels.order(Order.START_SCHEDULER, self._settings)
 
     def _on_scheduler(self, address: str, http_port: int | None, identity: str) -> None:

@@ -18,8 +18,8 @@ from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import natural
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites.batch import end_time
-from dask_gpu_mpi.view.job_facts import JobFacts
 
 #: The scheduler's handler.
 FACTS_OPERATION = "gpu_mpi_job"
@@ -39,27 +39,30 @@ INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
 
 class JobWatch(SchedulerPlugin):
-    """Watches one scheduler; `facts`: those that are known when it starts."""
+    """Watches one scheduler; `plan`: that of the job, None if it is not known."""
 
     name = JOB_PLUGIN
 
-    def __init__(self, facts: JobFacts) -> None:
-        self.facts = facts
+    def __init__(self, plan: Plan | None) -> None:
+        workers = plan.workers if plan is not None else ()
+        #: As bytes, which each answer has.
+        self._plan = pack(plan)
         #: The last warnings of the run, the oldest first: time in seconds since the epoch, and one line.
         self.warnings: deque[tuple[float, str]] = deque(maxlen=KEPT)
-        self._hosts = {row.worker: row.host for row in facts.rows}
+        #: Node of each worker of the plan, by name.
+        self.hosts = {str(worker.name): worker.host for worker in workers}
         #: Of the connected workers, by address.
         self._names: dict[str, str] = {}
         #: Names of workers that have been lost, and when (``time.monotonic()``).
         self._lost: dict[str, float] = {}
-        self._kinds = {row.worker: row.kind for row in facts.rows}
+        self._kinds: dict[str, str] = {str(worker.name): worker.kind for worker in workers}
         #: Names of workers that were removed on request.
         self._retired: set[str] = set()
         #: Addresses of workers that have reported that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
         #: Names of the plan's workers that have not come yet.
-        self._expected = {row.worker for row in facts.rows}
+        self._expected = set(self.hosts)
         self._scheduler: Any = None
         self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
@@ -100,15 +103,15 @@ class JobWatch(SchedulerPlugin):
     async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
 
-        ``"facts"``: the packed `JobFacts`, ``"events"``: the last warnings, ``"retired"``: names of workers that were closed on
-        request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times are in seconds since the epoch by
+        ``"plan"``: the packed `Plan` or None, ``"events"``: the last warnings, ``"retired"``: names of workers that were closed
+        on request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times are in seconds since the epoch by
         the scheduler's clock.
         """
         if self._end is None:
             # Some batch systems need a command for this, which runs once, at the first request.
             self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
         return {
-            "facts": pack(self.facts),
+            "plan": self._plan,
             "events": list(self.warnings),
             "retired": sorted(self._retired),
             "end": await asyncio.shield(self._end),
@@ -148,7 +151,7 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when a worker is gone; the stimulus has the reason."""
         called, name = self._called(worker), self._names.pop(worker, "")
         self._paused.discard(worker)
-        if name in self._hosts:
+        if name in self.hosts:
             self._gone[name] = self._agents[name]
             self._look_for_agents()
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
@@ -161,7 +164,7 @@ class JobWatch(SchedulerPlugin):
     def _called(self, address: str) -> str:
         """A connected worker in messages."""
         name = self._names.get(address, "")
-        return f"worker {name} on {self._hosts.get(name, get_address_host(address))}"
+        return f"worker {name} on {self.hosts.get(name, get_address_host(address))}"
 
     def report_unreachable(self, report: Callable[[list[str]], None]) -> None:
         """Call ``report(names)`` again and again while workers have not come, or are gone and their agents don't answer.

@@ -399,7 +399,7 @@ class Recorder(SchedulerPlugin):
         self._since = clock()
         self._watch: JobWatch | None = scheduler.plugins.get(JobWatch.name)
         #: Node of each worker of the plan; None as a watch: the scheduler is not one of ours.
-        self._nodes = {} if self._watch is None else {row.worker: row.host for row in self._watch.facts.rows}
+        self._nodes = {} if self._watch is None else self._watch.hosts
         self._series = Series(INTERVAL)
         self._peaks: dict[str, dict[str, float]] = {}
         #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.

@@ -17,8 +17,8 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.machine.nvidia import reasons_of
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spilled_of
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION
 
 #: Number of the schema of `as_json`.
@@ -91,26 +91,26 @@ class Snapshot:
 
 def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now: float) -> Snapshot:
     """A snapshot made of ``Scheduler.identity()`` and the answer of `JobWatch`, None if the scheduler is not one of ours."""
-    facts = JobFacts() if job is None else from_plain(JobFacts, unpack(job["facts"]))
+    plan: Plan | None = None if job is None else from_plain(Plan | None, unpack(job["plan"]))
     job = job or {}
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
-    planned: dict[str, list[PlannedRow]] = {}
-    for row in facts.rows:
-        planned.setdefault(row.worker, []).append(row)
     rows: list[Row] = []
-    for name, places in planned.items():
+    places = {} if plan is None else plan.gpu_places
+    for planned in () if plan is None else plan.workers:
+        name = str(planned.name)
         absent = "closed" if name in job.get("retired", ()) else "lost"
-        rows += _rows_of(places, *workers.pop(name, (None, None)), absent=absent)
+        gpus = [(places[planned.host, device], device) for device in planned.devices]
+        rows += _rows_of(planned.host, name, gpus, *workers.pop(name, (None, None)), absent=absent)
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
-        joined += _rows_of([PlannedRow(name, str(worker.get("host", "")), "")], address, worker)
+        joined += _rows_of(str(worker.get("host", "")), name, [(None, None)], address, worker)
     rows += sorted(joined, key=lambda row: (row.node, natural(row.worker)))
     return Snapshot(
         time=job.get("now", now),
         scheduler=printable(str(identity.get("address", ""))),
         rows=tuple(rows),
         end=job.get("end"),
-        notes=tuple(map(printable, facts.warnings)),
+        notes=() if plan is None else tuple(printable(str(warning)) for warning in plan.warnings),
         events=tuple((moment, printable(text)) for moment, text in job.get("events", ())),
     )
 
@@ -137,20 +137,26 @@ def _with_rate(row: Row, old: Row | None) -> Row:
 
 
 def _rows_of(
-    places: Sequence[PlannedRow], address: str | None, worker: Any, absent: str = "lost"
+    node: str,
+    name: str,
+    gpus: Sequence[tuple[int | None, str | None]],
+    address: str | None,
+    worker: Any,
+    absent: str = "lost",
 ) -> Iterator[Row]:
+    """The rows of a worker with these GPUs: place on the node, and UUID; None: not known. A worker without one has a row, too."""
     own = _of_worker(worker) if address is not None else {}
-    gpus = _gpus_of(worker) if address is not None else []
-    for position, place in enumerate(places):
+    figures = _gpus_of(worker) if address is not None else []
+    for position, (place, device) in enumerate(gpus or [(None, None)]):
         yield Row(
-            node=printable(place.host),
-            worker=printable(place.worker),
+            node=printable(node),
+            worker=printable(name),
             address=None if address is None else printable(address),
             status=printable(str(worker.get("status", "running"))) if address is not None else absent,
-            gpu_index=place.gpu_index,
-            device=place.device,
+            gpu_index=place,
+            device=device,
             **(own if position == 0 else {}),
-            **(gpus[position] if position < len(gpus) and place.kind != "cpu" else {}),
+            **(figures[position] if position < len(figures) and gpus else {}),
         )
 
 

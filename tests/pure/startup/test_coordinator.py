@@ -28,7 +28,6 @@ from dask_gpu_mpi.startup.coordinator import (
     shared_options,
 )
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Reached, Registration, Start
-from dask_gpu_mpi.view.job_facts import facts_of
 from support.mocks.inputs import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
@@ -103,7 +102,7 @@ class Driver:
     def scheduler(self, listen: str) -> SchedulerSettings:
         """What the scheduler's rank is told."""
         assert self.coordinator.plan is not None
-        return SchedulerSettings(listen, {"key": "secret"}, "", facts=facts_of(self.coordinator.plan))
+        return SchedulerSettings(listen, {"key": "secret"}, "", plan=self.coordinator.plan)
 
     def kinds(self) -> list[tuple[int, str]]:
         return [(rank, kind) for rank, kind, _ in self.sent]

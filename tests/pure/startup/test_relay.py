@@ -19,8 +19,7 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
-from support.mocks.inputs import worker_plan
+from support.mocks.inputs import plan_of, worker_plan
 
 WORKER = worker_plan("a", rank=1, cpus=(0,))
 
@@ -114,19 +113,19 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
     rank, channels = relay(scheduler_file=str(path), dashboard_address=":8787", warnings=("of an option",))
     assert not rank.has_scheduler
-    facts = JobFacts((PlannedRow("0", "h", "cpu"),), ("of the plan",))
+    made = plan_of(worker_plan("0"))
     rank.on_event(
         Event(
             0,
             Kind.SCHEDULER,
-            SchedulerSettings("10.0.0.1", {"key": "secret"}, "", device="GPU-x", facts=facts),
+            SchedulerSettings("10.0.0.1", {"key": "secret"}, "", device="GPU-x", plan=made),
         )
     )
     assert rank.has_scheduler
     ((order, settings),) = channels.sent
     assert order == "scheduler"
     assert (settings.listen, settings.device) == ("10.0.0.1", "GPU-x")
-    assert settings.facts == replace(facts, warnings=("of an option", "of the plan"))
+    assert settings.plan == replace(made, warnings=("of an option", *made.warnings))
     assert settings.config == {"key": "secret"}
     assert "'secret'" not in repr(settings)
     token = settings.token

@@ -13,16 +13,17 @@ from distributed import Client, Scheduler, Worker
 from distributed.core import rpc
 
 from dask_gpu_mpi.base.plain_data import from_plain, unpack
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.view import job_watch
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION, KEPT, LONGEST, JobWatch
+from support.mocks.inputs import plan_of, worker_plan
 
-FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
+PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0))
 
 
 def watched(body: Callable[[Any, JobWatch], Awaitable[None]]) -> None:
     async def run() -> None:
-        watch = JobWatch(FACTS)
+        watch = JobWatch(PLAN)
         with dask.config.set({"distributed.worker.daemon": False}):
             scheduler: Any = Scheduler(
                 dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1"
@@ -164,7 +165,7 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         async with rpc(scheduler.address) as remote:
             first = await getattr(remote, FACTS_OPERATION)()
             await getattr(remote, FACTS_OPERATION)()
-        assert from_plain(JobFacts, unpack(first["facts"])) == FACTS
+        assert from_plain(Plan, unpack(first["plan"])) == PLAN
         ((moment, text),) = first["events"]
         assert text == "something happened"
         assert abs(moment - first["now"]) < 60
@@ -176,7 +177,7 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_malformed_log_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Python's logging complains on standard error and returns; the scheduler must not fail by it."""
-    watch = JobWatch(JobFacts())
+    watch = JobWatch(None)
     details: dict[str, Any] = {
         "name": "a",
         "level": logging.WARNING,
@@ -191,7 +192,7 @@ def test_a_malformed_log_call_goes_on(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_last_warnings_are_kept_each_one_line() -> None:
-    watch = JobWatch(JobFacts())
+    watch = JobWatch(None)
     for number in range(KEPT + 5):
         watch.warn(f"number\n{number}")
     assert texts(watch) == [f"number {number}" for number in range(5, KEPT + 5)]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from distributed import Scheduler, Worker
 
-from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.errors import ClusterLostError, InputError, Problem
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError
+from support.mocks.inputs import plan_of, worker_plan
 
-FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
+PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0), warnings=(Problem("slow network"),))
 
 
 def linked(body: Callable[[Any, Link], Awaitable[None]], watch: JobWatch | None = None) -> None:
@@ -48,7 +48,7 @@ def test_a_job_of_ours() -> None:
             )  # its own, for what is fired and forgotten: nobody has come as a client
             assert not link._comm.closed()
 
-    linked(body, JobWatch(FACTS))
+    linked(body, JobWatch(PLAN))
 
 
 def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:

@@ -10,19 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.plain_data import pack
+from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.plan.model import Plan, WorkerPlan
 from dask_gpu_mpi.view import heartbeat
 from dask_gpu_mpi.view.heartbeat import measured
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, facts_of
 from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import plugins
 from support import ROOT
-from support.mocks.inputs import gpu, plan, rank
+from support.mocks.inputs import gpu, plan, plan_of, rank, worker_plan
 from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
 
-def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
+def job(made: WorkerPlan | Plan, **more: Any) -> dict[str, Any]:
+    if isinstance(made, WorkerPlan):
+        made = plan_of(made, warnings=(Problem("slow"),))
     return {
-        "facts": pack(JobFacts(tuple(rows), ("slow",))),
+        "plan": pack(made),
         "events": [[5.0, "late"]],
         "end": 100.0,
         "now": 40.0,
@@ -30,16 +33,16 @@ def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
     }
 
 
-GPU = PlannedRow("0-0", "n1", "gpu", 3, "GPU-a")
+GPU = worker_plan("0-0", "GPU-a", host="n1", gpu_index=3)
 
 
 def test_a_row_for_each_gpu_and_each_worker_without_one() -> None:
-    def planned(**options: object) -> tuple[PlannedRow, ...]:
-        return facts_of(plan([rank(0, 1, (gpu(0), gpu(1)))], **options)).rows
+    def planned(**options: Any) -> Any:
+        return snapshot_of(identity_of({}), job(plan([rank(0, 1, (gpu(0), gpu(1)))], **options)), 7.0).rows
 
     one, two, cpu = planned(cpu_workers=1)
-    assert (one.worker, one.kind, one.gpu_index, two.worker, two.gpu_index) == ("0-0", "gpu", 0, "0-1", 1)
-    assert (cpu.worker, cpu.kind, cpu.gpu_index, cpu.device) == ("0-cpu-0", "cpu", None, None)
+    assert (one.worker, one.gpu_index, two.worker, two.gpu_index) == ("0-0", 0, "0-1", 1)
+    assert (cpu.worker, cpu.gpu_index, cpu.device) == ("0-cpu-0", None, None)
     both = planned(gpus_per_worker=2)
     assert [(row.worker, row.gpu_index, row.device) for row in both] == [
         ("0-0", 0, one.device), ("0-0", 1, two.device),
@@ -47,7 +50,7 @@ def test_a_row_for_each_gpu_and_each_worker_without_one() -> None:
 
 
 def test_the_figures_of_a_gpu_and_its_worker() -> None:
-    snapshot = snapshot_of(identity_of({"0-0": metrics(use=50)}), job([GPU]), 7.0)
+    snapshot = snapshot_of(identity_of({"0-0": metrics(use=50)}), job(GPU), 7.0)
     (row,) = snapshot.rows
     named = (row.node, row.worker, row.gpu_index, row.device, row.status)
     assert named == ("n1", "0-0", 3, "GPU-a", "running")
@@ -62,7 +65,7 @@ def test_the_figures_of_a_gpu_and_its_worker() -> None:
 
 
 def test_what_is_not_known_is_none() -> None:
-    (row,) = snapshot_of(identity_of({"0-0": {}}), job([GPU]), 7.0).rows
+    (row,) = snapshot_of(identity_of({"0-0": {}}), job(GPU), 7.0).rows
     known = {name for name, value in vars(row).items() if value is not None}
     assert known == {"node", "worker", "address", "status", "gpu_index", "device", "host_limit"}
 
@@ -73,28 +76,28 @@ def test_a_metric_named_gpu_does_as_well() -> None:
     found = identity_of({"0-0": told})
     for worker in found["workers"].values():
         worker["gpu"] = {"memory-total": 7, "name": "x"}
-    (row,) = snapshot_of(found, job([GPU]), 7.0).rows
+    (row,) = snapshot_of(found, job(GPU), 7.0).rows
     assert (row.gpu_use, row.gpu_memory, row.gpu_memory_total) == (5, 6, 7)
 
 
 def test_our_figures_come_before_the_monitors() -> None:
     """Of a worker with two GPUs, of which the monitor samples the first; what is the worker's stands in the first row alone."""
-    rows = [PlannedRow("0-0", "n1", "gpu", place, f"GPU-{place}") for place in range(2)]
+    both = worker_plan("0-0", "GPU-0,GPU-1", host="n1", gpu_index=0)
     told = metrics(use=1) | {"gpu_mpi": {"gpus": [[10, 1, 8], [20, None, None]], "spilled": None}}
-    one, two = snapshot_of(identity_of({"0-0": told}), job(rows), 7.0).rows
+    one, two = snapshot_of(identity_of({"0-0": told}), job(both), 7.0).rows
     assert (one.gpu_use, one.gpu_memory, two.gpu_use, two.gpu_memory) == (10, 1, 20, None)
     assert (one.running, two.running) == (2, None)
     assert one.spilled is None  # not the zero that distributed sends
 
 
 def test_a_cpu_worker_shows_no_gpu() -> None:
-    (row,) = snapshot_of(identity_of({"0": metrics(use=9)}), job([PlannedRow("0", "n1", "cpu")]), 7.0).rows
+    (row,) = snapshot_of(identity_of({"0": metrics(use=9)}), job(worker_plan("0", host="n1")), 7.0).rows
     assert (row.gpu_use, row.gpu_memory, row.running) == (None, None, 2)
 
 
 def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> None:
     found = identity_of({"join-1-10": {}, "join-1-9": {}})
-    rows = snapshot_of(found, job([GPU]), 7.0).rows
+    rows = snapshot_of(found, job(GPU), 7.0).rows
     assert [(row.worker, row.status) for row in rows] == [
         ("0-0", "lost"),
         ("join-1-9", "running"),
@@ -103,7 +106,7 @@ def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> No
 
 
 def test_a_worker_that_was_retired_is_not_lost() -> None:
-    (row,) = snapshot_of(identity_of({}), {**job([GPU]), "retired": ["0-0"]}, 7.0).rows
+    (row,) = snapshot_of(identity_of({}), {**job(GPU), "retired": ["0-0"]}, 7.0).rows
     assert (row.worker, row.status) == ("0-0", "closed")
 
 
@@ -119,7 +122,7 @@ def test_a_cluster_that_is_not_ours() -> None:
 def test_rates_are_between_two_samples() -> None:
     def sample(received: int, sent: int, at: float, port: int = 1) -> Any:
         told = {"gpu_mpi": {"received": received, "sent": sent, "time": at}}
-        return snapshot_of(identity_of({"0-0": told}, port=port), job([GPU]), 7.0)
+        return snapshot_of(identity_of({"0-0": told}, port=port), job(GPU), 7.0)
 
     first = with_rates(sample(100, 10, 1.0), None)
     assert first.rows[0].received_rate is None
@@ -148,7 +151,7 @@ _NAMES = st.sampled_from(
 @given(st.dictionaries(_NAMES, _ANY | st.dictionaries(_KEYS, _ANY | st.lists(_ANY, max_size=2))))
 @settings(max_examples=300, deadline=None)
 def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
-    (row,) = snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0).rows
+    (row,) = snapshot_of(identity_of({"0-0": told}), job(GPU), 7.0).rows
     assert row.worker == "0-0"
 
 

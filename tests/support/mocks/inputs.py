@@ -13,7 +13,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.plan.model import Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, Plan, Role, WorkerPlan
 from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "one_host",
     "parse_run",
     "plan",
+    "plan_of",
     "rank",
     "refused",
     "worker_plan",
@@ -80,6 +81,20 @@ def worker_plan(name: str | int = "0-0", device: str | None = None, **more: Any)
         "resources": {},
     }
     return WorkerPlan(**{"name": name, "device": device, **fixed, **more})
+
+
+def plan_of(*workers: WorkerPlan, warnings: tuple[Any, ...] = ()) -> Plan:
+    """A plan of these workers; the place of each one's first GPU is its `gpu_index`."""
+    hosts: dict[str, dict[int, Gpu]] = {worker.host: {} for worker in workers}
+    for worker in workers:
+        for place, uuid in enumerate(worker.devices, worker.gpu_index or 0):
+            hosts[worker.host][place] = gpu(place, uuid=uuid)
+    planned = tuple(
+        HostPlan(host, (0,), tuple(gpus.get(n, gpu(n)) for n in range(max(gpus, default=-1) + 1)), 0)
+        for host, gpus in hosts.items()
+    )
+    role = Role(0, workers[0].host)
+    return Plan("shared", 1, role, role, planned, workers, warnings)
 
 
 def keywords(**given: Any) -> Options:

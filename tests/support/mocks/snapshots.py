@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.plain_data import pack
-from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from support import ROOT
+from support.mocks.inputs import plan_of, worker_plan
 
 __all__ = ["GIB", "cluster", "identity_of", "made_up", "metrics"]
 
@@ -54,14 +54,14 @@ def identity_of(workers: Mapping[Any, Mapping[str, Any]], *, port: int = 1) -> d
 def cluster(nodes: int, gpus: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The identity of a cluster's scheduler, and its answer of the job: each GPU is in use by its place, in percent."""
     names = [(node, place) for node in range(nodes) for place in range(gpus)]
-    rows = [
-        PlannedRow(f"{node}-{place}", f"node{node:04d}", "gpu", place, f"GPU-{node}-{place}")
+    planned = [
+        worker_plan(f"{node}-{place}", f"GPU-{node}-{place}", host=f"node{node:04d}", gpu_index=place)
         for node, place in names
     ]
     identity = identity_of(
         {f"{node}-{place}": metrics(use=(node * gpus + place) % 101) for node, place in names}
     )
-    return identity, {"facts": pack(JobFacts(tuple(rows))), "events": [], "end": None, "now": 7.0}
+    return identity, {"plan": pack(plan_of(*planned)), "events": [], "end": None, "now": 7.0}
 
 
 def made_up(nodes: int, gpus: int, seconds: int, tasks: int) -> Any:
