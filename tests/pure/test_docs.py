@@ -11,7 +11,6 @@ from support import PAGES, ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-import check_words
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -71,21 +70,6 @@ def test_ci_commands_of_the_readme_exist() -> None:
     commands = ci_commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert {"ci/demo.sh", "ci/test.sh"} <= set(commands)
     assert [command for command in commands if not (ROOT / command).is_file()] == []
-
-
-def test_the_check_of_the_english_finds_what_is_wrong() -> None:
-    page = (
-        "# Where it is\n\nWhere a worker dies, it restarts.\n\n- It has a port of its own.\n- `where` is code.\n\n"
-        "```\nWhat it says: no\n```\n\n| Who connects is dropped | [a](b.md) beside TLS |\n\n"
-        f"{'word ' * 26}ends. What is it?\n"
-    )
-    assert [(line, sentence[:20]) for line, _, sentence in check_words.findings(page)] == [
-        (3, "Where a worker dies,"),
-        (5, "It has a port of its"),
-        (12, "Who connects is drop"),
-        (12, "a beside TLS"),
-        (14, "word word word word "),
-    ]
 
 
 def test_the_design_has_every_package_and_modules_that_exist() -> None:

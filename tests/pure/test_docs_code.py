@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
@@ -77,17 +76,6 @@ def parse(words: list[str]) -> None:
     arguments = words[1:] if words[0] in cli.commands else words
     with command.make_context("dask-gpu-mpi", list(arguments)):
         pass
-
-
-def test_what_is_no_command_of_ours_is_found() -> None:
-    assert commands(
-        "mpirun -np 4 python -m dask_gpu_mpi --nthreads 2 x.py && echo\ndask-gpu-mpi \\\n  plan"
-    ) == [
-        ["--nthreads", "2", "x.py"],
-        ["plan"],
-    ]
-    with pytest.raises(click.UsageError):
-        parse(["plan", "--no-such-option"])
 
 
 def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:

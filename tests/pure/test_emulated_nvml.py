@@ -14,10 +14,7 @@ from support.jobs.processes import run_python
 from support.jobs.scripts import script
 from support.mocks.gpus import (
     GIB,
-    ONLY_VARIABLE,
-    VARIABLE,
     SimGpu,
-    SimHost,
     SimMig,
     emulated_environ,
     make_gpus,
@@ -62,75 +59,6 @@ def test_gpus_are_seen_as_described(libdir: Path) -> None:
     assert (one["pci"], one["MinorNumber"], one["utilization"]) == ("00000001:3B:00.0", 5, 42)
     assert one["memory"] == [8 * GIB, 2 * GIB, 6 * GIB]
     assert one["processes_v2"] == one["processes_v3"] == [[7, GIB], [8, GIB]]
-
-
-def test_mig_instances(libdir: Path) -> None:
-    instances = (
-        SimMig("MIG-a", 10 * GIB, processes=((9, GIB),)),
-        SimMig("MIG-b", 20 * GIB, name="NVIDIA H100 MIG 2g.20gb", index=3),
-    )
-    sliced, whole = make_gpus(2, memory=80 * GIB)
-    sliced = SimGpu(sliced.uuid, name="H100", memory=80 * GIB, cores=(1,), mig=instances)
-    first, second = look(emulated_environ(libdir, [sliced, whole]))
-    assert (first["MigMode"], first["utilization"], first["is_mig"]) == (
-        [1, 1],
-        "NVMLError_NotSupported",
-        False,
-    )
-    assert first["processes_v2"] == [[9, GIB]]
-    a, gap, _, b = first["mig"][:4]
-    assert (gap, second["mig"], a["is_mig"]) == ("NVMLError_NotFound", [], True)
-    assert [a["UUID"], a["Name"], a["memory"], a["Index"], a["cores"]] == [
-        "MIG-a", "H100 MIG 0", [10 * GIB, GIB, 9 * GIB], 0, [1],
-    ]  # fmt: skip
-    assert [b["UUID"], b["Name"], b["memory"][0], b["Index"]] == ["MIG-b", instances[1].name, 20 * GIB, 3]
-    assert b["same"] == ["MIG-b", sliced.uuid]
-
-
-def test_failures_of_a_device(libdir: Path) -> None:
-    a, b, c, d = make_gpus(4)
-    lost = SimGpu(b.uuid, lost=True)
-    broken = SimGpu(
-        c.uuid, failures={"nvmlDeviceGetUtilizationRates": "NO_PERMISSION", "nvmlDeviceGetName": 999}
-    )
-    shared = SimGpu(d.uuid, memory=None, cores=())
-    seen = look(emulated_environ(libdir, [a, lost, broken, shared]))
-    assert seen[0]["UUID"] == a.uuid
-    assert seen[1] == "NVMLError_GpuIsLost"
-    assert (seen[2]["utilization"], seen[2]["Name"]) == ("NVMLError_NoPermission", "NVMLError_Unknown")
-    assert (seen[3]["memory"], seen[3]["cores"]) == ("NVMLError_NotSupported", "NVMLError_NotSupported")
-
-
-@pytest.mark.parametrize(
-    ("host", "error"),
-    [
-        (SimHost(init_fail="DRIVER_NOT_LOADED"), "NVMLError_DriverNotLoaded"),
-        (SimHost(make_gpus(2), init_fail=18), "NVMLError_LibRmVersionMismatch"),
-        (SimHost(), []),
-        (None, "NVMLError_DriverNotLoaded"),
-    ],
-)
-def test_nvml_does_not_start_or_there_is_no_gpu(libdir: Path, host: SimHost | None, error: Any) -> None:
-    environ = emulated_environ(libdir, host or [])
-    if host is None:
-        del environ[VARIABLE]
-    assert look(environ) == error
-
-
-def test_isolation_renumbers(libdir: Path) -> None:
-    gpus = make_gpus(4)
-    environ = emulated_environ(libdir, SimHost(gpus, only=(1, 3)))
-    seen = [(gpu["UUID"], gpu["Index"], gpu["MinorNumber"]) for gpu in look(environ)]
-    assert seen == [(gpus[1].uuid, 0, 1), (gpus[3].uuid, 1, 3)]
-    assert [gpu["UUID"] for gpu in look(environ | {ONLY_VARIABLE: "0,3"})] == [gpus[3].uuid]
-
-
-def test_a_mistake_in_the_description_is_loud(libdir: Path) -> None:
-    for description, complaint in (("gpu,colour=green", "no 'colour'"), ("@/no/such/file", "can't read")):
-        out, err = run(LOOK, emulated_environ(libdir, []) | {VARIABLE: description})
-        assert json.loads(out) == "NVMLError_InvalidArgument"
-        assert err.startswith("emulated NVML: ")
-        assert complaint in err
 
 
 FIGURES = """

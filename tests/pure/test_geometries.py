@@ -197,6 +197,8 @@ def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: Optio
             make_plan(inventories, options)
         return
     found = make_plan(inventories, options)
+    assert make_plan(reversed(inventories), options) == found
+    assert [worker.rank for worker in found.workers] == sorted(worker.rank for worker in found.workers)
     visible = Counter({gpu.uuid: 1 for rank in inventories for gpu in rank.gpus})
     assert Counter(uuid for worker in found.workers for uuid in worker.devices) == visible
     assert len(set(names(found))) == len(found.workers)
@@ -316,19 +318,3 @@ def test_groups_that_are_not_full(shape: Shape, each: int, words: str) -> None:
 
 
 # -- what else holds memory
-
-
-def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inventory]:
-    return [
-        replace(rank, gpus=tuple(replace(gpu, **more) if gpu.index == index else gpu for gpu in rank.gpus))
-        for rank in inventories
-    ]
-
-
-def test_the_worst_that_a_rank_saw_counts() -> None:
-    one, other = job(Shape(ranks=2))
-    (one,) = with_gpus([one], 0, free=30 * GIB)
-    (other,) = with_gpus([other], 0, free=20 * GIB, processes=((999, GIB),))
-    gpu = make_plan([one, other], Options()).hosts[0].gpus[0]
-    assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
-    assert make_plan([one, other], Options()).hosts[0].gpus[1].free == -1

@@ -165,19 +165,3 @@ def fixed_parts(entry: str) -> list[str]:
 def test_the_page_explains_messages_of_the_code(entry: str) -> None:
     whole = "\n".join([*texts(), *(each.whole for each in messages())])
     assert [part for part in fixed_parts(entry) if part in whole]
-
-
-def test_what_is_wrong_is_found() -> None:
-    code = """
-raise OptionError(f"{path} is bad", fix="use another")
-raise InputError("no GPU here", expected=f"{number} of them")
-say("This is no warning")
-raise InputError("This is it.")
-raise StartupError(str(error))
-"""
-    first, second, third = messages_in(ast.parse(code))
-    assert [first.whole, second.whole] == ["{} is bad. Fix: use another", "no GPU here (expected {} of them)"]
-    assert (first.helps, second.helps, third.helps) == (True, True, False)
-    assert (has_odd_lines(first), has_odd_lines(third)) == (False, True)
-    assert (has_odd_beginning(first), has_odd_beginning(third)) == (False, True)
-    assert fixed_parts("rank {rank}[ of {size}]: has no GPU") == ["has no GPU"]

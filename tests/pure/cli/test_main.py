@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import program as script
 from dask_gpu_mpi.job import start as module
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.options.model import OPTIONS, Options
+from dask_gpu_mpi.options.model import Options
 from support.mocks.inputs import parse_run
 
 
@@ -123,10 +123,13 @@ def test_a_plan_of_hypothetical_nodes_needs_no_ranks_to_refuse_options(
     assert job.did == ["prepare"]
 
 
-def test_what_click_refuses_on_a_login_node(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert job.run("jobscript", "--noodles") == 2
+@pytest.mark.parametrize("command", ["jobscript", "launch", "top"])
+def test_what_click_refuses_on_a_login_node(
+    job: Job, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.run(command, "--noodles") == 2
     assert (job.did, capsys.readouterr().err.count("dask_gpu_mpi: error: command line: ")) == ([], 1)
-    assert job.run("jobscript", "--help") == 0
+    assert job.run(command, "--help") == 0
 
 
 def test_an_interrupted_command(
@@ -175,20 +178,6 @@ def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
     given = parse_run(arguments)
     given, program = split_run(given, given.pop("program"))
     return resolve_texts(given), program
-
-
-def test_every_option_of_the_table_is_one_of_the_command() -> None:
-    given = parse_run([])
-    assert given.pop("program") == ()
-    assert given.keys() == {option.name for option in OPTIONS.values() if option.cli}
-    assert set(given.values()) == {None}
-
-
-def test_what_comes_after_the_script_is_the_scripts() -> None:
-    options, words = resolved("--nthreads", "2", "script.py", "--nthreads", "3", "--flag")
-    assert isinstance(options, Options)
-    assert options.nthreads == 2
-    assert words == ("script.py", "--nthreads", "3", "--flag")
 
 
 @pytest.mark.parametrize(

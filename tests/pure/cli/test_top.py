@@ -38,29 +38,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
 
 
-def test_the_arguments_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(file: str | None, **told: Any) -> int:
-        assert (file, told) == ("x", {"once": False, "as_json": True, "interval": 0.5})
-        return 143
-
-    monkeypatch.setattr(live_view, "run_top", run)
-    done = CliRunner().invoke(cli, ["top", "--scheduler-file", "x", "--json", "--interval", "0.5"])
-    assert (done.exit_code, done.output) == (143, "")
-
-
 def test_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> int:
         raise ClusterLostError("gone")
 
     monkeypatch.setattr(live_view, "run_top", run)
     assert refused("--once", rc=1).endswith("gone")
-
-
-def test_unknown_options_are_refused_without_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main.main(["top", "--nothing"])
-    assert end.value.code == 2
-    assert "No such option" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "forgets"), [("top", 0), ("jobscript", 1)])

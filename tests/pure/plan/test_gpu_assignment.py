@@ -44,15 +44,6 @@ def test_gpus_are_divided(seen: tuple[tuple[Gpu, ...], ...], expected: list[str]
     assert names(plan(one_host(*seen))) == expected
 
 
-def test_more_ranks_than_gpus() -> None:
-    found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
-    assert names(found) == ["0-0", "1-1", "2-2"]
-    assert any(
-        "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w
-        for w in map(str, found.warnings)
-    )
-
-
 def test_partial_overlap_says_who_saw_what() -> None:
     inventories = [
         rank(0, 3, ABC[:2], visible="0,1", host="n1"),

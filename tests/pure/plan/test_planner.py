@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import replace
 from functools import partial
@@ -12,11 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.errors import InputError, PlacementError, WorldTooSmallException
-from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
 from dask_gpu_mpi.plan import synthetic
-from dask_gpu_mpi.plan.planner import make_plan
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -162,15 +158,6 @@ def test_index_order_is_pci_index_slice_uuid() -> None:
     ]
 
 
-def test_under_cgroups_every_rank_has_index_0() -> None:
-    found = plan(one_host(*((gpu(0, uuid=f"GPU-{i}", pci=f"{i}"),) for i in range(3))))
-    assert [(w.name, w.device) for w in found.workers] == [
-        ("0-0", "GPU-0"),
-        ("1-1", "GPU-1"),
-        ("2-2", "GPU-2"),
-    ]
-
-
 def test_the_least_memory_and_quota_of_those_that_are_known() -> None:
     assert plan([rank(0, 1, memory=0)]).hosts[0].memory == 0
     ranks = [rank(0, 3, memory=0), rank(1, 3, memory=7, cpu_quota=2.5), rank(2, 3, memory=8, cpu_quota=1.5)]
@@ -246,83 +233,6 @@ def test_eight_places_are_named_and_the_others_counted(places: int, words: str) 
 # -- properties
 
 CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: tuple(sorted(cpus)))
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> list[Inventory]:
-    """Hosts with GPUs, ranks anywhere, each sees one of two disjoint groups of its host's GPUs, or none."""
-    hosts = []
-    for number in range(draw(st.integers(1, 3))):
-        count = draw(st.integers(0, 5))
-        gpus = [
-            gpu(
-                i,
-                uuid=f"GPU-{number}-{i}",
-                pci=draw(st.sampled_from(["", "0A", "0B"])),
-                cpus=draw(st.one_of(st.just(()), CPUS)),
-                processes=draw(st.sampled_from([(), (), ((999, GIB),)])),
-            )
-            for i in range(count)
-        ]
-        cut = draw(st.integers(0, count))
-        hosts.append(
-            (draw(st.sampled_from(["n1", "n2"])), f"boot{number}", (gpus[:cut], gpus[cut:], gpus[:0]))
-        )
-    size = draw(st.integers(1, 8))
-    found = []
-    for number in range(size):
-        host, boot, groups = draw(st.sampled_from(hosts))
-        found.append(
-            rank(
-                number,
-                size,
-                tuple(draw(st.permutations(draw(st.sampled_from(groups))))),
-                host=host,
-                boot_id=boot,
-                cpus=draw(CPUS),
-                memory=draw(st.integers(GIB, 64 * GIB)),
-                visible=draw(st.sampled_from([None, "0,1"])),
-            )
-        )
-    return found
-
-
-@st.composite
-def all_options(draw: st.DrawFn) -> Options:
-    return Options(
-        layout=draw(st.sampled_from(["shared", "shared", "exclusive"])),
-        cpu_workers=draw(st.integers(0, 2)),
-        nthreads=draw(st.sampled_from([None, None, 2])),
-        worker_class=draw(st.sampled_from(["auto", "auto", "distributed.Nanny", "dask_cuda.CUDAWorker"])),
-        name=draw(st.sampled_from([None, "x"])),
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(jobs(), all_options(), st.randoms(use_true_random=False))
-def test_names_memory_and_order(
-    inventories: list[Inventory], options: Options, shuffler: random.Random
-) -> None:
-    shuffled = list(inventories)
-    shuffler.shuffle(shuffled)
-    try:
-        found = make_plan(inventories, options)
-    except InputError as error:
-        message = str(error)
-        with pytest.raises(InputError) as caught:
-            make_plan(shuffled, options)
-        assert str(caught.value) == message
-        return
-    assert make_plan(shuffled, options) == found
-    assert len({str(w.name) for w in found.workers}) == len(found.workers)
-    assert len({h.host for h in found.hosts}) == len(found.hosts)
-    assert sorted(r for h in found.hosts for r in h.ranks) == list(range(len(inventories)))
-    for host in found.hosts:
-        limits = [w.memory_limit for w in found.workers if w.host == host.host]
-        assert all(limit > 0 for limit in limits)
-        assert sum(limits) <= host.memory == min(inventories[r].memory for r in host.ranks)
-    assert [w.rank for w in found.workers] == sorted(w.rank for w in found.workers)
-    assert found.table()
 
 
 @settings(max_examples=60, deadline=None)
