@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
 def test_keyword_beats_configuration_beats_default() -> None:
     with dask.config.set({"gpu-mpi.nthreads": 3, "gpu-mpi.layout": "exclusive"}):
         options = keywords(nthreads=2)
-    assert (options.nthreads, options.layout, options.cpu_workers) == (2, "exclusive", 0)
         assert keywords(nthreads=None).nthreads is None
+    assert (options.nthreads, options.layout, options.cpu_workers) == (2, "exclusive", 0)
     assert options.explicit == {"nthreads", "layout"}
 
 
