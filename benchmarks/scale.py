@@ -59,7 +59,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
-from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
 from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Reached, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
@@ -121,9 +120,10 @@ def simulate(size: int) -> dict[str, Any]:
         sent.append((kind, len(channels[rank].seal(coded(Kind(kind), payload))), time.perf_counter()))
 
     timeline = Timeline("rank")
-    job = CoordinatedJob(Options(), timeline, make_credentials())
     hosts = {inventory.rank: inventory.host for inventory in inventories}
-    coordinator = Coordinator(hosts, job, send=send, deadline=1e9)
+    coordinator = Coordinator(
+        hosts, Options(), timeline, send=send, deadline=1e9, credentials=make_credentials()
+    )
     steps: dict[str, dict[str, Any]] = {}
     gc.collect()
     gc.disable()  # as a rank has it during the start
