@@ -54,15 +54,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class RankResult:
-    """The results of a rank's tests, as it sends them to rank 0."""
-
-    kernels: tuple[KernelResult, ...] = ()
-    #: Whether UCX works; None: it was not tested here.
-    ucx: UcxResult | None = None
-
-
-@dataclass(frozen=True)
 class Evidence:
     """All that the rules need. Mappings are by rank, in the order of ranks."""
 
@@ -84,7 +75,10 @@ class Evidence:
     #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
     nodes: tuple[Node, ...] = ()
     reached: Mapping[int, Reached] = field(default_factory=dict)
-    tests: Mapping[int, RankResult] = field(default_factory=dict)
+    #: The results of the tests of a rank; it has kernels, perhaps none, once it has ended all of them.
+    kernels: Mapping[int, tuple[KernelResult, ...]] = field(default_factory=dict)
+    #: Of the ranks that have tested UCX.
+    ucx: Mapping[int, UcxResult] = field(default_factory=dict)
     #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()
     #: Whether kernels run (``--kernel``).
@@ -302,8 +296,7 @@ def _gpus(ranks: Sequence[Observations]) -> list[Gpu]:
 
 
 def _kernels(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, KernelResult]:
-    tests = [evidence.tests[observed.rank] for observed in ranks if observed.rank in evidence.tests]
-    return {result.uuid: result for test in tests for result in test.kernels}
+    return {result.uuid: result for each in ranks for result in evidence.kernels.get(each.rank, ())}
 
 
 def _ecc(ranks: Sequence[Observations], gpu: Gpu) -> int | None:

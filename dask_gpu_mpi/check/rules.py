@@ -175,7 +175,7 @@ FIXES = {
 
 def check_kernels(evidence: Evidence) -> Iterator[Finding]:
     """Each GPU with a worker must compute the right result in time."""
-    results = [(rank, result) for rank, test in evidence.tests.items() for result in test.kernels]
+    results = [(rank, result) for rank, each in evidence.kernels.items() for result in each]
     if not evidence.kernel or not results:
         if evidence.gpus:
             why = ": there is no plan that assigns the GPUs to ranks"
@@ -333,8 +333,6 @@ NETWORK = {
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 #: Bytes of scratch that logs and sockets need at least.
 LEAST_SCRATCH = 100 * 1024**2
-#: Bytes of a local directory's name beyond which the fork server's socket moves to /tmp (`forkserver.become_fork_server`).
-LONGEST_SCRATCH = 107 - len("/dgm-0123456789abcdef/fork-server")
 NODE_LOCAL = "choose a node-local directory with local_directory (--local-directory) or TMPDIR"
 
 
@@ -382,11 +380,6 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
         sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
         found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"
         yield "warning", found, NODE_LOCAL
-    if (length := len(path.encode())) > LONGEST_SCRATCH:
-        found = (
-            f"{path} is too long for a socket ({length} of {LONGEST_SCRATCH} bytes): other programs' may fail"
-        )
-        yield "warning", found, "choose a shorter one"
 
 
 FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
@@ -413,9 +406,8 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
         return
     if warning:
         yield Finding.of("warning", "transport", warning, FIX)
-    results = {rank: test.ucx for rank, test in evidence.tests.items() if test.ucx is not None}
     failed = False
-    for rank, result in results.items():
+    for rank, result in evidence.ucx.items():
         if result.error:
             failed = True
             found = f"UCX does not work: {result.error}; data to and from workers there goes over TLS"
@@ -425,7 +417,7 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
             found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
             yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
     if not failed:
-        where = f"within {counted(len(results), 'node')}"
-        if between_nodes and len(results) > 1:
+        where = f"within {counted(len(evidence.ucx), 'node')}"
+        if between_nodes and len(evidence.ucx) > 1:
             where += " and from each to the next"
         yield Finding("ok", "transport", f"{line}; UCX works {where}")

@@ -32,11 +32,11 @@ from dask_gpu_mpi.base.timeouts import (
     OBSERVE_TIMEOUT,
     REPORT_TIMEOUT,
 )
-from dask_gpu_mpi.check.kernel import run_kernels
+from dask_gpu_mpi.check.kernel import KernelResult, run_kernels
 from dask_gpu_mpi.check.observations import Observations, observe, of_rank
-from dask_gpu_mpi.check.report import Evidence, Finding, RankResult, Report
+from dask_gpu_mpi.check.report import Evidence, Finding, Report
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxTrial
+from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult, UcxTrial
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
@@ -63,7 +63,7 @@ class CheckKind(StrEnum):
     UCX_ADDRESS = "UCX address"
     #: Rank 0 to such a rank: a `UcxPeer`.
     UCX_PEER = "UCX peer"
-    #: Every rank to rank 0: a `RankResult`.
+    #: Every rank to rank 0: a `Tested`.
     TESTED = "tested"
 
 
@@ -79,13 +79,15 @@ class RankTest:
     ucx: UcxOrder | None = None
 
 
+#: The results of a rank's tests: of its kernels, and of UCX; None: UCX was not tested here.
+Tested = tuple[tuple[KernelResult, ...], UcxResult | None]
 #: The type of each kind's payload, in addition to those of the start.
 PAYLOADS: Mapping[str, Any] = {
     Kind.REGISTRATION: Observations,
     CheckKind.TEST: RankTest,
     CheckKind.UCX_ADDRESS: bytes,
     CheckKind.UCX_PEER: UcxPeer,
-    CheckKind.TESTED: RankResult,
+    CheckKind.TESTED: Tested,
 }
 
 
@@ -175,7 +177,7 @@ class CheckingRank:
         self._channels = channels
         self._context = context
         self._connecting = Connecting(options, channels)
-        self._results: queue.SimpleQueue[RankResult] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Tested] = queue.SimpleQueue()
         self._ucx: UcxTrial | None = None
         self._ucx_address_sent = False
 
@@ -227,7 +229,7 @@ class CheckingRank:
     def _test(self, test: RankTest) -> None:
         kernels = run_kernels(test.gpus, self._context.environ, test.seconds)
         ucx = self._ucx.result() if self._ucx is not None else None
-        self._results.put(RankResult(kernels, ucx))
+        self._results.put((kernels, ucx))
 
     def close(self) -> None:
         """Stop listening."""
@@ -293,7 +295,7 @@ class CheckCoordinator(FailureCoordinator):
         self._started = started
         self._test = ReachabilityTest(range(self.size), send)
         self._pairs = UcxPairs({})
-        self._tested: dict[int, RankResult] = {}
+        self._tested: dict[int, Tested] = {}
         #: The evidence before the tests.
         self._evidence = Evidence(self.size)
 
@@ -414,8 +416,13 @@ class CheckCoordinator(FailureCoordinator):
                 for rank, tested in sorted(self._tested.items())
                 if rank not in self._test.awaited
             }
-            reached = dict(sorted(self._test.reached.items()))
-            evidence = replace(evidence, tests=tests, reached=reached, silent=self._missing(tests))
+            evidence = replace(
+                evidence,
+                kernels={rank: kernels for rank, (kernels, _) in tests.items()},
+                ucx={rank: ucx for rank, (_, ucx) in tests.items() if ucx is not None},
+                reached=dict(sorted(self._test.reached.items())),
+                silent=self._missing(tests),
+            )
         steps = {rank: (self.hosts[rank], step) for rank, step in self.steps.items()}
         self.outcome = replace(evidence, steps=steps)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Evidence, RankResult
+from dask_gpu_mpi.check.report import Evidence
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.run import (
     KERNEL_MARGIN,
@@ -75,7 +75,7 @@ class Job:
     def test(self, *found: Reached) -> None:
         for rank, each in enumerate(found or (Reached(Reach()), Reached(Reach()))):
             self.tell(rank, Kind.REACHED, each)
-            self.tell(rank, CheckKind.TESTED, RankResult())
+            self.tell(rank, CheckKind.TESTED, ((), None))
         self.tick(3.0)
 
     def whole(self, *found: Reached) -> Job:
@@ -102,7 +102,7 @@ def test_all_is_well() -> None:
     job.tell(1, Kind.STEP, "the GPUs")
     job.whole()
     evidence = job.evidence
-    assert (evidence.silent, list(evidence.observations), list(evidence.tests)) == ((), [0, 1], [0, 1])
+    assert (evidence.silent, list(evidence.observations), list(evidence.kernels)) == ((), [0, 1], [0, 1])
     assert job.errors() == []
     assert (evidence.address, evidence.listening) == ("10.0.0.1", Listening(4711, 4712))
     assert evidence.plan is not None
@@ -184,9 +184,9 @@ def test_one_rank_of_each_node_tries_ucx() -> None:
     assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
     for rank in (0, 1):
         job.tell(rank, Kind.REACHED, Reached(Reach()))
-        job.tell(rank, CheckKind.TESTED, RankResult((), UcxResult("no device")))
+        job.tell(rank, CheckKind.TESTED, ((), UcxResult("no device")))
     job.tick(3.0)
-    assert [test.ucx for test in job.evidence.tests.values()] == [UcxResult("no device")] * 2
+    assert job.evidence.ucx == dict.fromkeys((0, 1), UcxResult("no device"))
 
 
 def test_ucx_is_tried_over_the_ports_of_the_worker() -> None:
@@ -222,13 +222,13 @@ def test_rank_that_does_not_end_its_tests(lacks: str) -> None:
     job.register()
     job.listen()
     for rank in (0, 1):
-        for kind, payload in ((Kind.REACHED, Reached(Reach())), (CheckKind.TESTED, RankResult())):
+        for kind, payload in ((Kind.REACHED, Reached(Reach())), (CheckKind.TESTED, ((), None))):
             if (rank, kind) != (1, lacks):
                 job.tell(rank, kind, payload)
     job.tick(REPORT_TIMEOUT)
     assert job.head.outcome is None
     job.tick(REPORT_TIMEOUT + 0.1)
-    assert (job.evidence.silent, list(job.evidence.tests)) == ((1,), [0])
+    assert (job.evidence.silent, list(job.evidence.kernels)) == ((1,), [0])
 
 
 def test_nodes_without_a_common_network() -> None:
@@ -236,7 +236,7 @@ def test_nodes_without_a_common_network() -> None:
     job.register(*(job.observed(rank, wanted_interface="ib9") for rank in (0, 1)))
     assert job.kind(Kind.CONNECT) == []
     for rank in (0, 1):
-        job.tell(rank, CheckKind.TESTED, RankResult())
+        job.tell(rank, CheckKind.TESTED, ((), None))
     job.tick(3.0)
     assert "'ib9'" in str(job.evidence.network_problem)
     assert (job.evidence.address, job.evidence.listening, job.evidence.silent) == ("", None, ())

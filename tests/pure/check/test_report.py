@@ -16,14 +16,12 @@ from dask_gpu_mpi.check.report import (
     Evidence,
     Finding,
     Level,
-    RankResult,
     Report,
     as_data,
     display,
     merge,
 )
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
@@ -46,12 +44,6 @@ def test_the_worst_finding_counts(levels: tuple[Level, ...], worst: Level, code:
     assert (report.level, report.exit_code) == (worst, code)
 
 
-def test_where_a_rank_runs() -> None:
-    assert evidence().host(1) == "h2"
-    silent = Evidence(3, steps={1: ("h7", "the local directory")})
-    assert [silent.host(rank) for rank in (1, 2)] == ["h7", ""]
-
-
 def test_ranks_are_put_together_by_node() -> None:
     ranks = (
         observed(0),
@@ -62,14 +54,6 @@ def test_ranks_are_put_together_by_node() -> None:
     found = Evidence(4, observations={one.rank: one for one in ranks}).by_host()
     assert [[one.rank for one in node] for node in found.values()] == [[0, 1], [2], [3]]
     assert [host for host, _ in found] == ["h1", "h2", "h2"]
-
-
-def test_a_problem_as_a_finding() -> None:
-    problem = Problem("bad value 'y'", expected="a; b", fix="set z", where="rank 0")
-    assert Finding.of("error", "GPUs", problem, "d", (0,)) == Finding(
-        "error", "GPUs", "rank 0: bad value 'y' (expected a; b)", "set z", (0,)
-    )
-    assert Finding.of("error", "GPUs", Problem("no GPU"), "default").fix == "default"
 
 
 def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
@@ -96,11 +80,6 @@ def render(report: Report) -> str:
 
 
 def test_table_of_a_thousand_hosts_stays_small() -> None:
-    found = evidence(*(replace(observed(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None,
-                               scratch=Scratch(f"/s{rank}", error="Permission denied")) for rank in range(1000)))  # fmt: skip
-    lines = render(Report(found, apply_rules(found))).splitlines()
-    assert sum("can't be written" in line for line in lines) == 12
-    assert any("988 more like these" in line for line in lines)
     alike = evidence(*(replace(observed(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None)
                        for rank in range(1000)))  # fmt: skip
     text = render(Report(alike, apply_rules(alike)))
@@ -131,14 +110,14 @@ def many_kinds() -> Report:
     bare = replace(cpus.inventory, rank=2, memory=0)
     third = replace(cpus, rank=2, inventory=bare, scratch=Scratch("/s", free=0))
     fourth = replace(third, rank=3, host="h3", inventory=None, scratch=Scratch("/s", "nfs", "/s", GIB))
-    tests = {
-        0: RankResult((KernelResult("GPU-h1-0", "", "", 1.23456),)),
-        1: RankResult((KernelResult("MIG-a", "cuda", "x", 2.0),)),
+    kernels = {
+        0: (KernelResult("GPU-h1-0", "", "", 1.23456),),
+        1: (KernelResult("MIG-a", "cuda", "x", 2.0),),
     }
     reached = {1: Reached(Reach("", -0.00123)), 2: Reached(Reach("refused", 9.0))}
     all_ranks = dict(enumerate((first, second, third, fourth)))
     options = Options(scheduler_rank=1)
-    found = Evidence(4, options, all_ranks, address="10.0.0.1", tests=tests, reached=reached)
+    found = Evidence(4, options, all_ranks, address="10.0.0.1", kernels=kernels, reached=reached)
     findings = (
         Finding("ok", "launcher", "fine"),
         Finding("warning", "GPUs", "busy", "stop them", (0, 1), ("h1",)),
@@ -267,10 +246,10 @@ def test_nodes_with_different_ranks_have_their_own_blocks() -> None:
     assert "node h17: rank 34" in text
 
 
-@pytest.mark.parametrize(("number", "shown"), [(12, 12), (13, 12), (14, 12)])
-def test_findings_beyond_a_dozen_are_counted(number: int, shown: int) -> None:
+@pytest.mark.parametrize("number", [12, 14])
+def test_findings_beyond_a_dozen_are_counted(number: int) -> None:
     findings = tuple(Finding("error", "ranks", f"number {one}.", "fix it") for one in range(number))
     text = render(Report(Evidence(1), (*findings, Finding("warning", "ranks", "one more"))))
-    assert (text.count("number "), text.count("fix it"), text.count("one more")) == (shown, shown, 1)
-    assert (f"ranks  {number - shown} more like these; --json has them all" in text) == (number > shown)
-    assert text.count("more like these") == (number > shown)
+    assert (text.count("number "), text.count("fix it"), text.count("one more")) == (12, 12, 1)
+    assert ("ranks  2 more like these; --json has them all" in text) == (number > 12)
+    assert text.count("more like these") == (number > 12)

@@ -9,8 +9,8 @@ import pytest
 
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Evidence, Finding, RankResult, Report
-from dask_gpu_mpi.check.rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK, apply_rules, check_transport
+from dask_gpu_mpi.check.report import Evidence, Finding, Report
+from dask_gpu_mpi.check.rules import LEAST_SCRATCH, NETWORK, apply_rules, check_transport
 from dask_gpu_mpi.check.run import _tries_of_ucx
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import Problem
@@ -39,6 +39,7 @@ def test_all_is_well() -> None:
     assert found["launcher"] == "MPI and launcher agree: 2 ranks on 2 nodes"
     assert found["placement"] == "4 GPU workers, 0 CPU workers"
     assert found["GPUs"] == "4 NVIDIA H200, driver 580.1"
+    assert found["kernel"] == "correct result from 4 GPUs, after 1.0 s at most"
     assert green(evidence(observed(0, gpus=0), observed(1, gpus=0)))["GPUs"] == "no GPU"
 
 
@@ -61,7 +62,7 @@ def test_problems_that_a_rank_has_found_itself(what: str, fix: str) -> None:
 
 def test_silent_rank_is_named_with_its_host() -> None:
     steps = {1: ("h2", "the GPUs (NVML)")}
-    found = evidence(observed(0), silent=(1,), steps=steps, size=2, listening=None, tests={}, reached={})
+    found = evidence(observed(0), silent=(1,), steps=steps, size=2, listening=None, kernels={}, reached={})
     finding = next(one for one in bad(found) if one.what == "ranks")
     assert (finding.level, finding.ranks, finding.hosts) == ("error", (1,), ("h2",))
     assert "the GPUs (NVML)" in finding.found
@@ -110,16 +111,11 @@ def test_hosts_with_different_gpus_and_drivers() -> None:
     ("seen", "allocated", "expected", "says"),
     [
         (2, 2, None, ""),
-        (2, 1, None, ""),  # GPUs that nothing confines
         (0, 0, None, ""),
-        (0, 0, 0, ""),
-        (2, 0, 2, ""),
         (2, 4, 2, ""),  # what the user expects counts
         (0, 4, None, "no GPU visible on the node (expected 4: SLURM_GPUS_ON_NODE=4)"),
-        (1, 4, None, "only 1 GPU visible on the node (expected 4: SLURM_GPUS_ON_NODE=4)"),
         (0, 0, 4, "no GPU visible on the node (expected 4: --expect-gpus 4)"),
         (3, 0, 4, "only 3 GPUs visible on the node (expected 4: --expect-gpus 4)"),
-        (2, 2, 4, "only 2 GPUs visible on the node (expected 4: --expect-gpus 4)"),
     ],
 )
 def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, says: str) -> None:
@@ -128,16 +124,6 @@ def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, say
     assert [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings] == (
         [("GPUs", "error", (0, 1), ("h1", "h2"), says)] if says else []
     )
-
-
-def test_gpus_gone_on_one_host() -> None:
-    findings = bad(evidence(observed(0, allocated_gpus=2), observed(1, gpus=0, allocated_gpus=2)))
-    assert [(one.what, one.level, one.ranks) for one in findings] == [
-        ("GPUs", "error", (1,)),
-        ("GPUs", "warning", ()),
-        ("placement", "warning", ()),
-    ]
-    assert "nvidia-smi" in findings[0].fix
 
 
 def test_ranks_of_a_host_see_its_gpus_together() -> None:
@@ -191,7 +177,7 @@ def test_the_largest_number_of_a_nodes_ranks_is_expected() -> None:
 
 def with_kernels(*results: KernelResult, rank: int = 1) -> Evidence:
     good = evidence()
-    return replace(good, tests={**good.tests, rank: replace(good.tests[rank], kernels=results)})
+    return replace(good, kernels={**good.kernels, rank: results})
 
 
 @pytest.mark.parametrize("kind", ["import", "cuda", "wrong", "late", "died"])
@@ -213,21 +199,15 @@ def test_kernel_that_was_still_being_imported() -> None:
 
 def test_kernel_that_was_not_run() -> None:
     good = evidence()
-    without = {rank: replace(test, kernels=()) for rank, test in good.tests.items()}
-    finding = only(replace(good, kernel=False, tests=without))
+    without = dict.fromkeys(good.kernels, ())
+    finding = only(replace(good, kernel=False, kernels=without))
     assert (finding.what, finding.level) == ("kernel", "warning")
     problem = Problem("host h1: ranks see overlapping GPUs", fix="use --gpus-per-node")
-    findings = bad(replace(good, plan=None, plan_problem=problem, tests=without))
+    findings = bad(replace(good, plan=None, plan_problem=problem, kernels=without))
     assert [(one.what, one.level) for one in findings] == [("placement", "error"), ("kernel", "warning")]
     assert findings[0].fix == "use --gpus-per-node"
     cpus = evidence(observed(0, gpus=0), observed(1, gpus=0))
     assert bad(cpus) == bad(replace(cpus, kernel=False)) == []
-
-
-def test_kernels_that_are_correct() -> None:
-    tests = {0: RankResult(kernels=(KernelResult("a", seconds=1.0), KernelResult("b", seconds=2.5)))}
-    found = green(replace(evidence(), tests=tests))
-    assert found["kernel"] == "correct result from 2 GPUs, after 2.5 s at most"
 
 
 @pytest.mark.parametrize(
@@ -235,10 +215,7 @@ def test_kernels_that_are_correct() -> None:
 )
 def test_failed_kernels_share_a_line(gpus: int, named: str) -> None:
     kernels = tuple(KernelResult(uuid, "cuda", "no driver") for uuid in "abcdef"[:gpus])
-    found = replace(
-        evidence(), tests={0: RankResult(kernels=kernels[:1]), 1: RankResult(kernels=kernels[1:])}
-    )
-    finding = only(found)
+    finding = only(replace(evidence(), kernels={0: kernels[:1], 1: kernels[1:]}))
     assert (finding.ranks, finding.found) == ((0, 1), f"failed on {named}: no driver")
 
 
@@ -286,12 +263,10 @@ def test_ports_that_can_not_be_listened_at(
     ("ahead", "protocol", "level"),
     [
         (1.0, "tls", None),
-        (-0.9, "tls", None),
         (1.1, "tls", "warning"),
         (-BACKDATED + 1, "tls", "warning"),
         (-BACKDATED - 1, "tls", "error"),
         (-BACKDATED - 1, "tcp", "warning"),
-        (BACKDATED + 1, "tls", "warning"),
         (VALID_DAYS * 86400.0, "tls", "warning"),
         (VALID_DAYS * 86400 + 1, "tls", "error"),
     ],
@@ -334,12 +309,6 @@ def test_what_was_not_tested_is_not_reported() -> None:
         # certificates are dated by the clock of rank 0
         (
             Reach("", -BACKDATED),
-            Reach("", -2.0 * BACKDATED),
-            {},
-            [(0, "warning", "behind that of rank 0"), (1, "warning", "behind that of rank 0")],
-        ),
-        (
-            Reach("", -BACKDATED),
             Reach("", -2.0 * BACKDATED - 0.1),
             {},
             [(0, "warning", "behind that of rank 0"), (1, "error", "behind that of rank 0")],
@@ -353,7 +322,6 @@ def test_what_was_not_tested_is_not_reported() -> None:
         ),
         # a clock that is unknown counts as right
         (FINE, Reach("refused", 99.0), {}, []),
-        (Reach("refused"), Reach("", -BACKDATED), {}, [(1, "warning", "behind that of rank 0")]),
         (Reach("refused"), Reach("", -BACKDATED - 0.5), {}, [(1, "error", "behind that of rank 0")]),
     ],
 )
@@ -376,22 +344,10 @@ def missing(**lost: dict[str, list[str]]) -> Evidence:
     return replace(good, reached=reached)
 
 
-def test_pairs_that_do_not_are_named() -> None:
-    findings = bad(missing(r1={SILENT: ["h3"]}, r2={SILENT: ["h2"]}))
-    assert [(one.what, one.level, one.ranks, one.hosts) for one in findings] == [
-        ("node pairs", "error", (1,), ("h2",)),
-        ("node pairs", "error", (2,), ("h3",)),
-    ]
-    assert [one.found.partition(";")[0] for one in findings] == [
-        f"can't reach h3: {SILENT}",
-        f"can't reach h2: {SILENT}",
-    ]
-    assert "--interface" in findings[0].fix
-
-
 def test_a_node_that_nobody_reaches_has_one_line() -> None:
     gone = {SILENT: ["h3"]}
     findings = bad(missing(r0=gone, r1=gone, r2={SILENT: ["h1"], "refused": ["h2"]}))
+    assert {(one.what, one.level) for one in findings} == {("node pairs", "error")}
     assert [(one.ranks, one.found.partition(";")[0]) for one in findings] == [
         ((0, 1), f"can't reach h3: {SILENT}"),
         ((2,), f"can't reach h1: {SILENT}"),
@@ -410,21 +366,15 @@ def test_a_node_on_which_workers_can_not_listen() -> None:
     ("scratch", "level", "says"),
     [
         (Scratch("/s", "", "", -1), None, ""),
-        (Scratch("/s", "xfs", "/", 63 * GIB), "warning", "about 63 of 64 GiB"),
         (Scratch("/s", "ext4", "/", 1000), "error", "has only 1000 B free"),
         (Scratch("/s", "ext4", "/", 100 * GIB, error="Permission denied"), "error", "can't be written (Permission denied)"),
         (Scratch("/s", "ext4", "/", 100 * GIB, ignored="/t"), "warning", "TMPDIR=/t"),
         (Scratch("/s", "ext4", "/", 100 * GIB, exposed="/s"), "warning", "may replace the workers' files in '/s'"),
         (Scratch("/s", "tmpfs", "/s", 1 * GIB), "warning", "is memory"),
-        (Scratch("/s", "ramfs", "/s", -1), "warning", "is memory"),
-        (Scratch("/" + "s" * (LONGEST_SCRATCH - 1), "ext4", "/", 100 * GIB), None, ""),
-        (Scratch("/" + "s" * LONGEST_SCRATCH, "ext4", "/", 100 * GIB), "warning", "too long for a socket"),
         *((Scratch("/s", kind, "/s", 100 * GIB), "warning", f"is on {NETWORK[kind]} (/s)") for kind in ("nfs4", "gpfs")),
         # free space at the bounds
-        (Scratch("/s", "ext4", "/", 0), "error", "0 B"),
-        (Scratch("/s", "ext4", "/", LEAST_SCRATCH - 1), "error", ""),
         (Scratch("/s", "ext4", "/", LEAST_SCRATCH), "warning", ""),
-        (Scratch("/s", "ext4", "/", 64 * GIB - 1), "warning", ""),
+        (Scratch("/s", "ext4", "/", 64 * GIB - 1), "warning", "about 64 of 64 GiB"),
         (Scratch("/s", "ext4", "/", 64 * GIB), None, ""),
     ],
 )  # fmt: skip
@@ -435,12 +385,6 @@ def test_scratch(scratch: Scratch, level: str | None, says: str) -> None:
     )
     assert all(says in finding.found for finding in findings)
     assert LEAST_SCRATCH == 104_857_600
-    assert LONGEST_SCRATCH + len("/dgm-0123456789abcdef/fork-server") == 107  # unix(7): 108 with the zero
-
-
-def test_memory_that_is_unknown_is_no_bound() -> None:
-    blind = observed(1, inventory=None, scratch=Scratch("/s", "ext4", "/", LEAST_SCRATCH))
-    assert "scratch" not in {one.what for one in bad(evidence(observed(0), blind))}
 
 
 @pytest.mark.parametrize(
@@ -461,9 +405,11 @@ def test_green_line_names_two_directories(paths: str, named: str) -> None:
 NO_PACKAGE = Problem("distributed-ucxx is not installed", fix="pip install it")
 
 
-def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: Problem | None = None, **more: Any) -> Evidence:
+def two_nodes(
+    wanted: WorkerUcx, *, gpus: bool = True, without: Problem | None = None, **more: Any
+) -> Evidence:
     found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), ucx=UcxAbility(without))]
-    return evidence(*found, worker_ucx=ucx, **more)
+    return evidence(*found, worker_ucx=wanted, **more)
 
 
 def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
@@ -499,8 +445,7 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
 def test_ucx_that_was_tried(
     results: tuple[UcxResult, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
 ) -> None:
-    tests = {rank: RankResult(ucx=result) for rank, result in enumerate(results)}
-    (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
+    (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, ucx=dict(enumerate(results))))
     assert (finding.level, finding.ranks) == (level, ranks)
     assert all(text in finding.found for text in texts)
     assert fix in finding.fix

@@ -6,9 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +13,13 @@ import pytest
 
 from dask_gpu_mpi.base.timeouts import OBSERVE_TIMEOUT
 from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.report import RankResult, Report
-from dask_gpu_mpi.check.run import CheckingRank, CheckKind, RankTest, run_check
+from dask_gpu_mpi.check.report import Report
+from dask_gpu_mpi.check.run import run_check
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.reachability import Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
-from dask_gpu_mpi.startup.messages import Channels, Connect, Kind, Listen, Reached
+from dask_gpu_mpi.startup.messages import Kind
 from support.mocks.preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")
@@ -188,79 +184,3 @@ def test_options_that_can_not_be_used(
     assert caught.value.reported
     assert process.reports == []
     assert capsys.readouterr().err == ("" if rank else "dask_gpu_mpi: error: --nthreads: invalid\n")
-
-
-class Rank:
-    """One rank of a check, and what it sends."""
-
-    def __init__(self, options: Options) -> None:
-        self.mailbox: Any = MockMailbox(rank=1)
-        self.channels = Channels(self.mailbox, None)
-        context: Any = SimpleNamespace(environ=dict(os.environ), has_client=True)
-        self.checking = CheckingRank(options, self.channels, context)
-
-    def tell(self, kind: str, payload: Any) -> None:
-        self.checking.on_event(Event(0, kind, payload))
-
-    def sent(self, kind: str) -> Any:
-        return [payload for _, sent, payload in self.mailbox.sent if sent == kind]
-
-    def wait_for(self, kind: str) -> Any:
-        deadline = time.monotonic() + 10
-        while not self.sent(kind) and time.monotonic() < deadline:
-            self.checking.poll()
-            time.sleep(0.01)
-        self.checking.poll()  # once is enough
-        (payload,) = self.sent(kind)
-        return payload
-
-
-@pytest.fixture
-def ranks() -> Iterator[Any]:
-    made: list[Rank] = []
-
-    def make(options: Options = CPUS) -> Rank:
-        made.append(Rank(options))
-        return made[-1]
-
-    yield make
-    for rank in made:
-        rank.checking.close()
-
-
-def test_a_rank_registers_with_what_it_observes(ranks: Any, tmp_path: Path) -> None:
-    rank = ranks(replace(CPUS, local_directory=str(tmp_path), nthreads=3))
-    assert rank.channels.step == "reading its options"
-    rank.checking.register("MPI 9", [Problem("wrong", what="launcher")])
-    assert [kind for _, kind, _ in rank.mailbox.sent] == [*[Kind.STEP] * 3, Kind.REGISTRATION]
-    assert {to for to, _, _ in rank.mailbox.sent} == {0}
-    assert rank.sent(Kind.STEP)[1:] == [
-        f"inspecting the local directory {str(tmp_path)!r}",
-        rank.channels.step,
-    ]
-    (observed,) = rank.sent(Kind.REGISTRATION)
-    assert (observed.rank, observed.host, observed.has_client) == (1, socket.gethostname(), True)
-    assert observed.problems == (Problem("wrong", what="launcher"),)
-    assert ("nthreads", 3) in observed.shared_options
-
-
-def test_a_rank_listens_connects_and_tests(ranks: Any) -> None:
-    rank, tokens = ranks(), Tokens()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        rank = ranks(replace(CPUS, dashboard_address=f"127.0.0.1:{port}"))
-        rank.tell(Kind.LISTEN, Listen("127.0.0.1", tokens, tokens, dashboard=True))
-    (listening,) = rank.sent(Kind.LISTENING)
-    assert listening.error == ""
-    assert listening.workers not in (0, listening.scheduler)
-    assert "in use" in listening.dashboard
-    peers = tuple(
-        Node(host, 0, "127.0.0.1", of, listening.workers) for host, of in (("h1", tokens), ("h3", Tokens()))
-    )
-    rank.tell(CheckKind.TEST, RankTest((), 10.0))
-    rank.tell(Kind.CONNECT, Connect(f"127.0.0.1:{listening.scheduler}", tokens, peers))
-    assert rank.channels.step.startswith("running a kernel")
-    reached: Reached = rank.wait_for(Kind.REACHED)
-    assert reached.scheduler is not None
-    assert (reached.scheduler.error, reached.lost) == ("", {"something else answers there": ["h3"]})
-    assert rank.wait_for(CheckKind.TESTED) == RankResult()

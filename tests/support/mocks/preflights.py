@@ -11,7 +11,7 @@ from typing import Any
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Observations
-from dask_gpu_mpi.check.report import Evidence, Finding, RankResult
+from dask_gpu_mpi.check.report import Evidence, Finding
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.run import PAYLOADS
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -156,11 +156,9 @@ def evidence(*found: Observations, **more: Any) -> Evidence:
         address="10.0.0.1",
         listening=Listening(4711),
         reached={one.rank: Reached(Reach("", 0.01 * one.rank, 0.001)) for one in found},
-        tests={
-            one.rank: RankResult(
-                tuple(KernelResult(gpu.uuid, seconds=1.0) for gpu in one.inventory.gpus)
-                if one.inventory
-                else ()
+        kernels={
+            one.rank: tuple(
+                KernelResult(gpu.uuid, seconds=1.0) for gpu in (one.inventory.gpus if one.inventory else ())
             )
             for one in found
         },
