@@ -24,18 +24,13 @@ LONGEST = 120.0
 #: The directory in which MPS listens by default.
 MPS = "/tmp/nvidia-mps"
 
-# Ends with its parent, by PR_SET_PDEATHSIG and at the end of its standard input, for which a thread waits while `cuInit` runs.
-# It reports no errors of CUDA: the workers do.
+# Ends with its parent, at the end of its standard input, for which a thread waits while `cuInit` runs. It reports no errors of
+# CUDA: the workers do.
 _CODE = """
 import _thread, ctypes, os, select, sys
-parent, longest = int(sys.argv[1]), float(sys.argv[2])
-if parent:
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit()
 
 def end():
-    select.select([0], [], [], longest)
+    select.select([0], [], [], float(sys.argv[1]))
     os._exit(0)
 
 _thread.start_new_thread(end, ())
@@ -74,10 +69,8 @@ class CudaKeepalive:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
-        follow = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid() if follow else 0), str(LONGEST)],
+            [sys.executable, "-I", "-S", "-c", _CODE, str(LONGEST)],
             env=scrub(environ),
             stdin=subprocess.PIPE,
             # While it is in the driver it can't be killed, and a launcher waits for the end of these two streams.

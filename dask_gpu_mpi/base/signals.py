@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,12 +45,11 @@ _pythons: int | None = None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal when the thread that made it ends (only on Linux); `parent` 0 ends that.
+    """Let the kernel send this process a signal when the thread that made it ends; `parent` 0 ends that.
 
     If the process `parent` has ended already, this process exits here.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number if parent else 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, number if parent else 0)
     if parent and os.getppid() != parent:
         os._exit(1)
 
@@ -257,8 +255,7 @@ def python_ends() -> bool:
 
 def insist_on(code: int) -> None:
     """End this process with that exit code although Python ends already, with another one; the last call counts."""
-    libc = ctypes.CDLL(None)
     # Called last of all that Python and MPI do, in this order: the last one registered first.
     with contextlib.suppress(AttributeError):
-        libc.__cxa_atexit(libc._exit, ctypes.c_void_p(code), None)
-        libc.__cxa_atexit(libc.fflush, None, None)
+        _libc.__cxa_atexit(_libc._exit, ctypes.c_void_p(code), None)
+        _libc.__cxa_atexit(_libc.fflush, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,8 +19,6 @@ from dask_gpu_mpi.network import listeners
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
-#: Of a route, what stands for a text of any length, or for a number.
-WILD = re.compile(r"\(.*?\)")
 
 
 class Site:
@@ -47,13 +45,6 @@ class Site:
 
     async def websocket(self, path: str, **headers: str) -> WebSocketClientConnection:
         return await websocket_connect(HTTPRequest(f"ws://{self.host}{path}", headers=headers))
-
-
-def routes_of(router: Any) -> Iterator[str]:
-    """The patterns of all its routes; bokeh's have a question mark."""
-    for rule in (*router.default_router.rules, *router.wildcard_router.rules):
-        for inner in getattr(rule.target, "rules", [rule]):
-            yield inner.matcher.regex.pattern
 
 
 @asynccontextmanager
@@ -87,31 +78,6 @@ def test_without_a_token_everyone_comes_in() -> None:
         assert (await site.fetch("/eventstream")).code == 404
 
     visit(visitor, token="")
-
-
-def test_every_route_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def visitor(site: Site) -> None:
-        application = site.scheduler.http_application
-        routes = {route for each in (application, *application.applications) for route in routes_of(each)}
-        found = {WILD.sub("1", route.rstrip("$").removesuffix("/?")) or "/" for route in routes}
-        paths = sorted(found | {"/statics/css/base.css", "/nowhere"})
-        assert {"/", "/status", "/status/ws", "/info", "/metrics", "/health", "/eventstream"} <= set(paths)
-        assert len(paths) > 100
-        caplog.clear()
-        caplog.set_level(logging.INFO)
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-        strangers: list[tuple[str, dict[str, Any]]] = [
-            *((path, {}) for path in paths),
-            *((path, {"headers": upgrade}) for path in paths if path.endswith(("/ws", "/eventstream"))),
-            ("/status", {"method": "HEAD"}),
-            ("/api/v1/retire_workers", {"method": "POST", "body": "token=" + TOKEN}),
-        ]
-        answers = await asyncio.gather(*(site.fetch(path, **stranger) for path, stranger in strangers))
-        assert {(answer.code, "Set-Cookie" in answer.headers) for answer in answers} == {(403, False)}
-        assert [record for record in caplog.records if record.name.startswith("tornado")] == []
-        assert site.scheduler.plugins.keys() & {"websocket"} == set()
-
-    visit(visitor, pages=True)
 
 
 def test_links_that_do_not_open_it() -> None:
@@ -219,43 +185,6 @@ def test_pages_of_others_come_in_with_no_cookie_but_with_the_token() -> None:
             assert await site.codes(link, {**headers, **cookie}, headers) == [200, 200], headers
 
     visit(visitor)
-
-
-def test_a_page_and_its_websocket() -> None:
-    """As a browser does it: the link, the static files, then Bokeh's protocol."""
-
-    async def visitor(site: Site) -> None:
-        page = await site.fetch(f"/status?token={TOKEN}")
-        assert page.code == 200
-        assert TOKEN not in page.body.decode()
-        cookie = page.headers["Set-Cookie"].partition(";")[0]
-        files = re.findall(r'(?:src|href)="(/?(?:static|statics)/[^"?]+\.(?:js|css))', page.body.decode())
-        assert files
-        for file in files:
-            assert (await site.fetch("/" + file.lstrip("/"), {"Cookie": cookie})).code == 200
-        (session,) = re.findall(r'"token":"([^"]+)"', page.body.decode())
-        spoken = {"Sec-WebSocket-Protocol": f"bokeh, {session}"}
-        for headers in ({}, {"Cookie": f"{cookie}x"}, {"Cookie": cookie, "Origin": "http://localhost:1"}):
-            with pytest.raises(HTTPClientError, match="403"):
-                await site.websocket("/status/ws", **headers, **spoken)
-        origin = f"http://{site.host}"
-        connection = await site.websocket("/status/ws", Cookie=cookie, Origin=origin, **spoken)
-        header = await connection.read_message()
-        assert header is not None
-        assert '"ACK"' in str(header)
-        connection.close()
-        lab = {"Cookie": cookie, "Host": "hub.example"}  # behind jupyter-server-proxy
-        with pytest.raises(HTTPClientError, match="403"):
-            await site.websocket("/status/ws", Origin="https://other.example", **lab, **spoken)
-        proxied = await site.websocket("/status/ws", Origin="https://hub.example", **lab, **spoken)
-        assert '"ACK"' in str(await proxied.read_message())
-        proxied.close()
-        # the first page's, whose address still has the token
-        query = await site.websocket(f"/status/ws?token={TOKEN}", **spoken)
-        assert '"ACK"' in str(await query.read_message())
-        query.close()
-
-    visit(visitor, pages=True)
 
 
 def test_the_event_stream_is_closed_to_all() -> None:

@@ -84,22 +84,6 @@ def test_tasks_go_to_gpu_workers_unless_they_ask_for_something() -> None:
     run(test)
 
 
-def test_annotated_collections_and_what_depends_on_them() -> None:
-    """Data that a CPU worker has loaded goes to the GPU worker."""
-
-    async def test() -> None:
-        async with cluster("gpu-0", "cpu-0") as made:
-            with dask.annotate(resources={"CPU": 1}):
-                loaded = [dask.delayed(where, pure=False)(number) for number in range(3)]
-            results = [dask.delayed(lambda place: (place, where()))(part) for part in loaded]
-            kept = made.client.persist(results, optimize_graph=False)
-            assert await made.client.gather(made.client.compute(kept)) == [("cpu-0", "gpu-0")] * 3
-            (sent,) = await made.client.scatter([[1, 2, 3]], workers=["cpu-0"])
-            assert await made.client.submit(lambda data: (sum(data), where()), sent) == (6, "gpu-0")
-
-    run(test)
-
-
 def test_without_gpu_workers_tasks_run_anywhere() -> None:
     async def test() -> None:
         async with cluster("cpu-0", "cpu-1") as made:

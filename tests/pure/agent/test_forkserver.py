@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
-
-import pytest
 
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
@@ -185,11 +182,9 @@ def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
     assert done.stderr == ""
     pid, name = done.stdout.split()
     until(lambda: not alive(int(pid)), 10)
-    if sys.platform == "linux":
-        assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
+    assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) -> None:
     code = """
         import multiprocessing.resource_tracker as tracker, os, sys, time

@@ -22,8 +22,6 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from support.jobs.clusters import alive
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-
 ENVIRON = dict(os.environ)
 
 

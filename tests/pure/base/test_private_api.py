@@ -24,8 +24,8 @@ DOCUMENTED = {
     ("os", "_Environ"),
     ("sys", "_current_exceptions"),
     ("sys", "_getframe"),
-    ("libc", "_exit"),
-    ("libc", "__cxa_atexit"),
+    ("_libc", "_exit"),
+    ("_libc", "__cxa_atexit"),
 }
 #: What is imported, in a text.
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
