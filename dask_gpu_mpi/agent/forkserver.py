@@ -77,15 +77,11 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     in `directory`, which other users can't read. It closes the descriptors of `close`: the pipes by which this process's end is
     noticed.
     """
-    server: Any = getattr(stdlib, "_forkserver", None)
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
     gc.freeze()
-    known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(
-        getattr(server, "__dict__", ())
-    )
-    if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
+    if "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
         # It is a new Python, run with -c, which searches the working directory first: another user may have put a module there.
         # The processes that it forks change to the right directory themselves.
@@ -106,6 +102,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         if pid == 0:
             _serve(listener, alive_r, [alive_w, *close], parent)
         os.close(alive_r)
+    server: Any = stdlib._forkserver
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid

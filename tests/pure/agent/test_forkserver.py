@@ -56,11 +56,11 @@ def test_children_have_what_was_imported_and_leave_it_alone(tmp_path: Path) -> N
 def test_the_standard_server_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
     """Of a Python whose own fork server has changed; in the working directory another user has put a module."""
     plant = """
-        import os, multiprocessing.forkserver as stdlib, multiprocessing.resource_tracker, socket, subprocess, tempfile
+        import inspect, os, multiprocessing.forkserver as stdlib, multiprocessing.resource_tracker, socket, subprocess, tempfile
         with open("multiprocessing.py", "w") as file:
             file.write("open('ran', 'w')")
-        stdlib._forkserver.__dict__.pop("_forkserver_pid")
-        type(stdlib._forkserver)._forkserver_pid = None
+        key = inspect.Parameter("authkey_r", inspect.Parameter.KEYWORD_ONLY)  # as from Python 3.14 on
+        stdlib.main.__signature__ = inspect.Signature([key])
     """
     done = run(
         tmp_path,

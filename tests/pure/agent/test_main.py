@@ -18,7 +18,6 @@ from dask_gpu_mpi.agent.main import Agent
 from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
@@ -37,8 +36,6 @@ class Scheduler:
         self.on_end = on_end
 
     async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
-        if isinstance(error := Bench.now.error, Exception):
-            raise error
         return (Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id")
 
     def send(self, order: Order, payload: Any = None) -> None:
@@ -77,7 +74,6 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         Bench.now = self
         self.calls: list[tuple[Any, ...]] = []
-        self.error: Exception | None = None
         self.watches: list[dict[str, Any]] = []
         self.logs: list[tuple[str, ...]] = []
         self.control_out, self.control = os.pipe()
@@ -167,14 +163,6 @@ def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench
     assert bench.watches[1]["over"]()  # it ends with the agent
 
 
-def test_the_scheduler_starts_and_its_end_is_told(bench: Bench) -> None:
-    async def end(agent: Any) -> None:
-        agent._scheduler.on_end(7)
-
-    answers = bench.run((Order.START_SCHEDULER, SCHEDULER), then=end)
-    assert answers[:2] == [(Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id"), (Answer.SCHEDULER_ENDED, 7)]
-
-
 def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
     async def end(agent: Any) -> None:
         agent._stop.set()
@@ -182,18 +170,6 @@ def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
         agent._workers.on_end("a", "why")
 
     assert bench.run((Order.JOINED, None), then=end) == [(Answer.WORKERS_CLOSED,)]
-
-
-@pytest.mark.parametrize(
-    ("error", "answer"),
-    [
-        (InputError("no"), (Answer.FAILED, Problem("no"), 2, "InputError")),
-        (RuntimeError("no"), (Answer.FAILED, Problem("RuntimeError: no"))),
-    ],
-)
-def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answer: tuple[Any, ...]) -> None:
-    bench.error = error
-    assert bench.run((Order.START_SCHEDULER, SCHEDULER))[0] == answer
 
 
 def test_orders_come_in_frames(bench: Bench) -> None:

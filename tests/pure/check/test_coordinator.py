@@ -40,7 +40,6 @@ class Job:
 
     def __init__(self, options: Options | None = None, **more: Any) -> None:
         self.options = options or Options()
-        self.has_client = more.pop("has_client", True)
         self.sent: list[tuple[int, str, Any]] = []
         self.head = CheckCoordinator(
             {0: "h1", 1: "h2"},
@@ -52,7 +51,7 @@ class Job:
 
     def observed(self, rank: int, **more: Any) -> Observations:
         more = {"shared_options": shared_options(self.options), "gpus": 0, **more}
-        return observed(rank, interfaces=NETWORK, has_client=self.has_client, **more)
+        return observed(rank, interfaces=NETWORK, **more)
 
     def tell(self, rank: int, kind: str, payload: Any) -> None:
         assert self.head.handle(Event(rank, kind, payload), STARTED)
@@ -279,13 +278,6 @@ def test_ranks_with_different_options() -> None:
     (found,) = [found for found in apply_rules(job.evidence) if found.level == "error"]
     assert found.what == "placement"
     assert found.found.startswith("option nthreads is None on rank 0 (h1) and 3 on rank 1 (h2)")
-
-
-def test_layout_exclusive_without_a_script() -> None:
-    job = Job(Options(layout="exclusive"), has_client=False).whole()
-    assert job.errors() == []
-    assert job.evidence.plan is not None
-    assert [worker.rank for worker in job.evidence.plan.workers] == [1]
 
 
 def test_bad_options_of_a_rank_end_the_check_at_once() -> None:

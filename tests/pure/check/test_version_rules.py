@@ -7,7 +7,7 @@ import pytest
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, known_bad
-from support.mocks.preflights import VERSIONS, bad, evidence, observed, only
+from support.mocks.preflights import VERSIONS, bad, evidence, observed
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,3 @@ def test_known_bad(versions: dict[str, str], gpus: bool, level: str, says: str) 
 def test_not_known_bad(versions: dict[str, str]) -> None:
     assert known_bad(VERSIONS | versions, gpus=False) == []
     assert {name for row in KNOWN_BAD for name in row.versions} <= VERSIONS.keys()
-
-
-def test_known_bad_of_all_ranks_is_one_finding() -> None:
-    versions = {"bokeh": "3.10.2"}
-    finding = only(evidence(observed(0, versions=versions), observed(1, versions=versions)))
-    assert (finding.what, finding.level, finding.ranks) == ("known versions", "warning", (0, 1))
-    assert finding.hosts == ("h1", "h2")

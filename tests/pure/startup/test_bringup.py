@@ -181,7 +181,8 @@ def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None
 
 
 def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
-    running = {"scheduler": False, "protocol": Protocol.TLS}
+    """And start no scheduler."""
+    running: dict[str, Any] = {"scheduler": False, "protocol": Protocol.TLS}
     write_scheduler_file(str(tmp_path / "s.json"), "tls://10.0.0.9:5", None, "a", {})
     kind, start = sent_by_one_rank(**running, scheduler_file=str(tmp_path / "s.json"))
     assert (kind, start.address) == (Kind.START, "tls://10.0.0.9:5")

@@ -11,7 +11,7 @@ import pytest
 from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError, Problem, StartupError, WorldTooSmallException
+from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
@@ -201,25 +201,6 @@ def test_the_deadline_names_who_is_missing(others: bool) -> None:
     assert str(error).startswith(f"{which}: no response before the start-up timeout")
 
 
-def test_a_start_without_a_rank_that_has_not_responded() -> None:
-    driver = Driver(3, tolerate_lost_ranks=1, startup_timeout=50.0)
-    driver.register(0, 2, apart=True)
-    assert driver.outcome_at(100.5) is None
-    assert driver.coordinator.deadline == 150.5
-    assert (1, Kind.DONE, 1) in driver.sent
-    driver.sent.clear()
-    driver.tell(1, Kind.FAILED, FAILED)  # too late
-    driver.answer(Kind.LISTENING, Listening(5, 6))
-    driver.answer(Kind.REACHED, REACHED)
-    driver.tell(0, Kind.ADDRESS, ("tls://10.0.0.0:5", None))
-    driver.answer(Kind.READY)
-    assert driver.cluster.absent == (1,)
-    assert {rank for rank, _, _ in driver.sent} == {0, 2}
-    assert driver.cluster.plan is not None
-    assert [worker.rank for worker in driver.cluster.plan.workers] == [0, 2]
-    assert "rank 1 of 3 on h1 has not responded within 50 s" in str(driver.cluster.plan.warnings[0])
-
-
 def test_a_start_without_a_rank_that_hangs_after_it_has_registered() -> None:
     driver = Driver(3, tolerate_lost_ranks=1, startup_timeout=50.0)
     driver.register(apart=True)
@@ -233,18 +214,6 @@ def test_a_start_without_a_rank_that_hangs_after_it_has_registered() -> None:
     driver.tell(0, Kind.ADDRESS, ("tls://10.0.0.0:5", None))
     driver.answer(Kind.READY)
     assert driver.cluster.absent == (1,)
-
-
-def test_a_start_without_a_rank_whose_workers_are_late() -> None:
-    driver = Driver(2, tolerate_lost_ranks=1)
-    driver.register()
-    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
-    driver.tell(0, Kind.READY)
-    driver.coordinator.tick(100.5)
-    assert driver.cluster.plan is not None
-    assert "rank 1 not ready before the start-up timeout" in str(driver.cluster.plan.warnings[-1])
-    assert len(driver.cluster.plan.workers) == 2
-    assert driver.sent[-1][:2] == (1, Kind.CLUSTER_UP)
 
 
 @pytest.mark.parametrize(("come", "tolerated"), [([0], 1), ([1, 2], 2), ([0, 1], 0)])
@@ -290,15 +259,6 @@ def last_step(driver: Driver) -> tuple[str, str]:
     return who, rest.partition(". Fix: ")[0]
 
 
-def test_a_world_too_small_is_what_dask_mpi_users_catch() -> None:
-    import dask_mpi
-
-    driver = Driver(2, layout="exclusive")
-    driver.register()
-    assert isinstance(driver.coordinator.outcome, WorldTooSmallException)
-    assert isinstance(driver.coordinator.outcome, dask_mpi.WorldTooSmallException)
-
-
 def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
     for having, workers in (((), [1, 2]), ((1,), [2]), ((0, 1, 2), [2])):
         driver = Driver(3, layout="exclusive")
@@ -313,14 +273,6 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
         InputError, match=r"rank 0 \(a\) is the client, but only ranks 1-2 got .* Fix: .*--client-rank"
     ):
         raise driver.coordinator.outcome  # type: ignore[misc]
-
-
-def test_joining_starts_no_scheduler() -> None:
-    driver = Driver(1, target=Target("tls://10.0.0.9:5", {"key": "theirs"}))
-    driver.register()
-    assert driver.kinds() == [(0, Kind.START)]
-    assert driver.sent[0][2].config == {"key": "theirs"}
-    assert driver.sent[0][2].listen is None
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "tls"])

@@ -116,22 +116,6 @@ class Hanging:
         pass
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_rank_0_that_hangs_is_reported_with_its_last_step(
-    size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Hanging(monkeypatch, size)
-    with job.context.ending_in_order(None):
-        channels = job.context.meet(None)
-        channels.begin_step("inspecting the local directory '/gone'")
-        assert job.ended.wait(10)
-    assert (job.aborts, job.codes) == ([1] if size == 2 else [], [1])
-    assert (
-        f"rank 0 of {size} on {job.context.host}: no response before the start-up timeout (startup_timeout); last step: "
-        "inspecting the local directory '/gone'. Fix: "
-    ) in capsys.readouterr().err
-
-
 def test_the_watchdog_of_rank_0_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Hanging(monkeypatch)
     job.context.deadline += 60
