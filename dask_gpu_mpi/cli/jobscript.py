@@ -66,8 +66,8 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "mail_user", None, "Address for mail of the batch system.", ("--mail-user",), pattern=_NAME, expected=_NAMED),
     Option("str", "output", None, "Log file of the job, as the batch system writes it: %x-%j.log (Slurm).", ("--output", "-o"),
            pattern=r"[A-Za-z0-9_.,@+%{}^/:=-]+", expected="a path of letters, digits and _ . , @ + - % { } ^ / : ="),
-    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
-           ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
+    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS, LSF), flux.",
+           ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "flux")),
     Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
 )}
 #: Options that can be given several times.

@@ -62,8 +62,6 @@ class Allocation:
     job: str = ""
     #: Parts of a heterogeneous job of Slurm; 0: it is not heterogeneous.
     parts: int = 0
-    #: Whether these are all nodes of the job.
-    whole: bool = True
 
     @property
     def batch(self) -> BatchSystem:
@@ -221,8 +219,6 @@ class BatchSystem:
     requeues_by_code = False
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
-    #: Its variables without one of its prefixes that must not be copied to other nodes.
-    not_forwarded: frozenset[str] = frozenset()
 
     def environment(
         self,
@@ -352,7 +348,6 @@ def find_allocation(
         nodes=min(ranks, found.nodes),
         ranks=ranks,
         hosts={name: count for name, count in hosts.items() if count},
-        whole=ranks >= found.nodes,
     )
 
 

@@ -216,21 +216,6 @@ class OpenMpi(Launcher):
         return options
 
 
-class Mvapich2(Launcher):
-    """MVAPICH2, whose mpirun is Hydra for `launch`."""
-
-    name = "MVAPICH2's mpirun"
-    rank = "MV2_COMM_WORLD_RANK"
-    size = ("MV2_COMM_WORLD_SIZE",)
-    local_rank = "MV2_COMM_WORLD_LOCAL_RANK"
-    local_size = "MV2_COMM_WORLD_LOCAL_SIZE"
-    mark = "MV2_COMM_WORLD_RANK"
-    scrubbed = (
-        "MV2_COMM_WORLD_* MPISPAWN_* MPIRUN_RANK MPIRUN_NPROCS MPIRUN_ID MPIRUN_HOST MPIRUN_HOSTIP MPIRUN_PORT "
-        "MPIRUN_CHECK_PORT MPIRUN_MPD MPIRUN_PROCESSES MPIRUN_COMM_MULTIPLE"
-    )
-
-
 class Hydra(Launcher):
     """Hydra: MPICH and its relatives."""
 
@@ -243,7 +228,7 @@ class Hydra(Launcher):
     mark = "MPI_LOCALRANKID"
     scrubbed = (
         "HYDI_CONTROL_FD HYDRA_CONTROL_FD MPI_LOCALRANKID MPI_LOCALNRANKS I_MPI_MPIRUN I_MPI_HYDRA_UUID I_MPI_INFO_* "
-        "I_MPI_RANK_* " + PMI
+        "I_MPI_RANK_* MV2_COMM_WORLD_* " + PMI
     )
 
     kind = "hydra"
@@ -307,29 +292,6 @@ class Pals(Launcher):
             "PALS was not tested with lost ranks; without --no-abort-on-failure it ends the job. Fix: `mpiexec "
             "--no-abort-on-failure`, or `dask-gpu-mpi launch`"
         )
-
-
-class Jsrun(Launcher):
-    """jsrun of LSF at sites with IBM's JSM."""
-
-    name = "jsrun"
-    rank = "JSM_NAMESPACE_RANK"
-    size = ("JSM_NAMESPACE_SIZE",)
-    local_rank = "JSM_NAMESPACE_LOCAL_RANK"
-    mark = "JSM_NAMESPACE_RANK"
-    scrubbed = "JSM_NAMESPACE_* JSM_JSRUN JSM_JSRUN_* LSF_PM_* " + PMIX
-
-    kind = "jsrun"
-
-    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
-        ranks, nodes = allocation.ranks, allocation.nodes
-        if ranks % nodes:
-            raise LauncherError(
-                f"launch: jsrun can't start {ranks} ranks on {nodes} nodes", expected=f"a multiple of {nodes}"
-            )
-        sets = "ALL_HOSTS" if allocation.whole else nodes
-        per_node = allocation.ranks_per_node
-        return f"-n {sets} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
 
 
 class FluxRun(Launcher):
@@ -446,7 +408,7 @@ class Pmi(Launcher):
 
 OPEN_MPI, HYDRA, INTEL, PALS = OpenMpi(), Hydra(), Intel(), Pals()
 #: Innermost first: an mpirun runs inside the step of a batch job, never the other way round.
-LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, Mvapich2(), HYDRA, PALS, Jsrun(), FluxRun(), Srun(), Pmi())
+LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), Pmi())
 #: Each mpirun and mpiexec for `launch`, in the order in which the output of ``--version`` is compared. If several can start the
 #: ranks of a library, the library's own launcher is the best one, then the last one of this list.
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
@@ -544,9 +506,8 @@ def forwarded(environ: Mapping[str, str]) -> list[str]:
 
     These are all that other launchers would copy, except those of one node only.
     """
-    kept, systems = scrub(environ), systems_of(environ)
-    needed = frozenset[str]().union(*(system.forwarded for system in systems))
-    left = NOT_FORWARDED.union(*(system.not_forwarded for system in systems))
+    kept = scrub(environ)
+    needed = frozenset[str]().union(*(system.forwarded for system in systems_of(environ)))
     return sorted(
         name
         for name in kept
@@ -554,7 +515,7 @@ def forwarded(environ: Mapping[str, str]) -> list[str]:
         or (name == "CUDA_VISIBLE_DEVICES" and not kept[name])  # empty: no GPU on any node
         or (
             re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
-            and name not in left
+            and name not in NOT_FORWARDED
             and not name.startswith(NOT_FORWARDED_PREFIXES)
         )
     )

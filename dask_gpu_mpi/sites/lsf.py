@@ -16,14 +16,13 @@ class Lsf(BatchSystem):
     title = "LSF"
     job_variable = "LSB_JOBID"
     login_variable = "LSB_SUB_HOST"
-    launcher = "jsrun"
     sends_signal = True
     signals_all = True
     requeues_by_code = True
 
     prefix = "#BSUB "
-    templates: Mapping[str, str] = dict.fromkeys(("auto", "jsrun", "mpirun", "mpiexec"), _SCRIPT)
-    default_launchers = ("auto",)
+    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT}
+    default_launchers = ("mpirun",)
     submit = ("bsub",)
     job_id = r"Job <(\d+)> is submitted.*"
     tells_ranks = False

@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, Run, count_hosts
 
 _HOSTS = "PE_HOSTFILE"
-_OWN = "ARC JOB_ID JOB_NAME JOB_SCRIPT NHOSTS NQUEUES NSLOTS PE PE_HOSTFILE QUEUE REQNAME REQUEST RESTARTED"
 #: Grid Engine requeues a job that ends with this exit code.
 AGAIN = 99
 
 
 class Sge(BatchSystem):
-    """It requeues by the exit code, and the variables of a job have no common prefix."""
+    """It requeues by the exit code, and most variables of a job have no prefix."""
 
     title = "Grid Engine"
     job_variable = "SGE_TASK_ID"
     login_variable = "SGE_O_HOST"
-    not_forwarded = frozenset(_OWN.split())
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask

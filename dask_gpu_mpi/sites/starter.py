@@ -17,7 +17,7 @@ from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, run_command
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
-CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
+CHOICES = ("auto", "srun", "mpirun", "mpiexec", "flux")
 #: Seconds for a launcher to print its version.
 TIMEOUT = 20.0
 #: Names of an mpirun; Debian has one of each library, with the library's name behind the dot.

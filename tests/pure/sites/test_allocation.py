@@ -44,7 +44,7 @@ ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
         (SLURM, None, Allocation("slurm", 2, 2, job="42")),
         (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, None, Allocation("slurm", 2, 8, job="42")),
         (SLURM, 3, Allocation("slurm", 2, 3, job="42")),
-        (SLURM, 1, Allocation("slurm", 1, 1, job="42", whole=False)),
+        (SLURM, 1, Allocation("slurm", 1, 1, job="42")),
         # salloc
         ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"}, None, Allocation("slurm", 3, 3, job="7")),
         (
@@ -54,7 +54,7 @@ ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
         ),
         (PBS, None, Allocation("pbs", 2, 4, TWO_EACH, "42.server")),
         (PBS, 3, Allocation("pbs", 2, 3, {"h1": 2, "h2": 1}, "42.server")),
-        (PBS, 1, Allocation("pbs", 1, 1, {"h1": 1}, "42.server", whole=False)),
+        (PBS, 1, Allocation("pbs", 1, 1, {"h1": 1}, "42.server")),
         # Torque: a line for each core
         (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, ONE_EACH, "42.server")),
         (LSF, None, Allocation("lsf", 2, 2, ONE_EACH, "42")),

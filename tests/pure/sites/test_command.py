@@ -86,9 +86,6 @@ def made(
         (PBS, "intel", "", "-n 2 -hosts h1,h2 -ppn 1 -bind-to none"),
         (PBS, "pals", "", "-n 2 --ppn 1 --cpu-bind none"),
         (HOSTS, "hydra", "", "-n 3 -hosts h1:2,h2:1 -bind-to none"),
-        # LSF's list of nodes may have the one of the job script as well, which gets no ranks
-        (LSF, "jsrun", "", "-n ALL_HOSTS -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none"),
-        (replace(LSF, whole=False), "jsrun", "", "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none"),
         (FLUX, "flux", "pmix", f"run --nodes=2 --tasks-per-node=1 {FREE_IN_FLUX} -o pmi=pmix"),
         (replace(FLUX, ranks=3), "flux", "", f"run --nodes=2 --ntasks=3 {FREE_IN_FLUX}"),
         # a laptop: more ranks than cores, and all variables are there
@@ -130,7 +127,6 @@ def test_step_beside_the_shell_of_an_interactive_job() -> None:
     [
         (PARTS, "srun", "pmix", "heterogeneous jobs of Slurm .* srun --mpi=pmix"),
         (PARTS, "hydra", "", "heterogeneous jobs of Slurm .* hydra"),
-        (replace(LSF, ranks=3), "jsrun", "", "jsrun can't start 3 ranks on 2 nodes"),
     ],
 )
 def test_refused(where: Allocation, kind: str, mpi: str, message: str) -> None:

@@ -137,16 +137,3 @@ def test_open_mpi_forwards_what_is_not_of_one_node() -> None:
     }
     assert forwarded(environ) == ["DASK_GPU_MPI__INTERFACE", "MINE", "PATH", "PBS_JOBID", "VIRTUAL_ENV"]
     assert forwarded({"CUDA_VISIBLE_DEVICES": ""}) == ["CUDA_VISIBLE_DEVICES"]
-
-
-def test_open_mpi_forwards_nothing_of_a_job_of_grid_engine() -> None:
-    """Most of its variables have no prefix; outside of Grid Engine these names are the user's."""
-    job = {
-        "SGE_TASK_ID": "undefined",
-        "JOB_ID": "42",
-        "PE_HOSTFILE": "/spool/pe",
-        "NSLOTS": "8",
-        "QUEUE": "q",
-    }
-    assert forwarded({**job, "MINE": "1"}) == ["MINE"]
-    assert forwarded({"QUEUE": "q"}) == ["QUEUE"]

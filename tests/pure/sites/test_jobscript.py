@@ -64,7 +64,7 @@ def asked(system: str, *words: str, program: tuple[str, ...] = ("my.py",)) -> st
 
 @pytest.mark.parametrize(("system", "launcher"), LAUNCHERS)
 def test_script_is_the_template_but_for_directives_and_settings(system: str, launcher: str) -> None:
-    made = asked(system, "--launcher", launcher) if launcher != "auto" else asked(system)
+    made = asked(system, "--launcher", launcher)
     name = batch_system(system).templates[launcher]
     new = set(made.splitlines()) - set(template(name).splitlines())
     prefix = batch_system(system).prefix
@@ -195,7 +195,7 @@ def test_a_job_without_gpus() -> None:
         (["pbs", "--queue", "$(id)"], "--queue: invalid value '$(id)'"),
         (["slurm", "--directive", "--a\n--b"], "--directive: "),
         (
-            ["slurm", "--launcher", "jsrun"],
+            ["slurm", "--launcher", "pals"],
             "not available under Slurm (expected one of srun, mpirun, mpiexec)",
         ),
         (["slurm", "--output", "job.sbatch"], "Fix: --save job.sbatch writes the job script there"),

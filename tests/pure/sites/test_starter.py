@@ -28,7 +28,7 @@ KINDS = {
 }
 #: Files on a node, each below a folder with the name of its kind.
 BOTH = ("openmpi/mpirun", "hydra/mpirun", "hydra/mpiexec")
-ALL = (*BOTH, "site/srun", "site/flux", "site/jsrun")
+ALL = (*BOTH, "site/srun", "site/flux")
 PLUGINS = (
     "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
 )
@@ -72,7 +72,7 @@ def choose(tmp_path: Path) -> Choose:
         ("slurm", INTEL, ("site/srun", "pmi2")),
         ("slurm", CRAY, ("site/srun", "")),
         ("slurm", "", ("site/srun", "")),
-        ("lsf", OPEN_MPI, ("site/jsrun", "")),
+        ("lsf", OPEN_MPI, ("openmpi/mpirun", "")),
         ("flux", OPEN_MPI, ("site/flux", "pmix")),
         ("flux", MPICH, ("site/flux", "")),
     ],

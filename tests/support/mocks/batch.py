@@ -23,7 +23,7 @@ __all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives"]
 ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 COMMANDS = (
-    *("srun", "mpirun", "mpiexec", "jsrun", "flux", "python", "apptainer", "module"),
+    *("srun", "mpirun", "mpiexec", "flux", "python", "apptainer", "module"),
     *("sbatch", "scontrol", "squeue", "qsub", "qstat", "bsub"),
 )
 
@@ -44,7 +44,7 @@ handle = os.open(os.environ["FAKE_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 os.write(handle, row.encode())
 os.close(handle)
 inner = [i for i, word in enumerate(argv) if os.path.basename(word) in ("python", "apptainer")]
-if answer is None and inner and name in ("srun", "mpirun", "mpiexec", "jsrun", "flux", "apptainer"):
+if answer is None and inner and name in ("srun", "mpirun", "mpiexec", "flux", "apptainer"):
     sys.exit(subprocess.run(argv[inner[0]:]).returncode)
 text, code = answer or ("", 0)
 if starts and argv[2:4] == ["run", "--log-directory"] and code == 0:

@@ -19,11 +19,6 @@ SAMPLES: Mapping[str, Mapping[str, str]] = {
         "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
         "PRTE_LAUNCHED": "1",
     },
-    "MVAPICH2's mpirun": {
-        "MV2_COMM_WORLD_RANK": "1",
-        "MV2_COMM_WORLD_SIZE": "4",
-        "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    },
     "the mpiexec of MPICH or Intel MPI (Hydra)": {
         "PMI_RANK": "1",
         "PMI_SIZE": "4",
@@ -39,7 +34,6 @@ SAMPLES: Mapping[str, Mapping[str, str]] = {
         "PMI_SIZE": "4",
         "PMI_RANK": "1",
     },
-    "jsrun": {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1"},
     "flux run": {
         "FLUX_TASK_RANK": "1",
         "FLUX_JOB_SIZE": "4",
