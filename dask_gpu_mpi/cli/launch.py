@@ -254,7 +254,7 @@ def _launch(
     from dask_gpu_mpi.base.streams import is_public
     from dask_gpu_mpi.sites.batch import Requeue
     from dask_gpu_mpi.sites.command import as_text, decide, library_command
-    from dask_gpu_mpi.sites.execute import run_launch, run_unblocked
+    from dask_gpu_mpi.sites.execute import run_launch
     from dask_gpu_mpi.sites.starter import ask_library, choose_launcher
 
     try:
@@ -287,7 +287,7 @@ def _launch(
         return run_launch(commands, environ)
     # even for 0 restarts: a batch system that requeues by the exit code must not do it
     job = Requeue(where, restarts, commands.logs)
-    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ, run_unblocked))
+    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ))
 
 
 def _is_here(path: str) -> bool:

@@ -9,11 +9,13 @@ import importlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from dask_gpu_mpi.base.files import open_to_append
@@ -32,6 +34,8 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 }
 #: Seconds for a command of the batch system during a start.
 COMMAND_TIMEOUT = 5.0
+#: Seconds for a command that requeues the job.
+REQUEUE_TIMEOUT = 60.0
 #: The exit code of a shell for a command that it does not find.
 CANNOT_RUN = 127
 
@@ -43,8 +47,6 @@ _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
 
 #: Runs a command and returns its output; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
-#: Runs a command of the batch system in an environment.
-Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,14 @@ class Requeue:
         say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
         return False
 
-    def rerun(self, run: Run, command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command of the batch system, with the signals that `launch` has blocked."""
+        unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
+        return run_command(command, environ, REQUEUE_TIMEOUT, prepare=unblock)
+
+    def rerun(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Run the command that requeues the job; whether it succeeded, and if not, report it."""
-        done = run(command, environ)
+        done = self.run(command, environ)
         if done.returncode:
             why = " ".join((done.stderr or done.stdout).split())
             say(
@@ -239,7 +246,7 @@ class BatchSystem:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
         return False
 
-    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+    def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         """Requeue the job, or report that it is not possible; return the exit code, None for 75."""
         say(f"launch: not requeued: {self.title} requeues no job. Fix: start it again")
         return None

@@ -10,14 +10,12 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
-from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.command import Launch
 
 #: Signals that end a job, and those before its walltime.
@@ -34,8 +32,6 @@ POLL = 1.0
 LAUNCHER_GRACE = 30.0
 #: Seconds for the copies of an environment, and for their removal.
 STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 60.0
-#: Seconds for a command of the batch system.
-COMMAND_TIMEOUT = 60.0
 #: si_code of signals of the kernel (sigaction(2)). With SIGINT: a terminal's Ctrl-C, which the whole foreground group gets.
 SI_KERNEL = 0x80
 
@@ -225,9 +221,3 @@ def _is_our_mark(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and is_ours(status)
-
-
-def run_unblocked(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of the batch system, with the signals that `Runner` has blocked in this process."""
-    unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
-    return run_command(command, environ, COMMAND_TIMEOUT, prepare=unblock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts
 
 _HOSTS = "LSB_DJOB_HOSTFILE"
 _SCRIPT = "lsf.bsub"
@@ -42,7 +42,7 @@ class Lsf(BatchSystem):
             job += f"_{index}"
         return Allocation("lsf", len(hosts), len(hosts), hosts, job=job)
 
-    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+    def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         return job.by_exit_code()
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:

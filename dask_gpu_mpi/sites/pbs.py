@@ -16,7 +16,6 @@ from dask_gpu_mpi.sites.batch import (
     BatchSystem,
     JobRequest,
     Requeue,
-    Run,
     count_hosts,
     number,
 )
@@ -95,7 +94,7 @@ class Pbs(BatchSystem):
             changes["CUDA_VISIBLE_DEVICES"] = None
         return changes
 
-    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+    def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         """Submit a new job like this one."""
         count = number(environ, COUNT) or 0
         if not job.may_restart(count):
@@ -105,10 +104,10 @@ class Pbs(BatchSystem):
             say("launch: not requeued: the job script was not found. Fix: submit it again")
             return None
         after = {**environ, COUNT: str(count + 1)}
-        kept = resources(run(["qstat", "-fw", job.allocation.job], environ).stdout)
+        kept = resources(job.run(["qstat", "-fw", job.allocation.job], environ).stdout)
         names = ",".join(sorted(key for key in after if key.startswith(("DGM_", "DASK_"))))
         queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
-        job.rerun(run, ["qsub", *queue, *kept, "-v", names, script], after)
+        job.rerun(["qsub", *queue, *kept, "-v", names, script], after)
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, count_hosts
 
 _HOSTS = "PE_HOSTFILE"
 #: Grid Engine requeues a job that ends with this exit code.
@@ -36,7 +36,7 @@ class Sge(BatchSystem):
         hosts = dict.fromkeys(count_hosts(environ, _HOSTS, read, _nodes), 1)
         return Allocation("sge", len(hosts), len(hosts), hosts, job=job)
 
-    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+    def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         code = job.by_exit_code()
         return AGAIN if code is None else code
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, number
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
 from dask_gpu_mpi.sites.launchers import in_batch_script
 
 #: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
@@ -122,10 +122,10 @@ class Slurm(BatchSystem):
     def lingers(self, environ: Mapping[str, str], *, own_launcher: bool) -> bool:
         return in_batch_script(environ) and not own_launcher
 
-    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+    def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         again = ["scontrol", "requeue", _task(environ)]
         may = job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0)
-        return None if may and job.rerun(run, again, environ) else 75
+        return None if may and job.rerun(again, environ) else 75
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         found: dict[str, str | None] = {

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.sites import pbs
-from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
-from dask_gpu_mpi.sites.execute import run_unblocked
+from dask_gpu_mpi.sites import batch, pbs
+from dask_gpu_mpi.sites.batch import Allocation, Requeue
 from dask_gpu_mpi.sites.pbs import job_script
 from support import ROOT
 
@@ -29,48 +28,47 @@ QSTAT = """Job Id: 42.server
 class Commands:
     """Records what would be run."""
 
-    def __init__(self, answers: Mapping[str, str] | None = None, rc: int = 0) -> None:
-        self.answers, self.rc = answers or {}, rc
-        self.ran: list[list[str]] = []
+    def __init__(self) -> None:
+        self.rc = 0
+        self.ran: list[str] = []
         self.environ: Mapping[str, str] = {}
 
     def __call__(
-        self, command: Sequence[str], environ: Mapping[str, str]
+        self, command: Sequence[str], environ: Mapping[str, str], *_: float, **__: object
     ) -> subprocess.CompletedProcess[str]:
-        self.ran.append(list(command))
+        self.ran.append(" ".join(command))
         self.environ = environ
-        return subprocess.CompletedProcess(
-            list(command), self.rc, self.answers.get(command[0], ""), "denied\n"
-        )
+        answer = QSTAT if command[0] == "qstat" else ""
+        return subprocess.CompletedProcess(list(command), self.rc, answer, "denied\n")
 
 
-def job(system: str, limit: int = 10, logs: str = "") -> Requeue:
-    return Requeue(Allocation(system, 2, 2, job="42"), limit, logs)
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    monkeypatch.setattr(batch, "run_command", made := Commands())
+    return made
 
 
-def requeue(job: Requeue, environ: Mapping[str, str], run: Run = run_unblocked) -> int | None:
-    return job.allocation.batch.requeue(job, environ, run)
+def requeue(system: str, environ: Mapping[str, str], *, limit: int = 10, logs: str = "") -> int | None:
+    job = Requeue(Allocation(system, 2, 2, job="42"), limit, logs)
+    return job.allocation.batch.requeue(job, environ)
 
 
-def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Commands()
-    assert requeue(job("slurm"), {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "9"}, run) is None
+def test_slurm(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+    assert requeue("slurm", {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "9"}) is None
     array = {"SLURM_JOB_ID": "42", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
-    assert requeue(job("slurm"), array, run) is None
-    assert run.ran == [["scontrol", "requeue", "42"], ["scontrol", "requeue", "40_3"]]
-    run = Commands()
-    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "10"}, run) == 75
-    assert run.ran == []
+    assert requeue("slurm", array) is None
+    assert requeue("slurm", {"SLURM_RESTART_COUNT": "10"}) == 75
+    assert commands.ran == ["scontrol requeue 42", "scontrol requeue 40_3"]
     assert "not requeued: 10 restarts so far (--requeue 10)" in capsys.readouterr().err
-    assert requeue(job("slurm"), {}, Commands(rc=1)) == 75
+    commands.rc = 1
+    assert requeue("slurm", {}) == 75
     assert "not requeued: scontrol requeue exited with code 1: denied" in capsys.readouterr().err
 
 
 def test_pbs_submits_a_job_of_the_same_shape(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pbs, "job_script", lambda parent: "/spool/42.SC")
-    run = Commands({"qstat": QSTAT})
     environ = {
         "PBS_O_QUEUE": "batch",
         "DGM_RESTART": "3",
@@ -78,37 +76,36 @@ def test_pbs_submits_a_job_of_the_same_shape(
         "DASK_X": "1",
         "OTHER": "1",
     }
-    assert requeue(job("pbs"), environ, run) is None
+    assert requeue("pbs", environ) is None
     shape = "-lplace=scatter:excl -lselect=2:ncpus=64:mpiprocs=1:ngpus=4 -lwalltime=01:00:00 -Amine"
     expected = f"qsub -q batch {shape} -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
-    assert [" ".join(words) for words in run.ran] == ["qstat -fw 42", expected]
-    assert run.environ["DGM_RESTART"] == "4"
-    run = Commands()
-    assert requeue(job("pbs", limit=3), environ, run) is None
+    assert commands.ran == ["qstat -fw 42", expected]
+    assert commands.environ["DGM_RESTART"] == "4"
+    assert requeue("pbs", environ, limit=3) is None
     assert "3 restarts so far" in capsys.readouterr().err
     monkeypatch.setattr(pbs, "job_script", lambda parent: "")
-    assert requeue(job("pbs"), environ, run) is None
+    assert requeue("pbs", environ) is None
     assert "the job script was not found" in capsys.readouterr().err
-    assert run.ran == []
+    assert len(commands.ran) == 2
 
 
 @pytest.mark.parametrize(("system", "code"), [("lsf", None), ("sge", 99)])
 def test_systems_that_requeue_by_an_exit_code(tmp_path: Path, system: str, code: int | None) -> None:
     """Without limit: a file counts."""
-    given = job(system, limit=2, logs=str(tmp_path / "logs"))
-    assert [requeue(given, {}, Commands()) for _ in range(3)] == [code, code, 1]
+    logs = str(tmp_path / "logs")
+    assert [requeue(system, {}, limit=2, logs=logs) for _ in range(3)] == [code, code, 1]
     (tmp_path / "file").touch()
-    assert requeue(job(system, logs=str(tmp_path / "file")), {}, Commands()) == 1
+    assert requeue(system, {}, logs=str(tmp_path / "file")) == 1
 
 
 @pytest.mark.parametrize(("system", "name"), [("flux", "Flux"), ("local", "this machine")])
 def test_nobody_to_requeue(system: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert requeue(job(system), {}, Commands()) is None
+    assert requeue(system, {}) is None
     assert f"not requeued: {name} requeues no job" in capsys.readouterr().err
 
 
 def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    requeue(job("slurm"), {"PATH": "/gone"})  # no PATH at all would find a scontrol in /usr/bin
+    requeue("slurm", {"PATH": "/gone"})  # no PATH at all would find a scontrol in /usr/bin
     assert "not requeued: scontrol requeue exited with code 127" in capsys.readouterr().err
 
 
@@ -140,9 +137,8 @@ def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
 def test_count_of_lsf_follows_no_strangers_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], links_are_strangers: Callable[[], None]
 ) -> None:
-    given = job("lsf", logs=str(tmp_path))
-    (tmp_path / f"{given.allocation.job}.restarts").symlink_to("precious")
+    (tmp_path / "42.restarts").symlink_to("precious")
     links_are_strangers()
-    assert requeue(given, {}, Commands()) == 1
+    assert requeue("lsf", {}, logs=str(tmp_path)) == 1
     assert "belongs to another user" in capsys.readouterr().err
     assert not (tmp_path / "precious").exists()
