@@ -255,6 +255,7 @@ def _launch(
     from dask_gpu_mpi.sites.batch import Requeue
     from dask_gpu_mpi.sites.command import as_text, decide, library_command
     from dask_gpu_mpi.sites.execute import run_launch
+    from dask_gpu_mpi.sites.launchers import library_name
     from dask_gpu_mpi.sites.starter import ask_library, choose_launcher
 
     try:
@@ -265,8 +266,8 @@ def _launch(
             expected="one in which the ranks can start",
             fix="cd to another",
         ) from None
-    library = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-    starter = choose_launcher(where, library, environ, sys.executable, launcher=launcher, mpi=mpi)
+    library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
+    starter = choose_launcher(where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi)
     commands = decide(
         request,
         environ,
@@ -280,7 +281,7 @@ def _launch(
         ask=_ask,
     )
     if dry_run:
-        text = as_text(commands, str(where), f"{library.name}: {starter.launcher.kind}")
+        text = as_text(commands, str(where), f"{library_name(library)}: {starter.launcher.kind}")
         click.echo(os.fsencode(text))  # names of files may not be UTF-8
         return 0
     if restarts is None:

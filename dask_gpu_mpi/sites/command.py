@@ -11,8 +11,8 @@ from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import Allocation, Ask
 from dask_gpu_mpi.sites.containers import Container, rank_variables
-from dask_gpu_mpi.sites.launchers import CRAY, Launcher, detect, scrub
-from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
+from dask_gpu_mpi.sites.launchers import CRAY, Launcher, detect, family_of, scrub
+from dask_gpu_mpi.sites.starter import Starter
 
 
 def _main_of(module: str) -> str:
@@ -117,7 +117,7 @@ def decide(
     request: Request,
     environ: Mapping[str, str],
     allocation: Allocation,
-    library: MpiLibrary,
+    library: str,
     starter: Starter,
     *,
     python: str,
@@ -126,7 +126,7 @@ def decide(
     is_public: bool = False,
     ask: Ask = lambda command: "",
 ) -> Launch:
-    """The commands of a job; LauncherError if the launcher can't start it.
+    """The commands of a job with an MPI library of this version text; LauncherError if the launcher can't start it.
 
     `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
     detect. `ask` returns the output of a command of the batch system.
@@ -148,7 +148,7 @@ def decide(
         own = ("--log-directory", logs)
     options = launcher.options(allocation, after, mpi)
     if request.tolerates:
-        options += launcher.surviving(library.version, mpi)
+        options += launcher.surviving(library, mpi)
     stage: tuple[str, ...] = ()
     unstage: tuple[str, ...] = ()
     if request.stage is not None:
@@ -218,7 +218,7 @@ def _profiler(words: Sequence[str], rank: str, logs: str) -> list[str]:
 def launch_environment(
     environ: Mapping[str, str],
     allocation: Allocation,
-    library: MpiLibrary,
+    library: str,
     launcher: Launcher,
     ask: Ask,
     *,
@@ -231,7 +231,7 @@ def launch_environment(
     if detect(environ) is not None:
         changes.update(dict.fromkeys(sorted(environ.keys() - scrub(environ).keys())))
     changes |= launcher.environment(root=root)
-    if library.family == "cray":
+    if family_of(library) == "cray":
         changes |= CRAY
     if scratch := environ.get("DGM_SCRATCH"):
         changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch

@@ -20,6 +20,14 @@ from dask_gpu_mpi.sites.batch import SYSTEMS, Allocation, number, systems_of
 #: MPI libraries with the same launchers.
 Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
 
+#: By the first line of a library's version text. Cray's contains MPICH as well.
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("cray", "cray"),
+    (r"open\s?mpi|spectrum mpi", "openmpi"),
+    ("intel", "intel"),
+    ("mpich|mvapich", "mpich"),
+)
+
 #: Cray's MPI needs no GPU support, since Dask moves the data.
 CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
 
@@ -530,3 +538,17 @@ def library_name(version: str) -> str:
     'MPICH Version: 5.0.2'
     """
     return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+
+
+def family_of(version: str) -> Family:
+    """The family whose launchers start a library.
+
+    >>> [family_of(text) for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
+    ['openmpi', 'mpich', 'mpich']
+    >>> [family_of(text) for text in ("Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", "")]
+    ['intel', 'cray', 'other']
+    """
+    first = version.replace("\0", "").partition("\n")[0]
+    return next(
+        (family for pattern, family in _FAMILIES if re.search(pattern, first, re.IGNORECASE)), "other"
+    )

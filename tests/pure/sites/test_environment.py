@@ -7,7 +7,6 @@ import pytest
 from dask_gpu_mpi.sites.batch import Allocation
 from dask_gpu_mpi.sites.command import launch_environment
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, forwarded
-from dask_gpu_mpi.sites.starter import MpiLibrary
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
@@ -25,7 +24,7 @@ def changes(
     ends: str = "",
 ) -> dict[str, str | None]:
     where = Allocation(system, nodes, nodes, {f"h{i}": 1 for i in range(nodes)})
-    return launch_environment(environ, where, MpiLibrary(library), KINDS[kind], lambda _: ends, root=root)
+    return launch_environment(environ, where, library, KINDS[kind], lambda _: ends, root=root)
 
 
 def test_nothing_on_a_laptop_but_leave_for_root() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.sites.batch import Allocation
-from dask_gpu_mpi.sites.starter import MpiLibrary, ask_library, choose_launcher, parse_answer
+from dask_gpu_mpi.sites.launchers import family_of
+from dask_gpu_mpi.sites.starter import ask_library, choose_launcher, parse_answer
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 INTEL = "Intel(R) MPI Library 2021.18 for Linux* OS"
@@ -33,6 +34,8 @@ PLUGINS = (
     "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
 )
 
+LOCAL = Allocation("local", 1, 1)
+
 Choose = Callable[..., tuple[str, str]]
 
 
@@ -52,7 +55,7 @@ def choose(tmp_path: Path) -> Choose:
 
         path = ":".join(dict.fromkeys(str((tmp_path / file).parent) for file in here))
         starter = choose_launcher(
-            Allocation(system, 2, 2), MpiLibrary(library), {"PATH": path}, "/gone/python", ask=ask, **given
+            Allocation(system, 2, 2), library, {"PATH": path}, "/gone/python", ask=ask, **given
         )
         return os.path.relpath(starter.path, tmp_path), starter.mpi
 
@@ -144,13 +147,13 @@ def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_p
         file.parent.mkdir(parents=True)
         file.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
         file.chmod(0o755)
-        library = MpiLibrary(OPEN_MPI, str(tmp_path / "library" / "lib" / "libmpi.so.40"))
+        library = str(tmp_path / "library" / "lib" / "libmpi.so.40")
         python = str(tmp_path / "wheel" / "bin" / "python")
         environ = {"PATH": f"{tmp_path}/site/bin"}
-        found.append(choose_launcher(Allocation("local", 1, 1), library, environ, python).path)
+        found.append(choose_launcher(LOCAL, OPEN_MPI, environ, python, file=library).path)
     assert found == [str(file) for file in files]
     files[2].chmod(0o644)  # not executable
-    assert choose_launcher(Allocation("local", 1, 1), library, environ, python).path == str(files[1])
+    assert choose_launcher(LOCAL, OPEN_MPI, environ, python, file=library).path == str(files[1])
 
 
 def test_one_that_can_not_run_is_none_whatever_its_path_says(tmp_path: Path) -> None:
@@ -158,9 +161,9 @@ def test_one_that_can_not_run_is_none_whatever_its_path_says(tmp_path: Path) -> 
     file.parent.mkdir()
     file.write_text("no program at all")
     file.chmod(0o755)
-    library, environ = MpiLibrary(MPICH, ""), {"PATH": str(file.parent)}
+    environ = {"PATH": str(file.parent)}
     with pytest.raises(LauncherError, match=r"no mpirun of MPICH.* was found \(found: none\)"):
-        choose_launcher(Allocation("local", 1, 1), library, environ, str(tmp_path / "python"))
+        choose_launcher(LOCAL, MPICH, environ, str(tmp_path / "python"))
 
 
 # -- the MPI library is asked for in a child
@@ -168,9 +171,11 @@ def test_one_that_can_not_run_is_none_whatever_its_path_says(tmp_path: Path) -> 
 
 def test_ask_library() -> None:
     """Below a launcher as well: the child is no rank."""
-    library = ask_library([sys.executable], {**os.environ, "PMI_FD": "77", "PMI_RANK": "0", "PMI_SIZE": "2"})
-    assert library.family in ("openmpi", "mpich")
-    assert Path(library.file).is_file()
+    version, file = ask_library(
+        [sys.executable], {**os.environ, "PMI_FD": "77", "PMI_RANK": "0", "PMI_SIZE": "2"}
+    )
+    assert family_of(version) in ("openmpi", "mpich")
+    assert Path(file).is_file()
     assert "mpi4py.MPI" not in sys.modules
 
 
