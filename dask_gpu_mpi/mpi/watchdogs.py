@@ -72,9 +72,8 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
 # All ranks would wait for one that has ended or is stopped before ``MPI_Init``. The agents report ranks that have ended. They end
 # their ranks: a launcher ends all when one is killed.
 
-#: Seconds between the first two checks for ranks of this host that have ended; then twice as long each time, up to the longest.
+#: Seconds between two checks for ranks of this host that have ended.
 CHECK_INTERVAL = 2.0
-LONGEST = 30.0
 #: Checks that must have the same result, since a rank may just be starting; more for ranks that are not first, which reports.
 CHECKS, MORE_CHECKS = 2, 4
 #: Seconds for the launcher to forward all output before it ends the job.
@@ -111,11 +110,10 @@ class StartWatch:
         """Watch, in the running event loop."""
         loop = asyncio.get_running_loop()
         launched = launched_as(self._rank)
-        # Each check inspects all processes. So the other ranks of a host check seldom, in case these two are gone.
-        seldom = launched is not None and launched.local_rank not in (0, 1, None)
-        pause = LONGEST if seldom else CHECK_INTERVAL
-        if (started := started_here(self._rank)) > 1:
-            loop.call_later(pause, self._check_neighbours, started, pause, 0, 0)
+        # Each check inspects all processes, so two ranks of a host do it: one may be the rank that has ended.
+        checks = launched is None or launched.local_rank in (0, 1, None)
+        if checks and (started := started_here(self._rank)) > 1:
+            loop.call_later(CHECK_INTERVAL, self._check_neighbours, started, 0, 0)
         # asyncio's clock is time.monotonic(), the same for all processes of a host.
         loop.call_at(self._deadline, self._lose_patience)
         if launched is not None and (launcher := self._launcher()):
@@ -145,7 +143,7 @@ class StartWatch:
     def _over(self) -> bool:
         return self._told_over() or os.getppid() != self._rank
 
-    def _check_neighbours(self, started: int, pause: float, before: int, checks: int) -> None:
+    def _check_neighbours(self, started: int, before: int, checks: int) -> None:
         """Report ranks that have ended before ``MPI_Init``: below Hydra and Open MPI's mpirun the others wait forever."""
         if self._over():
             return
@@ -163,10 +161,7 @@ class StartWatch:
             )
             loop.call_later(FORWARD, self._end_rank)
             return
-        next_pause = CHECK_INTERVAL if ended else min(2 * pause, LONGEST)
-        loop.call_later(
-            CHECK_INTERVAL if checks else pause, self._check_neighbours, started, next_pause, ended, checks
-        )
+        loop.call_later(CHECK_INTERVAL, self._check_neighbours, started, ended, checks)
 
     def _lose_patience(self) -> None:
         """End the rank: it has waited for another rank, in a call of its MPI library, for longer than a start may take."""

@@ -60,14 +60,6 @@ def _early(timed: dict[str, BatchJob]) -> None:
     """Started before the first test."""
 
 
-def test_a_script_that_raises(slurm: Slurm) -> None:
-    files = {"script.py": CLIENT + "raise RuntimeError('the script is broken')\n"}
-    job = slurm.submit(template("slurm.sbatch", ONE), *TWO, args=["script.py"], files=files)
-    ended = job.wait().check("FAILED", 1)
-    assert ended.output.count("RuntimeError: the script is broken") == 1
-    assert ended.output.count("Traceback") == 1
-
-
 @pytest.mark.parametrize(
     ("either", "name"), [("open", "slurm.sbatch"), ("cgroups", "slurm-mpirun.sbatch")], indirect=["either"]
 )

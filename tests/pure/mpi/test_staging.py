@@ -9,10 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,61 +26,26 @@ Change = Callable[[memoryview], None]
 
 
 class World:
-    """A world of one rank, in which the network may change bytes."""
+    """A world of one rank, in which the network may change bytes, and what it has broadcast is on a tape.
 
-    rank, size = 0, 1
+    With a tape it is the second rank of a world, and hears that.
+    """
 
-    def __init__(self, change: Change | None = None) -> None:
+    def __init__(self, change: Change | None = None, tape: list[bytes] | None = None) -> None:
         self.change = change
+        self.rank, self.size = (0, 1) if tape is None else (1, 2)
+        self.tape = [] if tape is None else tape
 
     def Allgather(self, mine: Any, everyone: Any) -> None:
-        everyone[0][:] = mine[0]
+        everyone[0][:] = bytes(staging.RECORD) * self.rank + mine[0]
 
     def Bcast(self, given: Any, root: int) -> None:
-        if self.change is not None and isinstance(given[0], memoryview):
+        if self.rank:
+            given[0][:] = self.tape.pop(0)
+        elif self.change is not None and isinstance(given[0], memoryview):
             self.change(given[0])
-
-
-class Both:
-    """A world of two ranks, which are threads; each has its view of it."""
-
-    def __init__(self) -> None:
-        self.barrier, self.given = threading.Barrier(2, timeout=20), [b"", b""]
-
-    def of(self, rank: int) -> Any:
-        def pass_on(mine: Any) -> list[bytes]:
-            self.given[rank] = bytes(mine)
-            self.barrier.wait()
-            given = list(self.given)
-            self.barrier.wait()
-            return given
-
-        def gather(mine: Any, everyone: Any) -> None:
-            everyone[0][:] = b"".join(pass_on(mine[0]))
-
-        def broadcast(given: Any, root: int) -> None:
-            given[0][:] = pass_on(given[0])[root]
-
-        return SimpleNamespace(rank=rank, size=2, Allgather=gather, Bcast=broadcast)
-
-
-def stage_on_two(source: str, local: Path) -> list[tuple[str, str]]:
-    """The folder of the copy and the error of two nodes, which have their own local directories."""
-    both, name = Both(), find_stage(source, str(local))
-
-    def on(rank: int) -> tuple[str, str]:
-        folder = os.path.join(local, f"h{rank}", os.path.basename(name.folder))
-        mpi = SimpleNamespace(COMM_WORLD=both.of(rank), BYTE="B", Get_library_version=this_library)
-        node = StagedNode(mpi, replace(name, folder=folder))
-        node._host = f"h{rank}"
-        try:
-            node.stage()
-        except InputError as error:
-            return folder, str(error)
-        return folder, ""
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(on, range(2)))
+        else:
+            self.tape.append(bytes(given[0]))
 
 
 @functools.cache
@@ -93,9 +55,9 @@ def this_library() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def stage(wanted: Stage, change: Change | None = None, library: str = "") -> None:
+def stage(wanted: Stage, world: World | None = None, library: str = "") -> None:
     mpi = SimpleNamespace(
-        COMM_WORLD=World(change), BYTE="B", Get_library_version=lambda: library or this_library()
+        COMM_WORLD=world or World(), BYTE="B", Get_library_version=lambda: library or this_library()
     )
     StagedNode(mpi, wanted).stage()
 
@@ -170,7 +132,7 @@ def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
         chunk[-1] ^= 1
 
     with pytest.raises(InputError, match=f"{os.uname().nodename}: .* SHA-256 is another"):
-        stage(find(packed(source), tmp_path), change)
+        stage(find(packed(source), tmp_path), World(change))
 
 
 def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -240,10 +202,12 @@ def test_no_node_completes_a_part_of_a_folder(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tars(tmp_path, monkeypatch, 'echo "tar: x: Input/output error" >&2; exit 2')
-    for folder, error in stage_on_two(str(source), tmp_path / "local"):
-        assert not os.path.exists(os.path.join(folder, "env"))
-        assert "h0: " in error
-        assert "can't be read: tar: x: Input/output error" in error
+    first, second, world = find(source, tmp_path), find(source, tmp_path), World()
+    with pytest.raises(InputError, match=r"can't be read: tar: x: Input/output error"):
+        stage(first, world)
+    with pytest.raises(InputError, match="SHA-256 is another"):
+        stage(second, World(tape=world.tape))
+    assert [os.path.exists(os.path.dirname(each.bin)) for each in (first, second)] == [False, False]
 
 
 def test_a_file_of_a_folder_changes_meanwhile(

@@ -190,15 +190,11 @@ BOTH, ONE = {1: "runs", 2: "runs"}, {1: "runs"}
         (0, [BOTH], []),
         (0, [ONE], [4.5]),  # found at 2 and 4 s; half a second for what was printed
         (0, [BOTH, ONE], [6.5]),  # found at 4 and 6 s
-        (
-            1,
-            [BOTH, BOTH, BOTH, ONE, ONE, ONE, ONE],
-            [22.5],
-        ),  # checks at 2, 4, 8 and 16 s; not the first: four times
+        (1, [BOTH, ONE, ONE, ONE, ONE], [10.5]),  # not the first: four times
         (0, [ONE, {}, {}], [6.5]),  # another number: counted anew
         (0, [ONE, BOTH, ONE, BOTH], []),
-        (2, [{0: "runs"}], [36.5]),  # not the first: later, and four times
-        (2, [{0: "stopped"}], [32.5]),  # the first of those that can report
+        (1, [{0: "stopped"}], [4.5]),  # the first of those that can report
+        (2, [{0: "runs"}], []),  # two of a host check
     ],
 )
 def test_a_rank_that_has_ended_beside_this_one(

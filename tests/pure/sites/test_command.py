@@ -25,7 +25,6 @@ from dask_gpu_mpi.sites.command import (
     as_text,
     decide,
     library_command,
-    with_options,
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS
@@ -173,11 +172,6 @@ def test_a_profiler_is_around_each_rank_of_the_job() -> None:
     container = inside("pyxis", "/i.sqsh")
     words = made(SLURM, "srun", "pmi2", cwd="/w", container=container, profile=("perf",)).run
     assert words[words.index("python") - 1] == "perf"
-
-
-def test_options_that_add_up_stay() -> None:
-    assert with_options(["-x", "A"], ["-x", "B"]) == ["-x", "A", "-x", "B"]
-    assert with_options(["--container-mounts=/a"], ["--container-mounts=/b"])[0] == "--container-mounts=/a"
 
 
 def test_preflight_has_the_options_of_the_job() -> None:
@@ -361,7 +355,9 @@ def test_text_to_paste(tmp_path: Path) -> None:
     launch = Launch(
         {"ADDED": "a 'b'\nc", "REMOVED": None},
         check=("sh", "-c", 'echo "$ADDED${REMOVED-gone}"'),
-        run=("printf", "%s|", "a b", "$HOME", "é'"),
+        run=("sh", "-c", 'printf "%s|" "$@"; exit 7', "sh", "a b", "$HOME", "é'"),
+        stage=("echo", "staged"),
+        unstage=("echo", "removed"),
         make=str(tmp_path / "made here"),
     )
     text = as_text(launch, "a note\nrm -r /")
@@ -369,7 +365,7 @@ def test_text_to_paste(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", text], env={"REMOVED": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, "a 'b'\ncgone\na b|$HOME|é'|")
+    assert (done.returncode, done.stdout) == (7, "staged\na 'b'\ncgone\na b|$HOME|é'|removed\n")
     assert (tmp_path / "made here").is_dir()
 
 
@@ -443,12 +439,3 @@ def test_removal_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert remove() == ""
     assert not folder.exists()
     assert remove() == ""
-
-
-def test_copies_in_the_text_for_a_shell(tmp_path: Path) -> None:
-    """In its order, with the exit code of the job."""
-    names = ("stage", "check", "run")
-    commands = {name: ("sh", "-c", f"echo {name}") for name in names} | {"unstage": ("echo", "removed")}
-    launch = Launch({}, **commands | {"run": ("sh", "-c", "echo run; exit 7")})  # type: ignore[arg-type]
-    done = subprocess.run(["sh", "-c", as_text(launch)], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout.split()) == (7, ["stage", "check", "run", "removed"])
