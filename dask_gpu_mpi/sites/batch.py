@@ -468,7 +468,9 @@ def run_command(
     *,
     prepare: Callable[[], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; exit code `CANNOT_RUN` if it can't be run, or does not end in time. `prepare` is called in the child.
+    """Run a command; exit code `CANNOT_RUN`, and the reason on stderr, if it can't be run, or does not end in time.
+
+    `prepare` is called in the child.
 
     It is not searched in the working directory, where another user may have put it.
     """
@@ -488,8 +490,11 @@ def run_command(
             timeout=timeout,
             preexec_fn=prepare,
         )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", str(error))
+    except subprocess.TimeoutExpired:
+        why = f"no response within {timeout:.0f} s"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", why)
 
 
 def output_of(command: Sequence[str], timeout: float = COMMAND_TIMEOUT) -> str:

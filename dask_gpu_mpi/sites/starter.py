@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,30 +50,16 @@ class Starter:
 def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """The version text and the file (empty: unknown) of the MPI library of a Python, which may be in a container.
 
-    MpiMissingError if mpi4py or an MPI library is missing there; LauncherError if Python or the container can't be run.
+    MpiMissingError if there is none, or Python or the container can't be run.
     """
     # no modules of the working directory, where others may have put some
     command = [*python, "-P", "-c", PROGRAM]
     contained = len(python) > 1
-    timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
-    try:
-        done = subprocess.run(
-            command,
-            env=scrub(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        why = f"no response within {timeout:.0f} s"
-    except OSError as error:
-        fix = "load its module" if contained else "install Python there"
-        raise LauncherError(f"launch: could not run {python[0]} ({error.strerror})", fix=fix) from None
-    else:
-        if (library := parse_answer(os.fsdecode(done.stdout))) is not None:
-            return library
-        last = os.fsdecode(done.stderr).strip().splitlines()
-        why = last[-1].strip() if last else f"exit code {done.returncode}"
+    done = run_command(command, scrub(environ), CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT)
+    if (library := parse_answer(done.stdout)) is not None:
+        return library
+    last = done.stderr.strip().splitlines()
+    why = last[-1].strip() if last else f"exit code {done.returncode}"
     if contained:
         raise MpiMissingError(
             f"launch: --container: no Python with an MPI library ran in it ({why[:300]})",

@@ -60,8 +60,9 @@ tell(met=len(os.listdir(here)))
     without = either.submit(script(0), env=place, files=files)
     jobs = [either.submit(script(2), env=place, files=files) for _ in range(2)]
     until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
-    # one of all cores, to which the affinity does not confine it here
-    assert facts(without.wait().check().output)["threads"] == [1]
+    # one of all cores, to which the affinity does not confine it here; without cgroups it sees GPUs, too
+    threads = facts(without.wait().check().output)["threads"]
+    assert threads == [1] or not either.cgroups
     visible = []
     for job in jobs:
         told = facts(job.wait().check().output)
