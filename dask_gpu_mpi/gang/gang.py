@@ -1,4 +1,4 @@
-"""The scheduler's record of gangs, without Dask: leases of workers, ranks, rounds of operations, and the state of one gang."""
+"""The scheduler's record of gangs: leases of workers, ranks, rounds of operations, and the state of one gang."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.text import natural, ranks_text
+
+if TYPE_CHECKING:
+    from distributed.scheduler import WorkerState
 
 
 class Leases:
@@ -53,62 +56,48 @@ class Leases:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A worker that is connected."""
-
-    name: str
-    address: str
-    #: The host of its address.
-    node: str
-    #: The address of its nanny.
-    nanny: str | None = None
-    #: Whether it has the resource ``GPU``.
-    has_gpu: bool = False
-
-
-@dataclass(frozen=True)
 class GangMember:
     """A worker as a member of a gang."""
 
     rank: int
-    worker: Candidate
+    worker: WorkerState
     local_rank: int
     local_size: int
     node_rank: int
     nodes: int
 
 
-def choose(wanted: Sequence[str] | None, workers: Iterable[Candidate]) -> tuple[list[str], list[str]]:
+def choose(wanted: Sequence[str] | None, workers: Iterable[WorkerState]) -> tuple[list[str], list[str]]:
     """The names of the workers that a call requests by name or address, and the requested ones that are missing.
 
     None requests all workers with a GPU or, if there are none, all workers.
 
-    >>> there = [Candidate("0", "tls://h1:1", "h1"), Candidate("1", "tls://h1:2", "h1")]
-    >>> choose(None, there), choose(["tls://h1:2", "7"], there)
+    >>> from types import SimpleNamespace as Worker
+    >>> there = [Worker(name=name, address=f"tls://h1:{name}", resources={}) for name in (0, 1)]
+    >>> choose(None, there), choose(["tls://h1:1", "7"], there)
     ((['0', '1'], []), (['1'], ['7']))
     """
     workers = list(workers)
     if wanted is None:
-        with_gpu = [worker.name for worker in workers if worker.has_gpu]
-        return with_gpu or [worker.name for worker in workers], []
-    known = {worker.name: worker.name for worker in workers} | {
-        worker.address: worker.name for worker in workers
-    }
+        with_gpu = [str(worker.name) for worker in workers if "GPU" in worker.resources]
+        return with_gpu or [str(worker.name) for worker in workers], []
+    known = {way: str(worker.name) for worker in workers for way in (str(worker.name), worker.address)}
     names = dict.fromkeys(known[name] for name in wanted if name in known)
     return list(names), [name for name in wanted if name not in known]
 
 
-def rank_members(workers: Iterable[Candidate]) -> list[GangMember]:
+def rank_members(workers: Iterable[WorkerState]) -> list[GangMember]:
     """Rank workers node by node, in the order of the first name on each, and by name within a node.
 
     >>> names = {"0-1": "h2", "0-0": "h2", "10-0": "h1", "2-0": "h3"}
-    >>> members = rank_members(Candidate(name, "", node) for name, node in names.items())
+    >>> from types import SimpleNamespace as Worker
+    >>> members = rank_members(Worker(name=name, host=host) for name, host in names.items())
     >>> [(member.worker.name, member.local_rank, member.node_rank) for member in members]
     [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
     """
-    nodes: dict[str, list[Candidate]] = {}
-    for worker in sorted(workers, key=lambda worker: natural(worker.name)):
-        nodes.setdefault(worker.node, []).append(worker)
+    nodes: dict[str, list[WorkerState]] = {}
+    for worker in sorted(workers, key=lambda worker: natural(str(worker.name))):
+        nodes.setdefault(worker.host, []).append(worker)
     places = [
         (worker, local_rank, len(there), node_rank, len(nodes))
         for node_rank, there in enumerate(nodes.values())
@@ -205,8 +194,8 @@ class GangEnd:
     text: str
     #: The member that has failed; None: all.
     rank: int | None = None
-    #: Its exception, as parts of Dask's error message.
-    error: dict[str, Any] | None = None
+    #: Its exception, by `packed`.
+    error: bytes | None = None
     #: Whether a timeout has passed.
     late: bool = False
     #: Whether its client has closed it.
@@ -254,7 +243,7 @@ class Gang:
         """Give it its workers."""
         self.members = members
         self.stages = [MemberStage.CALLED] * len(members)
-        self.hosts = [member.worker.node for member in members]
+        self.hosts = [member.worker.host for member in members]
         self.rounds = Rounds(len(members))
 
     def rank_of(self, address: str) -> int | None:

@@ -75,6 +75,31 @@ def one_line(text: str) -> str:
     return line if len(line) <= MOST_OF_EXCEPTION else f"{line[: MOST_OF_EXCEPTION - 3]}..."
 
 
+def packed(error: BaseException) -> tuple[str, bytes]:
+    """An exception's text, and the exception itself with its traceback and causes, pickled.
+
+    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text.
+    """
+    import cloudpickle
+    from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
+
+    try:
+        text = repr(error)
+    except Exception:  # the user's class fails to give its text
+        text = type(error).__name__
+    pickling_support.install(error)
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)
+        if len(data) <= MAX_OBJECT:
+            return text, data
+    except Exception:
+        pass
+    instead = Exception(one_line(text)).with_traceback(error.__traceback__)
+    pickling_support.install(instead)
+    return text, cloudpickle.dumps(instead)
+
+
 class Group:
     """One member's view of its gang: the first argument of the function that `spmd` runs.
 

@@ -8,22 +8,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from distributed import Worker, get_worker, rpc
 from distributed.comm.addressing import get_address_host
-from distributed.core import error_message
 
 from dask_gpu_mpi.base.streams import environment
-from dask_gpu_mpi.base.text import text_of
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line, packed
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import as_host, list_interfaces
 
-#: Variables of which the user's own values stay.
-DEFAULTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 #: Seconds after the scheduler's own limit in which its answer must arrive. A busy scheduler is late, as it is for Dask's own
 #: messages; one that is lost closes its connections, which ends the wait.
 ANSWER_SLACK = 600.0
@@ -52,15 +47,10 @@ def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, s
     }
     if interface is not None:
         # "=": exactly this name; otherwise NCCL uses any that begins with it
-        variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+        defaults = {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+        # the user's own values stay
+        variables |= {name: value for name, value in defaults.items() if name not in os.environ}
     return {name: str(value) for name, value in variables.items()}
-
-
-def applied(variables: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Set variables in this process, and restore the former ones at the end."""
-    return environment(
-        {name: value for name, value in variables.items() if name not in DEFAULTS or name not in os.environ}
-    )
 
 
 def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int | None:
@@ -87,9 +77,8 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
     cancelled = _cancelled[gang] = threading.Event()
 
     def failed(error: BaseException) -> None:
-        data = _as_data(error)
-        text = f"raised {one_line(data['exception_text'])}"
-        call(Call.FAIL, 0.0, {"text": text, "error": data})
+        text, data = packed(error)
+        call(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
 
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
@@ -113,7 +102,7 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
                 device=device_of(worker.state.total_resources, os.environ),
                 master=(joined["master_addr"], int(agreed["parts"][0])),
             )
-            with applied(variables_of(group, joined["nodes"], interface_of(host))):
+            with environment(variables_of(group, joined["nodes"], interface_of(host))):
                 ended, result = _run(fn, group, args, failed)
             spoilt = torch_is_initialised()
         elif agreed["state"] == Reply.LATE:
@@ -145,22 +134,8 @@ def torch_is_initialised() -> bool:
 
     The members of a failed gang can't leave it: with NCCL ``destroy_process_group()`` waits for all of them.
     """
-    if (distributed := sys.modules.get("torch.distributed")) is None:
-        return False
-    try:
-        return bool(distributed.is_available() and distributed.is_initialized())
-    except Exception:  # half imported, for example
-        return True
-
-
-def _as_data(error: BaseException) -> dict[str, Any]:
-    try:
-        message = error_message(error)
-    except Exception:  # the user's class fails to give its text
-        instead = RuntimeError(f"{type(error).__name__} {text_of(error)}".strip())
-        message = error_message(instead.with_traceback(error.__traceback__))
-    kept = ("exception", "traceback", "exception_text", "traceback_text")
-    return {key: message[key] for key in kept}  # type: ignore[literal-required]
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _on_cancel(gang: str) -> None:

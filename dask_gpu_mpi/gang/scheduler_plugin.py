@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from distributed import Scheduler
-from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import WorkerState
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.base.timeouts import GANG_KILL, GANG_LOST, GANG_RETURN
 from dask_gpu_mpi.gang.gang import (
-    Candidate,
     Gang,
     GangEnd,
     GangMember,
@@ -96,9 +95,7 @@ class Gangs(SchedulerPlugin):
         await asyncio.shield(found.over)
         return {**_over(found), "error": found.over.result().error}
 
-    def fail(
-        self, gang: str, text: str, rank: int | None = None, error: dict[str, Any] | None = None
-    ) -> None:
+    def fail(self, gang: str, text: str, rank: int | None = None, error: bytes | None = None) -> None:
         """The client has detected a failure or gives up, or the function has raised an exception in a member."""
         if (found := self._gangs.get(gang)) is not None:
             self._end(found, GangEnd(text, rank, error))
@@ -138,7 +135,7 @@ class Gangs(SchedulerPlugin):
             "local_size": member.local_size,
             "node_rank": member.node_rank,
             "nodes": member.nodes,
-            "master_addr": found.members[0].worker.node,
+            "master_addr": found.members[0].worker.host,
         }
 
     async def exchange(
@@ -220,7 +217,7 @@ class Gangs(SchedulerPlugin):
         self._grant(self._leases.ask(gang.name, names))
         await gang.granted.wait()
         names = await self._find(gang, names)  # one may have died meanwhile
-        workers = {worker.name: worker for worker in self._candidates()}
+        workers = {str(worker.name): worker for worker in self._scheduler.workers.values()}
         alone = [name for name in names if workers[name].nanny is None]
         if alone:
             return (
@@ -236,10 +233,10 @@ class Gangs(SchedulerPlugin):
 
         def are_there() -> bool:
             nonlocal names
-            candidates = self._candidates()
-            names, missing = choose(wanted, candidates)
+            workers = self._scheduler.workers.values()
+            names, missing = choose(wanted, workers)
             if wanted is None:
-                missing = self._coming_back(candidates)
+                missing = self._coming_back(workers)
             if names and not missing:
                 return True
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
@@ -258,24 +255,12 @@ class Gangs(SchedulerPlugin):
                     await self._changed.wait()
         return condition()
 
-    def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
+    def _coming_back(self, there: Iterable[WorkerState]) -> list[str]:
         """Names of the workers of "all" that were lost a moment ago, which only a cluster of this package knows."""
         watch = self._scheduler.plugins.get(JOB_PLUGIN)
         lost: list[tuple[str, str]] = [] if watch is None else watch.recently_lost(GANG_LOST)
-        gpus = any(worker.has_gpu for worker in there) or any(kind == "gpu" for _, kind in lost)
+        gpus = any("GPU" in worker.resources for worker in there) or any(kind == "gpu" for _, kind in lost)
         return [name for name, kind in lost if kind == "gpu" or not gpus]
-
-    def _candidates(self) -> list[Candidate]:
-        return [
-            Candidate(
-                str(worker.name),
-                worker.address,
-                get_address_host(worker.address),
-                worker.nanny,
-                "GPU" in worker.resources,
-            )
-            for worker in self._scheduler.workers.values()
-        ]
 
     def _grant(self, gangs: Sequence[str]) -> None:
         for name in gangs:
@@ -283,7 +268,7 @@ class Gangs(SchedulerPlugin):
 
     def _too_late(self, gang: Gang, seconds: float) -> None:
         if not gang.started.done():
-            waiting = ", ".join(member.worker.name for member in gang.at(MemberStage.CALLED))
+            waiting = ", ".join(str(member.worker.name) for member in gang.at(MemberStage.CALLED))
             why = (
                 f"worker(s) {waiting} have not begun: other tasks have their threads, or an argument is not there"
                 if waiting
@@ -341,7 +326,7 @@ class Gangs(SchedulerPlugin):
 
     def _away(self, gang: Gang) -> list[GangMember]:
         """The members whose workers are gone and not back."""
-        there = {worker.name for worker in self._candidates()}
+        there = {worker.name for worker in self._scheduler.workers.values()}
         return [member for member in gang.at(MemberStage.DEAD) if member.worker.name not in there]
 
     def _note_differences(self, gang: Gang) -> None:
@@ -375,6 +360,6 @@ def _over(gang: Gang) -> dict[str, Any]:
         "state": Reply.OVER,
         "why": gang.on_member(end.rank, end.text),
         "rank": end.rank,
-        "worker": gang.members[end.rank].worker.name,
+        "worker": str(gang.members[end.rank].worker.name),
         "host": gang.hosts[end.rank],
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, one_line
+from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, one_line, packed
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -88,10 +89,6 @@ def spmd(
     _check("workers", workers, workers is None or good, "a list of names or addresses, or None")
     _check("fn", fn, callable(fn), "a function")
     names = None if workers is None else [str(worker) for worker in workers]
-    if names is not None and len(set(names)) < len(names):
-        raise InputError(
-            f"spmd: workers: {workers!r} has a worker twice", expected="each once: a worker is one rank"
-        )
     limits = {
         "workers": names,
         "timeout": timeout,
@@ -227,13 +224,9 @@ class _Run:
 
     async def _report(self, failed: Sequence[BaseException | None]) -> None:
         """Report to the scheduler, which may know of an earlier failure, that Dask could not run a task or send its result."""
-        from distributed.core import error_message
-
         rank, error = next((rank, error) for rank, error in enumerate(failed) if error is not None)
-        message = error_message(error)
-        kept = {key: message[key] for key in ("exception", "traceback")}
         text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
-        await self._scheduler(Call.FAIL, text=text, rank=rank, error=kept)
+        await self._scheduler(Call.FAIL, text=text, rank=rank, error=packed(error)[1])
 
     async def _scheduler(self, operation: Call, **content: Any) -> Any:
         if (scheduler := self.client.scheduler) is None:
@@ -255,8 +248,6 @@ async def _result(future: Any) -> Any:
 
 def _error(answer: dict[str, Any]) -> SpmdError:
     """The error for an answer of the scheduler."""
-    from distributed.core import clean_exception
-
     cls = SpmdTimeoutError if answer.get("late") else SpmdError
     error = cls(
         f"spmd: {answer['why']}",
@@ -265,6 +256,5 @@ def _error(answer: dict[str, Any]) -> SpmdError:
         host=answer.get("host"),
     )
     if carried := answer.get("error"):
-        _, cause, traceback = clean_exception(carried["exception"], carried["traceback"])
-        error.__cause__ = None if cause is None else cause.with_traceback(traceback)
+        error.__cause__ = pickle.loads(carried)
     return error

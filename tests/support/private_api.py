@@ -145,22 +145,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="as `Server.handlers`",
     ),
     *_of(
-        "distributed.core",
-        "error_message",
-        "gang/member gang/spmd",
-        _DISTRIBUTED,
-        why="exceptions of members travel as those of Dask's tasks",
-        without="as `Server.handlers`",
-    ),
-    *_of(
-        "distributed.core",
-        "clean_exception",
-        "gang/spmd",
-        _DISTRIBUTED,
-        why="as `error_message`",
-        without="as `Server.handlers`",
-    ),
-    *_of(
         "distributed.nanny",
         "Nanny.process WorkerProcess.worker_dir",
         "workers/lifecycle",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import Call, Group, Reply
+from dask_gpu_mpi.gang.group import MAX_OBJECT, Call, Group, Reply, packed
 
 
 class Scheduler:
@@ -77,3 +77,34 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match="invalid timeout"):
             mine.barrier(timeout=timeout)
     assert scheduler.asked == []
+
+
+class Mute(Exception):
+    """As some libraries make them: there is no text before something else has been set."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "carried"),
+    [
+        (Mute(), "Mute", Mute),
+        (ExceptionGroup("two", [Mute(), ValueError()]), "ExceptionGroup", ExceptionGroup),
+        (ValueError(threading.Lock()), "ValueError(<unlocked ", Exception),
+        (ValueError(bytes(MAX_OBJECT)), "ValueError(b'", Exception),
+    ],
+)
+def test_an_exception_without_a_text_or_that_can_not_be_sent(
+    error: Exception, text: str, carried: type
+) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        found, data = packed(raised)
+    assert found.startswith(text)
+    loaded = pickle.loads(data)
+    assert type(loaded) is carried
+    assert loaded.__traceback__ is not None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed.core import clean_exception
 
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang import member
 from dask_gpu_mpi.gang.group import Group
-from dask_gpu_mpi.gang.member import applied, device_of, variables_of
+from dask_gpu_mpi.gang.member import device_of, variables_of
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
 
@@ -24,42 +22,14 @@ def group(cancelled: threading.Event, master: str = "10.0.0.1") -> Group:
     return Group(5, hosts, lambda *_: {}, cancelled, **place, device=None, master=(master, 4000))
 
 
-def test_result() -> None:
-    def function(group: Group, *args: Any) -> Any:
-        return group.rank, *args
-
-    assert member._run(function, group(threading.Event()), (1, 2), pytest.fail) == (True, (5, 1, 2))
-
-
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
 def test_every_exception_is_a_failure(error: BaseException) -> None:
     def function(group: Group) -> None:
         raise error
 
-    told: list[dict[str, Any]] = []
-    failed = member._run(
-        function, group(threading.Event()), (), lambda error: told.append(member._as_data(error))
-    )
-    assert failed == (False, None)
-    [failure] = told
-    assert failure["exception_text"] == repr(error)
-    carried = clean_exception(failure["exception"].data, failure["traceback"].data)
-    assert repr(carried[1]) == repr(error)
-    assert carried[2] is not None
-
-
-class Mute(Exception):
-    """As some libraries make them: there is no text before something else has been set."""
-
-    def __str__(self) -> str:
-        raise AttributeError("no text")
-
-    __repr__ = __str__
-
-
-@pytest.mark.parametrize("error", [Mute(), ExceptionGroup("two", [Mute(), ValueError()])])
-def test_an_exception_that_has_no_text_is_a_failure_of_its_class(error: Exception) -> None:
-    assert f"{type(error).__name__}" in member._as_data(error)["exception_text"]
+    told: list[BaseException] = []
+    assert member._run(function, group(threading.Event()), (), told.append) == (False, None)
+    assert told == [error]
 
 
 def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
@@ -94,7 +64,6 @@ def test_a_failure_is_told_before_what_the_function_had_is_freed() -> None:
     ("functions", "initialised"),
     [
         (None, False),
-        ({}, True),  # half imported
         ({"is_available": lambda: False}, False),
         ({"is_available": lambda: True, "is_initialized": lambda: False}, False),
         ({"is_available": lambda: True, "is_initialized": lambda: True}, True),
@@ -119,7 +88,7 @@ def variables(master: str = "10.0.0.1", interface: str | None = "ib0") -> dict[s
     return variables_of(group(threading.Event(), master), 2, interface)
 
 
-def test_names_and_values() -> None:
+def test_names_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of both nodes; all of one node's: tests/mpi/test_spmd.py."""
     found = variables()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -127,19 +96,8 @@ def test_names_and_values() -> None:
     assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
     assert variables("fd00::1")["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
     assert "NCCL_SOCKET_IFNAME" not in variables(interface=None)
-
-
-def test_they_are_there_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "of the user")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    before = dict(os.environ)
-    with applied(variables()):
-        assert os.environ["RANK"] == "5"
-        assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
-        del os.environ["MASTER_ADDR"]
-    assert dict(os.environ) == before
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "of the user")
+    assert "NCCL_SOCKET_IFNAME" not in variables()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,11 @@ class Cluster:
     def add(self, name: str, *, nanny: bool = True, generation: int = 1) -> None:
         address = f"tls://10.0.0.{name}:{generation}"
         worker = SimpleNamespace(
-            name=name, address=address, nanny=f"nanny-{name}" if nanny else None, resources={}
+            name=name,
+            address=address,
+            host=f"10.0.0.{name}",
+            nanny=f"nanny-{name}" if nanny else None,
+            resources={},
         )
         self.workers[address] = worker
         if self.handlers:  # the plugin has started
@@ -186,7 +190,7 @@ async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> 
 async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
     cluster = Cluster("1", "2", "3")
     plugin = await cluster.running("g", 0, 1, 2, grace=0.05)
-    error = {"exception_text": "ValueError()"}
+    error = b"ValueError()"
     plugin.fail("g", "raised ValueError()", 1, error)
     plugin.leave("g", 1, spoilt=False)
     plugin.fail("g", "raised a later one", 2)
