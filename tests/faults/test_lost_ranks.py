@@ -140,7 +140,6 @@ def test_rank_that_is_stopped(surviving: Mpi, form: str, last: str, code: int) -
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("openmpi")
 def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
     job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
     mark_time(job, "busy")

@@ -383,7 +383,6 @@ finally:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("openmpi")
 def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     """SIGTERM to every process of the job, as scancel sends it: the callback runs in the session's own, once."""
     job = start(mpirun, "initialize", FORKS)

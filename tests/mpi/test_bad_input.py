@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs.clusters import COMMAND
 from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.gpus import emulated_environ, make_gpus
 
@@ -105,7 +106,6 @@ ROWS = (
         (f"host {HOST}", "rank 0 saw GPUs 0", "rank 1 saw GPUs 1", "'0,1'", "'1,2'"),
         gpus=3,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1,2"}),
-        quick="mpich",
     ),
     Row(
         "GPU that is not there on one rank",
@@ -190,10 +190,13 @@ def emulated(libdir: Path, gpus: int) -> dict[str, str]:
     return emulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
 
 
-def script_of(keywords: str | None) -> str:
-    """A script that tells that it ran; with keywords it calls initialize() before."""
-    call = "" if keywords is None else f"from dask_gpu_mpi import initialize\ninitialize({keywords})\n"
-    return f"{call}print({RAN!r})\n"
+#: A script that tells that it ran.
+SCRIPT = f"print({RAN!r})\n"
+
+
+def initialized(keywords: str = "") -> str:
+    """The script, which calls initialize() before."""
+    return f"from dask_gpu_mpi import initialize\ninitialize({keywords})\n{SCRIPT}"
 
 
 @pytest.mark.parametrize("row", CASES)
@@ -206,15 +209,11 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row) ->
         (blank / "dask.yaml").write_text(row.yaml)
         env["DASK_CONFIG"] = str(blank)
     per_rank = [{name: fill(text) for name, text in each.items()} for each in row.per_rank]
-    script = blank / "script.py"
-    script.write_text(script_of(fill(row.keywords) if row.options is None else None))
-    program = ["python", str(script)]
-    if row.options is not None:
-        # `plan` has no script
-        program[1:] = ["-m", "dask_gpu_mpi", *map(fill, row.options)] + [str(script)] * (
-            row.options != ("plan",)
-        )
-    done = mpirun.run(program, 2, timeout=LIMIT, env=env, per_rank_env=per_rank or None)
+    command = None if row.options is None else [*map(fill, row.options)]
+    program = SCRIPT if row.options is not None else initialized(fill(row.keywords))
+    if row.options == ("plan",):  # which has no script
+        program, command = [*COMMAND, "plan"], None
+    done = mpirun.run(program, 2, command=command, timeout=LIMIT, env=env, per_rank_env=per_rank or None)
     error_line(done, *map(fill, row.says))
     nothing_left(mpirun, blank)
 
@@ -237,29 +236,30 @@ def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
 
 
 def test_module_that_is_none(mpirun: Mpi, tmp_path: Path) -> None:
-    program = ["python", "-m", "dask_gpu_mpi", "-m", "none_such.mod"]
-    done = mpirun.run(program, 2, timeout=LIMIT, cwd=tmp_path)
+    done = mpirun.run([*COMMAND, "-m", "none_such.mod"], 2, timeout=LIMIT, cwd=tmp_path)
     error_line(done, "no module named 'none_such.mod'")
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.quick("mpich")
-def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('before'\nx = 1 +\n")
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", str(script)], 2, timeout=LIMIT).check(1)
+def test_syntax_error_is_the_users(mpirun: Mpi) -> None:
+    done = mpirun.run("print('before'\nx = 1 +\n", 2, command=[], timeout=LIMIT).check(1)
     assert "SyntaxError: '(' was never closed" in done.stderr
-    assert f'File "{script}", line 1' in done.stderr
+    assert 'script.py", line 1' in done.stderr
     assert "dask_gpu_mpi/" not in done.stderr, done.output  # none of our frames
     assert done.stderr.count("SyntaxError") == 1
     assert not done.stdout
-    nothing_left(mpirun, tmp_path)
+    nothing_left(mpirun)
 
 
 # -- launchers and libraries -----------------------------------------------------------------------------------------------------
 
+NO_LIBRARY = {"MPI4PY_LIBMPI": "/none/such/libmpi.so"}
 OPEN_MPIS = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+FORMS: dict[str, tuple[str, list[str] | None]] = {
+    "command": (SCRIPT, []),
+    "initialize": (initialized(), None),
+}
 
 
 @pytest.mark.both_mpis
@@ -282,22 +282,19 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
     ],
 )
 def test_world_of_one_below_a_launcher(
-    mpirun: Mpi, tmp_path: Path, form: str, env: Mapping[str, str], says: tuple[str, ...]
+    mpirun: Mpi, form: str, env: Mapping[str, str], says: tuple[str, ...]
 ) -> None:
     """Others: tests/pure/mpi/test_launcher_check.py."""
-    script = tmp_path / "script.py"
-    script.write_text(script_of("" if form == "initialize" else None))
-    program = ["python", *(["-m", "dask_gpu_mpi"] if form == "command" else []), str(script)]
-    done = mpirun.run(program, None, timeout=LIMIT, env=env)
+    program, command = FORMS[form]
+    done = mpirun.run(program, None, command=command, timeout=LIMIT, env=env)
     error_line(done, *says, f"on {HOST}", "Open MPI v5" if mpirun.name == "openmpi" else "MPICH Version: 5")
-    nothing_left(mpirun, tmp_path)
+    nothing_left(mpirun)
 
 
-def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str, words: str = "-m dask_gpu_mpi") -> CompletedJob:
+def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str) -> CompletedJob:
     """Two ranks of a launcher whose world this MPI library does not find; ``$r`` in `env` is the rank."""
-    script = tmp_path / "script.py"
-    script.write_text(script_of(None))
-    start = f"env {env} {sys.executable} {words} {script} & pids[$r]=$!"
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start = f"env {env} {sys.executable} -m dask_gpu_mpi {tmp_path}/script.py & pids[$r]=$!"
     shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
     return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT)
 
@@ -315,9 +312,8 @@ def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
 
 def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> None:
     # rank 1, alone on its host: rank 0 has all it needs, and waits for this one
-    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    env |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi"], None, timeout=LIMIT, env=env, cwd=tmp_path)
+    rank = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = mpirun.run(COMMAND, None, timeout=LIMIT, env=NO_LIBRARY | rank, cwd=tmp_path)
     error_line(done, f"finds no MPI library on {HOST}", "dask-gpu-mpi[openmpi]")
     nothing_left(mpirun, tmp_path)
 
@@ -338,42 +334,35 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.quick("mpich", form="command")
 @pytest.mark.parametrize(("form", "ranks"), [("command", 2), ("initialize", None)])
-def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(script_of("" if form == "initialize" else None))
-    words = ["-m", "dask_gpu_mpi"] if form == "command" else []
-    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    done = mpirun.run(["python", *words, str(script)], ranks, timeout=LIMIT, env=env)
+def test_no_mpi_library(mpirun: Mpi, ranks: int | None, form: str) -> None:
+    program, command = FORMS[form]
+    done = mpirun.run(program, ranks, command=command, timeout=LIMIT, env=NO_LIBRARY)
     error_line(done, "finds no MPI library", "dask-gpu-mpi[openmpi]", "dask-gpu-mpi[mpich]")
-    nothing_left(mpirun, tmp_path)
+    nothing_left(mpirun)
 
 
-def test_mpi4py_that_is_not_there(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\")")
-    script = tmp_path / "script.py"
-    script.write_text(script_of(None))
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", str(script)], None, timeout=LIMIT)
-    error_line(done, "No module named 'mpi4py'", "pip install")
-
-
-def test_a_python_without_what_the_package_needs(mpirun: Mpi, tmp_path: Path) -> None:
-    """As on a node with another Python: the launcher would not name it."""
-    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\")")
+@pytest.mark.parametrize(
+    ("module", "options", "says"),
+    [
+        ("mpi4py", [], ("pip install",)),
+        # as on a node with another Python: the launcher would not name it
+        ("click", ["check"], (HOST, "one environment on all nodes", sys.executable)),
+    ],
+)
+def test_a_python_without_what_the_package_needs(
+    mpirun: Mpi, tmp_path: Path, module: str, options: list[str], says: tuple[str, ...]
+) -> None:
+    missing = f"No module named '{module}'"
+    (tmp_path / f"{module}.py").write_text(f'raise ModuleNotFoundError("{missing}")')
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", "check"], None, timeout=LIMIT, env=env)
-    error_line(done, HOST, "No module named 'click'", "one environment on all nodes", sys.executable)
+    done = mpirun.run(SCRIPT, None, command=options, timeout=LIMIT, env=env)
+    error_line(done, missing, *says)
 
 
 def test_scheduler_file_goes_with_a_cluster_that_did_not_start(mpirun: Mpi, tmp_path: Path) -> None:
     options = {"preload": "no_such_module_anywhere"}
     words = ["--worker-options", json.dumps(options), "--scheduler-file", str(tmp_path / "scheduler.json")]
-    script = tmp_path / "script.py"
-    script.write_text(script_of(None))
-    done = mpirun.run(
-        ["python", "-m", "dask_gpu_mpi", *words, str(script)],
-        2,
-        timeout=LIMIT,
-    ).check(1)
+    done = mpirun.run(SCRIPT, 2, command=words, timeout=LIMIT).check(1)
     assert done.stderr.count(ERROR) == 1
     assert "no_such_module_anywhere" in done.stderr
     assert RAN not in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts
+from support.jobs.clusters import facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
@@ -16,13 +16,11 @@ SCRIPT = script("mpi/scripts/default_workers.py")
 
 
 @pytest.mark.parametrize("where", ["gpu", "all"])
-def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [*COMMAND, "--cpu-workers", "1", "--no-dashboard", "--default-workers", where, str(script)]
+def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, where: str) -> None:
+    options = ["--cpu-workers", "1", "--no-dashboard", "--default-workers", where]
     gpus, cpu = ["0-0", "1-1"], ["0-cpu-0"]
     env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
-    told = facts(mpirun.run(command, 2, env=env).check())
+    told = facts(mpirun.run(SCRIPT, 2, command=options, env=env).check())
     everybody = sorted(gpus + cpu)
     unasked = gpus if where == "gpu" else everybody
     assert told["unasked"] == told["again"] == unasked

@@ -331,7 +331,8 @@ def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None
             assert scratch_of(job) == []
 
 
-def test_a_client_on_another_rank_than_0_that_has_closed_its_session_ends_at_once(mpirun: Mpi) -> None:
+def test_children_of_a_script_that_has_had_two_sessions_and_its_end(mpirun: Mpi) -> None:
+    """Its client is on another rank than 0, which ends at once when its session is closed."""
     program = (
         TELL
         + """
@@ -339,35 +340,24 @@ import atexit, time
 from dask_gpu_mpi import initialize
 
 # runs after our own, which are registered later
-atexit.register(lambda: tell(seconds=time.monotonic() - since) if session else None)
-session = initialize(exit=False, client_rank=1, worker_class="distributed.Worker", dashboard=False)
-if session:
-    session.close()
+rank = os.getpid()
+atexit.register(lambda: tell(seconds=time.monotonic() - since) if session and os.getpid() == rank else None)
+for turn in range(2):
+    session = initialize(exit=False, client_rank=1, worker_class="distributed.Worker", dashboard=False)
+    if session and turn:
+        child = os.fork()
+        if not child:
+            sys.exit(4)
+        tell(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if session:
+        session.close()
 since = time.monotonic()
 """
     )
-    assert facts(mpirun.run(program, 2).check())["seconds"] < 1.5
-
-
-def test_children_of_a_script_that_has_had_two_sessions(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
-from dask_gpu_mpi import initialize
-
-for turn in range(2):
-    session = initialize(exit=False, worker_class="distributed.Worker", dashboard=False)
-    if session and turn == 0:
-        session.close()
-if session:
-    child = os.fork()
-    if not child:
-        sys.exit(4)
-    tell(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    )
-    done = mpirun.run(program, 2, timeout=60).check()
-    assert facts(done)["code"] == 4
+    done = mpirun.run(program, 2).check()
+    told = facts(done)
+    assert told["code"] == 4
+    assert told["seconds"] < 1.5
     assert done.stderr.count("ended after") == 2
 
 
@@ -397,12 +387,8 @@ RUNNING = "initialize: the cluster was started by `python -m dask_gpu_mpi`; no e
     ],
     ids=["different", "another call"],
 )
-def test_initialize_below_the_command(
-    mpirun: Mpi, tmp_path: Path, options: str, call: str, warns: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(BOTH_WAYS + call)
-    done = mpirun.run([*COMMAND, *options.split(), str(script)], 2).check()
+def test_initialize_below_the_command(mpirun: Mpi, options: str, call: str, warns: str) -> None:
+    done = mpirun.run(BOTH_WAYS + call, 2, command=options.split()).check()
     assert facts(done) == {"workers": 2, "same": True}
     assert foreign_lines(done.stderr) == []
     # options that are alike need no warning
@@ -417,10 +403,9 @@ def test_initialize_below_the_command(
         ("initialize().close(); initialize()", "initialize or execute: called a second time"),
     ],
 )
-def test_what_is_refused_below_the_command(mpirun: Mpi, tmp_path: Path, call: str, says: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"from dask_gpu_mpi import execute, initialize\n{call}\nprint('on')\n")
-    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
+def test_what_is_refused_below_the_command(mpirun: Mpi, call: str, says: str) -> None:
+    script = f"from dask_gpu_mpi import initialize\n{call}\nprint('on')\n"
+    done = mpirun.run(script, 2, command=["--no-dashboard"]).check(2)
     assert done.stdout == ""
     assert foreign_lines(done.stderr) == []
     (line,) = [line for line in done.stderr.splitlines() if "error: " in line]

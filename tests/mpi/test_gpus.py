@@ -38,11 +38,10 @@ GPUS = [
 
 
 @pytest.mark.quick
-def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path) -> None:
     env = gpu_environ(libdir, GPUS)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT + TELL_MONITORED + TELL_TIDY)
-    done = mpirun.run([*COMMAND, "--cpu-workers", "1", str(script)], 1, env=env).check()
+    script = SCRIPT + TELL_MONITORED + TELL_TIDY
+    done = mpirun.run(script, 1, command=["--cpu-workers", "1"], env=env).check()
     told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
     expected = {name: [gpu] for name, gpu in zip(gpu_names, GPUS, strict=True)}
@@ -75,7 +74,6 @@ def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.quick("mpich")
 def test_each_rank_has_gpus_of_its_own(mpirun: Mpi, libdir: Path) -> None:
     # by index and by UUID, whole and abbreviated
     visible = [
@@ -116,19 +114,16 @@ finally:
 def test_gpus_without_dask_cuda(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     """One report with the fix, and CPU workers for who asks for them."""
     (tmp_path / "dask_cuda.py").write_text("raise ModuleNotFoundError('no dask_cuda', name='dask_cuda')\n")
-    (tmp_path / "script.py").write_text(
-        "from distributed import Client\nprint(len(Client().scheduler_info()['workers']))\n"
-    )
+    script = "from distributed import Client\nprint(len(Client().scheduler_info()['workers']))\n"
     environ = gpu_environ(libdir, GPUS) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    refused = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=environ)
+    refused = mpirun.run(script, 2, command=[], env=environ)
     assert (refused.rc, refused.leaked) == (2, ())
     assert (
         refused.stderr.count("GPU workers need dask-cuda, which is not installed here. Fix: pip install") == 1
     )
     assert "Traceback" not in refused.stderr
-    done = mpirun.run(
-        [*COMMAND, "--worker-class", "distributed.Nanny", str(tmp_path / "script.py")], None, env=environ
-    ).check()
+    options = ["--worker-class", "distributed.Nanny"]
+    done = mpirun.run(script, None, command=options, env=environ).check()
     assert done.stdout.split() == ["1"]
 
 
@@ -143,19 +138,16 @@ def hanging_nvml(tmp_path: Path) -> dict[str, str | None]:
 
 
 def test_what_the_agent_refuses_comes_before_an_nvml_that_hangs(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").touch()
-    command = [*COMMAND, "--local-directory", "/proc/none", str(tmp_path / "script.py")]
-    done = mpirun.run(command, 1, env=hanging_nvml(tmp_path), timeout=60)
+    done = mpirun.run("", 1, command=["--local-directory", "/proc/none"], env=hanging_nvml(tmp_path))
     assert (done.rc, done.leaked) == (2, ())
     assert "the local directory '/proc/none' can't be written" in done.stderr
 
 
 @pytest.mark.parametrize(("ranks", "what"), [(2, "job"), (1, "plan")])
 def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int, what: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('ran')\n")
+    (tmp_path / "job").write_text("print('ran')\n")
     environ = hanging_nvml(tmp_path) | {"DASK_GPU_MPI__STARTUP_TIMEOUT": "12"}
-    done = mpirun.run([*COMMAND, "plan" if what == "plan" else str(script)], ranks, env=environ, timeout=60)
+    done = mpirun.run([*COMMAND, what], ranks, env=environ, cwd=tmp_path)
     assert (done.rc, done.leaked) == (1, ())
     assert "ran" not in done.stdout
     assert 1 <= done.stderr.count("NVML did not respond before the start-up timeout") <= ranks
@@ -176,18 +168,16 @@ with dask.config.set({"dataframe.shuffle.method": "disk"}):
 
 
 @pytest.mark.parametrize("how", ["command", "a variable", "the program", "CPU workers"])
-def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path, how: str) -> None:
-    script = tmp_path / "script.py"
+def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, libdir: Path, how: str) -> None:
     begin = ""
     if how == "the program":
         begin = "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\ndask_gpu_mpi.initialize()\n"
-    script.write_text(begin + TELL + SHUFFLE)
     env = gpu_environ(libdir, GPUS[:2])
     if how == "a variable":
         env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
     options = ["--cpu-workers", "1"] if how == "CPU workers" else []
-    program = ["python", str(script)] if begin else [*COMMAND, *options, str(script)]
-    told = facts(mpirun.run(program, 1, env=env).check())
+    command = None if begin else options
+    told = facts(mpirun.run(begin + TELL + SHUFFLE, 1, command=command, env=env).check())
     expected = {"command": "tasks", "a variable": "p2p", "the program": "p2p", "CPU workers": None}[how]
     child = None if how == "the program" else expected
     assert told == {"here": expected, "child": str(child), "own": "disk"}

@@ -6,31 +6,9 @@ import pytest
 
 from support.jobs.mpi import JobTimeout, LeakedProcesses, Mpi
 
-pytestmark = pytest.mark.both_mpis
-
-WHO = """
-    import os
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    rows = world.gather((world.rank, os.environ.get("COLOUR"), os.environ.get("DASK_PROBE")))
-    if world.rank == 0:
-        print(world.size, rows, MPI.get_vendor()[0])
-"""
-
 BOTH_ASLEEP = r"asleep(.|\n)*asleep"  # MPICH may print two ranks' words on one line
 
 
-@pytest.mark.quick
-def test_environment_for_each_rank(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DASK_PROBE", "foreign")  # which stays out
-    colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
-    done = mpirun.run(WHO, 3, per_rank_env=colours).check()
-    assert done.stdout.startswith("3 [(0, 'red', None), (1, 'green', None), (2, 'blue', None)] ")
-    assert done.stdout.strip().endswith({"openmpi": "Open MPI", "mpich": "MPICH"}[mpirun.name])
-
-
-@pytest.mark.quick("mpich")
 def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     job = mpirun.start("import time\ndef nap():\n    time.sleep(600)\nprint('asleep', flush=True)\nnap()", 2)
     job.wait_for(BOTH_ASLEEP)
@@ -39,7 +17,6 @@ def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     assert not job.processes()
 
 
-@pytest.mark.quick("mpich")
 def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
     # a new session, no inherited files: nothing ties the process to the job but its environment
     program = """

@@ -22,10 +22,10 @@ PRINTS = script("mpi/scripts/prints.py")
 @pytest.mark.parametrize("worker_class", ["distributed.Worker", "distributed.Nanny"])
 def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, worker_class: str) -> None:
     """To a file, which Python buffers. Without a launcher: Open MPI's gives a terminal to its ranks."""
-    (tmp_path / "script.py").write_text(PRINTS)
     go_on = tmp_path / "go-on"
-    line = [*COMMAND, "--worker-class", worker_class, str(tmp_path / "script.py"), str(go_on), worker_class]
-    job = mpirun.start(line, None, cwd=tmp_path)
+    job = mpirun.start(
+        PRINTS, None, command=["--worker-class", worker_class], args=[str(go_on), worker_class]
+    )
     # while the job runs, and not at its end, which it may not live to see
     job.wait_for("a task")
     job.wait_for("the scheduler")
@@ -39,7 +39,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, work
 
 @pytest.mark.both_mpis
 @pytest.mark.quick
-def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_path: Path) -> None:
+def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi) -> None:
     """MPI knows nothing of Python's buffers."""
     program = """
         from dask_gpu_mpi import initialize
@@ -184,10 +184,8 @@ while not go_on.exists() and time.monotonic() < deadline:
 """
 
 
-def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(IMPOSSIBLE)
-    job = mpirun.start([*COMMAND, "--no-dashboard", str(script)], 2)
+def test_tasks_that_no_worker_can_run(mpirun: Mpi) -> None:
+    job = mpirun.start(IMPOSSIBLE, 2, command=["--no-dashboard"])
     job.wait_for("requires workers=elsewhere", 40, stream="stderr")
     (job.directory / "go-on").touch()
     done = job.wait(30).check()
@@ -203,7 +201,8 @@ def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
 
 SECOND_CLUSTER = """
 from distributed import Client, LocalCluster
-if __name__ == "__main__":
+from dask_gpu_mpi import current_session
+if GUARD:
     for _ in range(2):
         with LocalCluster(n_workers=1, processes=PROCESSES, dashboard_address="127.0.0.1:0") as cluster:
             with Client(cluster) as client:
@@ -214,48 +213,36 @@ if __name__ == "__main__":
         Client(nworkers=7)
     except ValueError as error:
         print(error)
+    current_session().close()
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        print(len(cluster.workers))
 """
 
 
-@pytest.mark.parametrize("guard", [True, False], ids=["guarded", "threads"])
-def test_another_cluster(mpirun: Mpi, tmp_path: Path, guard: bool) -> None:
-    script = tmp_path / "script.py"
-    text = SECOND_CLUSTER.replace("PROCESSES", str(guard))
-    script.write_text(text if guard else text.replace('__name__ == "__main__"', "True"))
-    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check()
-    assert done.stdout.splitlines() == ["1 1", "1 1", "1 2", "Unexpected keyword arguments: ['nworkers']"]
-    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+@pytest.mark.parametrize(
+    ("guard", "processes"), [("__name__ == '__main__'", True), ("True", False), ("True", True)]
+)
+def test_another_cluster(mpirun: Mpi, guard: str, processes: bool) -> None:
+    """It works, beside the job's with a warning, afterwards without; workers that would run the script again are refused."""
+    script = SECOND_CLUSTER.replace("PROCESSES", str(processes)).replace("GUARD", guard)
+    done = mpirun.run(script, 2, command=["--no-dashboard"])
+    told = [line for line in done.stderr.splitlines() if "warning: " in line or "error: " in line]
+    if processes and guard == "True":
+        done.check(2)
+        assert foreign_lines(done.stderr) == []
+        (error,) = told
+        assert error.startswith(
+            "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
+        )
+        return
+    unexpected = "Unexpected keyword arguments: ['nworkers']"
+    assert done.check().stdout.splitlines() == ["1 1", "1 1", "1 2", unexpected, "1"]
+    assert told == [
         "dask_gpu_mpi: warning: LocalCluster: this job already has a cluster, whose workers do nothing for this one. Fix: client "
         "= Client(), which connects to the job's cluster",
         "dask_gpu_mpi: warning: Client: this job already has a cluster, to which it connects; no effect: n_workers, "
         "memory_limit. Fix: client = Client()",
     ]
-
-
-def test_another_cluster_whose_workers_would_run_the_script_again(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SECOND_CLUSTER.replace("PROCESSES", "True").replace('__name__ == "__main__"', "True"))
-    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
-    assert foreign_lines(done.stderr) == []
-    (error,) = [line for line in done.stderr.splitlines() if "error" in line]
-    assert error.startswith(
-        "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
-    )
-
-
-def test_a_cluster_after_the_job_s(mpirun: Mpi) -> None:
-    script = """
-        from dask_gpu_mpi import initialize
-        from distributed import Client, LocalCluster
-        session = initialize(exit=False)
-        if session:
-            session.close()
-            with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
-                print(len(cluster.workers))
-    """
-    done = mpirun.run(script, 2).check()
-    assert done.stdout == "1\n"
-    assert "LocalCluster" not in done.stderr
 
 
 UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
@@ -276,11 +263,9 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_script_that_does_not_use_its_cluster(mpirun: Mpi, tmp_path: Path, use: str) -> None:
+def test_a_script_that_does_not_use_its_cluster(mpirun: Mpi, use: str) -> None:
     text, warned = USES[use]
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    done = mpirun.run([*COMMAND, "--no-dashboard", "--client-rank", "1", str(script)], 2).check()
+    done = mpirun.run(text, 2, command=["--no-dashboard", "--client-rank", "1"]).check()
     assert done.stdout == "1\n"
     assert foreign_lines(done.stderr) == []
     assert done.stderr.count(UNUSED) == warned

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from support import ROOT
-from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 
 
@@ -19,16 +15,12 @@ def first_script(page: str) -> str:
     return block.group(1)
 
 
-@pytest.mark.quick("mpich")
-def test_start_here(mpirun: Mpi, tmp_path: Path) -> None:
+def test_start_here(mpirun: Mpi) -> None:
     """The same script is on the three pages; what is printed has the lines that the page shows."""
     script = first_script("docs/start.md")
     bare = script.split("\n", 1)[1]
     assert bare == first_script("docs/index.md") == first_script("README.md").split("\n", 1)[1]
-    (tmp_path / "analysis.py").write_text(script)
-    done = mpirun.run(
-        [*COMMAND, "launch", "-n", "2", str(tmp_path / "analysis.py")], None, timeout=90
-    ).check()
+    done = mpirun.run(script, None, command=["launch", "-n", "2"], timeout=90).check()
     assert re.search(r"^mean with numpy: 0\.\d+$", done.stdout, re.MULTILINE)
     assert re.search(r"^dask_gpu_mpi: 2 workers on 1 host, 0 GPUs, ready after [\d.]+ s$", done.stderr, re.M)
     assert re.search(

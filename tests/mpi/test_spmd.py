@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts, foreign_lines
+from support.jobs.clusters import TELL, facts, foreign_lines
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, emulated_environ, make_gpus
@@ -19,18 +19,16 @@ GROUP = script("mpi/scripts/group.py")
 
 
 @pytest.mark.quick("openmpi")
-def test_group_and_environment(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(GROUP)
-    done = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=PATH, timeout=90).check(3)
+def test_group_and_environment(mpirun: Mpi) -> None:
+    done = mpirun.run(GROUP, 2, command=[], env=PATH, timeout=90).check(3)
     assert foreign_lines(done.stderr) == []
 
 
 FAILURES = script("mpi/scripts/gangs_that_fail.py")
 
 
-def test_failures(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(FAILURES)
-    mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=PATH, timeout=90).check(3)
+def test_failures(mpirun: Mpi) -> None:
+    mpirun.run(FAILURES, 2, command=[], env=PATH, timeout=90).check(3)
 
 
 UNCAUGHT = """
@@ -41,42 +39,36 @@ current_session().spmd(inner)
 """
 
 
-def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNCAUGHT)
-    done = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=PATH, timeout=60).check(1)
+def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi) -> None:
+    done = mpirun.run(UNCAUGHT, 2, command=[], env=PATH, timeout=60).check(1)
     assert done.stderr.count("ZeroDivisionError: integer division or modulo by zero\n") == 1
     # cloudpickle from 3.1.3 on takes the file's name out of functions, and with it Python's way to the source line
     assert re.search(r'File ".*", line 4, in inner\n', done.stderr), done.stderr
     assert done.stderr.count("SpmdError: spmd: rank 0 (worker 0 on ") == 1
 
 
-def test_workers_without_a_nanny_are_refused(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNCAUGHT)
-    environ = {**PATH, "DASK_GPU_MPI__WORKER_CLASS": "distributed.Worker"}
-    done = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 1, env=environ, timeout=60).check(2)
+def test_workers_without_a_nanny_are_refused(mpirun: Mpi) -> None:
+    options = ["--worker-class", "distributed.Worker"]
+    done = mpirun.run(UNCAUGHT, 1, command=options, env=PATH, timeout=60).check(2)
     assert done.stderr.count("error: spmd: worker(s) 0 without a nanny") == 1
     assert foreign_lines(done.stderr) == []
 
 
-DEVICES = """
-import json, os, sys
+DEVICES = f"""{TELL}
 from dask_gpu_mpi import current_session
 session = current_session()
 def look(group):
     return group.rank, group.size, group.device, os.environ["CUDA_VISIBLE_DEVICES"]
 cpu = [worker.name for worker in session.plan.workers if worker.kind == "cpu"]
 everybody = [worker.name for worker in session.plan.workers]
-told = {"gpus": session.spmd(look), "cpu": session.spmd(look, workers=cpu), "all": session.spmd(look, workers=everybody)}
-os.write(1, ("FACTS " + json.dumps(told) + "\\n").encode())
+tell(gpus=session.spmd(look), cpu=session.spmd(look, workers=cpu), all=session.spmd(look, workers=everybody))
 """
 
 
-def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi, libdir: Path) -> None:
     gpus = make_gpus(2, host="one", memory=80 * GIB)
-    (tmp_path / "script.py").write_text(DEVICES)
     environ = {"CUDA_VISIBLE_DEVICES": None, **PATH, **emulated_environ(libdir, gpus, {})}
-    line = [*COMMAND, "--cpu-workers", "1", str(tmp_path / "script.py")]
-    told = facts(mpirun.run(line, 2, env=environ, timeout=90).check(0))
+    told = facts(mpirun.run(DEVICES, 2, command=["--cpu-workers", "1"], env=environ, timeout=90).check(0))
     assert told["gpus"] == [[rank, 2, 0, gpus[rank].uuid] for rank in range(2)]
     assert told["cpu"] == [[0, 1, None, ""]]
     # by name: 0-0, 0-cpu-0, 1-1

@@ -1,5 +1,4 @@
 import contextlib
-import io
 import os
 import signal
 import sys
@@ -8,7 +7,7 @@ import traceback
 import zipfile
 from pathlib import Path
 
-from distributed import Client, performance_report, progress, wait, worker_client
+from distributed import Client, performance_report, wait, worker_client
 
 from support.jobs.scripts.tell import tell
 
@@ -33,34 +32,9 @@ def pids(**kwargs):
     return dict(found.values())
 
 
-def wait_for_workers():
-    client.wait_for_workers(2, timeout=20)
-    late = None
-    try:
-        client.wait_for_workers(3, timeout=1)
-    except TimeoutError as error:
-        late = str(error)
-    return {"late": late, "names": client.run_on_scheduler(names)}
-
-
-def run_on_scheduler():
-    def inside(text, *, dask_scheduler):
-        return text, type(dask_scheduler).__name__, os.getpid(), len(dask_scheduler.workers)
-
-    return [*client.run_on_scheduler(inside, "given"), os.getpid(), *pids().values()]
-
-
 def report():
     with performance_report(filename=str(FOLDER / "report.html")):
         return client.gather(client.map(lambda x: x + 1, range(10), pure=False))
-
-
-def show_progress():
-    futures = client.map(lambda x: time.sleep(0.02), range(20), pure=False)
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        progress(futures)
-    return {"text": text.getvalue(), "done": all(future.done() for future in futures)}
 
 
 def nested():
@@ -141,10 +115,7 @@ def retire():
 
 
 for test in (
-    wait_for_workers,
-    run_on_scheduler,
     report,
-    show_progress,
     nested,
     upload,
     restart,

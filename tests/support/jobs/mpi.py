@@ -247,6 +247,7 @@ class Mpi:
         program: str | Sequence[str],
         ranks: int | None,
         *,
+        command: Sequence[str] | None = None,
         args: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         per_rank_env: Sequence[Mapping[str, str]] | None = None,
@@ -258,6 +259,7 @@ class Mpi:
 
         `program`: the text of a Python script, or a command line, in which a first word "python" stands for this Python.
         `ranks`: MPI processes. None: the program alone, without a launcher.
+        `command`: run the script by ``python -m dask_gpu_mpi`` with these options, not by itself.
         `args`: arguments after the program.
         `env`: variables for every rank, on top of a clean copy of this process' environment; None removes one.
         `per_rank_env`: one mapping for each rank, on top of `env` (the launchers' colon syntax).
@@ -271,7 +273,8 @@ class Mpi:
         if isinstance(program, str):
             script = directory / "script.py"
             script.write_text(textwrap.dedent(program))
-            program = ["python", str(script)]
+            words = [] if command is None else ["-m", "dask_gpu_mpi", *command]
+            program = ["python", *words, str(script)]
         argv = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(program)]
         argv += args
         added: dict[str, str | None] = {MARK: uuid.uuid4().hex, "TMPDIR": str(directory), **(env or {})}
@@ -296,6 +299,7 @@ class Mpi:
         timeout: float = 60,
         grace: float = 3.0,
         allow_leaks: bool = False,
+        command: Sequence[str] | None = None,
         args: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         per_rank_env: Sequence[Mapping[str, str]] | None = None,
@@ -305,7 +309,15 @@ class Mpi:
     ) -> CompletedJob:
         """Run a job to its end: `start`, then `Job.wait`, which see."""
         job = self.start(
-            program, ranks, args=args, env=env, per_rank_env=per_rank_env, bed=bed, hosts=hosts, cwd=cwd
+            program,
+            ranks,
+            command=command,
+            args=args,
+            env=env,
+            per_rank_env=per_rank_env,
+            bed=bed,
+            hosts=hosts,
+            cwd=cwd,
         )
         return job.wait(timeout, grace=grace, allow_leaks=allow_leaks)
 
