@@ -35,8 +35,6 @@ MOST_OUTPUT = 4_000
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
-#: Seconds for the teardown of a nanny's plugin.
-TEARDOWN = 5.0
 
 
 class Workers:
@@ -202,19 +200,13 @@ def adapt_nanny(nanny: Any) -> Callable[[], str]:
     for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
     reasons: list[str] = []
-    close, remove_plugin = nanny.close, nanny.plugin_remove
+    close = nanny.close
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         reasons.append(kwargs.get("reason", ""))
         return await close(*args, **kwargs)
 
-    async def in_time(name: str) -> Any:
-        # A nanny closes after the teardown of the user's plugins, which may hang.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TEARDOWN):
-                return await remove_plugin(name)
-
-    nanny.close, nanny.plugin_remove = remembering, in_time
+    nanny.close = remembering
     return lambda: reasons[0] if reasons else ""
 
 

@@ -186,10 +186,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.close Nanny.plugin_remove",
+        "Nanny.close",
         "workers/lifecycle",
         _DISTRIBUTED,
-        why="replaced on each nanny: why it closes, and a plugin whose teardown hangs does not keep it from that",
+        why="replaced on each nanny: why it closes",
         without="the workers do not start, and the job ends with one line that says so",
     ),
     *_of(
