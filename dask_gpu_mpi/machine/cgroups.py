@@ -75,8 +75,7 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
 
 def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
     """The cores that this process may use: its affinity mask, cut to its cgroups' cpusets."""
-    # macOS has no affinity
-    cpus = set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    cpus = set(os.sched_getaffinity(0))
     for group in _groups(proc, "cpuset"):
         for file in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
             # An empty intersection would mean that the files belong to another group.

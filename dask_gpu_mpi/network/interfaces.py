@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,19 +182,12 @@ def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | 
     return min(candidates)[2:] if candidates else None
 
 
-def boot_id(file: Path = _BOOT_ID) -> str:
-    """An id of this boot of this machine: random on Linux (random(4)), the time of boot on macOS; empty if unknown.
+def boot_id() -> str:
+    """An id of this boot of this machine (random(4)); empty if unknown.
 
     Ranks share a node if their host names and boot ids are the same.
     """
     try:
-        return file.read_text().strip()
+        return _BOOT_ID.read_text().strip()
     except OSError:
-        pass
-    try:
-        found = subprocess.run(
-            ["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()

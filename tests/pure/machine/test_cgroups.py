@@ -194,14 +194,6 @@ def test_the_cpu_quota_of_v1(
     assert cpu_quota(proc) == cores
 
 
-def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert allowed_cpus(tmp_path) == (0, 1, 2)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert allowed_cpus(tmp_path) == (0,)
-
-
 @pytest.mark.parametrize(
     ("text", "cpus"),
     [

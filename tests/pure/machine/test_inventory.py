@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import cpu_quota
-from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
+from dask_gpu_mpi.machine.inventory import take_inventory
 from dask_gpu_mpi.machine.nvidia import list_gpus
 from support import ROOT
 from support.jobs.processes import run_python
@@ -67,19 +64,6 @@ def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
     assert found.cpus
     assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, nvml=nvml).cpu_quota == cpu_quota()
     assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, nvml=nvml).cpu_quota == 1
-
-
-def test_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "boot_id").write_text("1-2-3\n")
-    assert boot_id(tmp_path / "boot_id") == "1-2-3"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="{ sec = 5 }\n"))
-    assert boot_id(tmp_path / "none") == "{ sec = 5 }"
-
-    def fail(*_: object, **__: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(subprocess, "run", fail)
-    assert boot_id(tmp_path / "none") == ""
 
 
 def test_nothing_heavy_is_imported() -> None:
