@@ -17,15 +17,13 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import (
     device_figures,
-    driver_is_installed,
     gpu_health,
-    hide_gpus,
     list_gpus,
     parse_visible,
     sees_none,
 )
 from support.jobs.processes import run_python
-from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
+from support.mocks.gpus import LOG_VARIABLE, SimGpu, SimMig, compile_cuda, emulated_environ, read_log
 from support.mocks.pynvml import (
     FUNCTION_NOT_FOUND,
     GIB,
@@ -123,17 +121,6 @@ def test_health_is_the_drivers_version_and_the_memory_errors_of_each_gpu(
     nvml = Nvml(device(0, ecc=[7]), driver="580.1", init=NO_DRIVER)
     assert gpu_health(gpus[:1], nvml) == ("", {})
     assert nvml.calls == ["init"]
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_whether_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    def load(name: str) -> None:
-        assert name == "libnvidia-ml.so.1"
-        if not installed:
-            raise OSError
-
-    monkeypatch.setattr("ctypes.CDLL", load)
-    assert driver_is_installed() is installed
 
 
 def test_a_compute_mode_that_lets_one_process_in() -> None:
@@ -257,14 +244,6 @@ def test_any_text_is_read_or_refused(value: str) -> None:
         assert len({named_gpu.uuid for named_gpu in found}) == len(found)
 
 
-def test_gpus_are_hidden_from_a_process() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    hide_gpus(environ)
-    assert sees_none(environ["CUDA_VISIBLE_DEVICES"])
-    hide_gpus(environ, but="GPU-x")
-    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
-
-
 STAGES = """
 import ctypes, json
 from dask_gpu_mpi.machine.nvidia import own_contexts
@@ -297,3 +276,45 @@ def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [[[], False], [[], True], [[], True], [[one, three], True]]
     # what the process itself asked for, and no more
     assert [function for _, function in read_log(log)] == ["cuInit", *["cuDevicePrimaryCtxRetain"] * 2]
+
+
+FIGURES = """
+import json, sys, time
+import pynvml
+from dask_gpu_mpi.machine.nvidia import device_figures
+pynvml.nvmlInit()
+first = [device_figures(uuid) for uuid in sys.argv[1:]]
+time.sleep(0.1)
+quick = device_figures(sys.argv[1], throughput=False)
+print(json.dumps([first, quick]))
+"""
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+def test_figures_of_a_gpu_as_far_as_it_has_them(libdir: Path) -> None:
+    """By the real pynvml, with NVML emulated in C."""
+    full = SimGpu(
+        "GPU-full", memory=80 * GIB, used=GIB, utilization=90, temperature=71, power=650, throttle=0x1 | 0x8 | 0x40,
+        pcie=3000, nvlink=2**30,
+    )  # fmt: skip
+    mig = SimGpu("GPU-parent", power=300, mig=(SimMig("MIG-1", 10 * GIB),))
+    deaf = dict.fromkeys(
+        [f"nvmlDeviceGet{name}" for name in ("FieldValues", "Temperature", "UtilizationRates", "MemoryInfo")],
+        "NOT_SUPPORTED",
+    )
+    gpus = [full, SimGpu("GPU-none", failures=deaf), mig, SimGpu("GPU-power", throttle=0x4, lost=False)]
+    environ = emulated_environ(libdir, gpus)
+    uuids = ["GPU-full", "GPU-none", "MIG-1", "GPU-power", "GPU-other"]
+    done = run_python(FIGURES, *uuids, env=environ)
+    assert done.returncode == 0, done.stderr
+    (first, none, instance, power, other), quick = json.loads(done.stdout)
+    assert first[:6] == [90, GIB, 80 * GIB, 650.0, 71, 0b010]
+    # what grows: J, and bytes both ways
+    assert first[7] == 6_000_000
+    assert 30 <= quick[6] - first[6] < 650 * 60
+    assert 2 * 2**30 // 20 <= quick[8] - first[8] < 2 * 2**30 * 60
+    assert quick[7] is None
+    assert none == other == [None] * 9
+    # else each instance would have the power of its GPU, which sums would count several times
+    assert instance == [None, 0, 10 * GIB, *[None] * 6]
+    assert power[5] == 0b001

@@ -141,17 +141,6 @@ def test_what_does_not(interfaces: list[list[Interface]], wanted: str | None, sa
         choose_addresses(["a", "b"], dict(enumerate(interfaces)), [wanted] * 2)
 
 
-def test_of_many_nodes_without_a_common_network_eight_are_told() -> None:
-    apart = {rank: [LO, Interface("eth0", f"10.{rank}.0.1", f"10.{rank}.0.0/24")] for rank in range(9)}
-    with pytest.raises(InputError, match="share no network") as caught:
-        choose_addresses([f"h{rank}" for rank in apart], apart, [None] * 9)
-    assert str(caught.value).count(" on h") == 8
-
-
-def test_this_machine_has_a_loopback() -> None:
-    assert any(i.address.startswith("127.") for i in list_interfaces())
-
-
 @pytest.mark.parametrize(
     ("line", "default"),
     [

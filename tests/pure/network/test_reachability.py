@@ -104,11 +104,6 @@ def test_nobody_listens() -> None:
     assert connect_to("127.0.0.1", port, TOKENS).error == "Connection refused"
 
 
-def test_port_in_use(listener: Listener) -> None:
-    with pytest.raises(OSError, match="in use"):
-        Listener("127.0.0.1", listener.port, TOKENS)
-
-
 def test_silent_and_slow_strangers_are_hung_up_on(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +136,7 @@ def test_a_crowd_of_strangers_is_one_thread(listener: Listener) -> None:
             stranger.close()
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 1000, 65536])
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 65536])
 def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
     told = b""
     place = ("127.0.0.1", listener.port)

@@ -64,7 +64,7 @@ typedef int nvmlReturn_t;
 typedef unsigned long long ull;
 typedef enum { MIG_UNSUPPORTED, MIG_OFF, MIG_ON } MigMode;
 
-/* Layouts of nvml.h, checked against pynvml's ctypes structures by tests/pure/test_emulated_nvml.py. */
+/* Layouts of nvml.h, as pynvml's ctypes structures have them. */
 typedef struct { ull total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; ull total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
