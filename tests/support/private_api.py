@@ -1,6 +1,6 @@
 """What this package uses of other packages that these do not promise: one table, and nothing of the kind is used beside it.
 
-Such names may go with any release. So each use is guarded: `without` says what happens then. The test of this module looks up
+Such names may go with any release: `without` says what happens then. The test of this module looks up
 every name in what is installed, and fails by that name; and it reads the package for private names that are not here.
 
 >>> [entry.without for entry in TABLE if entry.name == "init_once"]
@@ -54,7 +54,7 @@ TABLE: tuple[PrivateName, ...] = (
         "agent/forkserver",
         _PYTHON,
         why="the agent forks itself into the fork server, and sets what its clients find it by",
-        without="the standard fork server (as with Python 3.14): one import more for each rank",
+        without="the agent does not start, and the job ends with one line that says so (Python 3.14: the standard fork server)",
     ),
     *_of(
         "multiprocessing.resource_tracker",
@@ -62,7 +62,7 @@ TABLE: tuple[PrivateName, ...] = (
         "agent/forkserver",
         _PYTHON,
         why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
-        without="the standard resource tracker: 117 files and 9 MiB more for each rank; the rank removes the scratch",
+        without="the agent does not start, and the job ends with one line that says so",
     ),
     *_of(
         "runpy",
@@ -246,7 +246,7 @@ TABLE: tuple[PrivateName, ...] = (
         "network/listeners",
         _DISTRIBUTED,
         why="their handshake has a deadline; what fails there is counted, and logged once a minute",
-        without="half-open connections are kept for ever, and each that fails is logged",
+        without="the agent does not start, and the job ends with one line that says so",
     ),
     *_of(
         "tornado.tcpserver",
@@ -270,7 +270,7 @@ TABLE: tuple[PrivateName, ...] = (
         "agent/scheduler",
         _DISTRIBUTED,
         why="the dashboard's navigation names the page of the GPUs, which the scheduler's process does not see",
-        without="that page is there (/gpu), but no tab leads to it",
+        without="as `connect`",
     ),
     *_of(
         "distributed.node",
