@@ -178,6 +178,7 @@ def run_launch(
         requeues = requeue is not None and (code == 75 or lost_node or lost)
         if requeues:
             runner.listen(LINGER)
+            stack.close()  # remove copies first: the batch system may end this run as soon as it is requeued
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
@@ -188,7 +189,6 @@ def run_launch(
                 "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
-            stack.close()  # remove copies: the batch system may end this run by a signal at once
             answer = requeue()
             return 75 if answer is None else answer
     return 1 if lost_node else code

@@ -373,7 +373,9 @@ def test_copies_that_hang_end(
     assert "launch: --stage: did not end within 0 s" in capsys.readouterr().err
 
 
-def test_a_signal_does_not_stop_the_removal_of_copies() -> None:
+@pytest.mark.parametrize("run", ["pass", "raise SystemExit(75)"])
+def test_a_signal_does_not_stop_the_removal_of_copies(run: str) -> None:
+    """But a job that is cancelled meanwhile is not requeued."""
     signals_launch = "kill -TERM $PPID; sleep 1.5; echo removed"
-    job = start("pass", more=repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}))
-    assert communicate(job)[0] == "removed\n"
+    more = repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)})
+    assert communicate(start(run, more=more, LINGER="0.1"))[0] == "removed\n"
