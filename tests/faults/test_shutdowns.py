@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 
@@ -30,16 +29,19 @@ ENDS = "compute()\nmark()\nsys.exit(3)\n"
 
 
 @pytest.mark.parametrize(
-    ("form", "how"),
+    ("form", "what", "how"),
     [
-        pytest.param("initialize", RAISES, id="initialize-raises"),
-        pytest.param("initialize", HANGS, id="initialize-hangs", marks=pytest.mark.quick("openmpi")),
-        pytest.param("command", BLOCKS, id="command-blocks"),
+        ("initialize", "Scheduler", RAISES),
+        pytest.param("initialize", "Scheduler", HANGS, marks=pytest.mark.quick("openmpi")),
+        ("command", "Scheduler", BLOCKS),
+        *[("initialize", what, how) for what in ("Worker", "Nanny") for how in (RAISES, HANGS, BLOCKS)],
     ],
 )
-def test_scheduler_close(mpirun: Mpi, how: str, form: str) -> None:
-    job = start(mpirun, form, ENDS, env=close_like("Scheduler", how))
-    end(mpirun, job, 3, 10, tracebacks=None)
+def test_close(mpirun: Mpi, form: str, what: str, how: str) -> None:
+    """A nanny lives in the agent: one that blocks keeps the agent from answering."""
+    options = {"shutdown_timeout": 4} if what == "Nanny" else {}
+    job = start(mpirun, form, ENDS, env=close_like(what, how), options=options)
+    end(mpirun, job, 3, 12 if what == "Nanny" else 10, tracebacks=None)
 
 
 def test_scheduler_close_by_the_client(mpirun: Mpi) -> None:
@@ -47,19 +49,6 @@ def test_scheduler_close_by_the_client(mpirun: Mpi) -> None:
     job = start(mpirun, "command", body, env=close_like("Scheduler", RAISES))
     # client.shutdown() itself may raise there, which is the script's own end
     end(mpirun, job, {1, 3}, 40, tracebacks=None)
-
-
-@pytest.mark.parametrize("how", [RAISES, HANGS, BLOCKS], ids=["raises", "hangs", "blocks"])
-def test_worker_close(mpirun: Mpi, how: str) -> None:
-    job = start(mpirun, "initialize", ENDS, env=close_like("Worker", how))
-    end(mpirun, job, 3, 10, tracebacks=None)
-
-
-@pytest.mark.parametrize("how", [RAISES, HANGS, BLOCKS], ids=["raises", "hangs", "blocks"])
-def test_nanny_close(mpirun: Mpi, how: str) -> None:
-    """A nanny lives in the agent: one that blocks keeps the agent from answering."""
-    job = start(mpirun, "initialize", ENDS, env=close_like("Nanny", how), options={"shutdown_timeout": 4})
-    end(mpirun, job, 3, 12, tracebacks=None)
 
 
 NO_THREADS = """
@@ -115,9 +104,3 @@ def test_disk_gone(mpirun: Mpi) -> None:
     body = "import shutil\nfor _ in range(3):\n    shutil.rmtree('local', ignore_errors=True)\n" + BIG
     job = start(mpirun, "command", body, options={"local_directory": "local"}, env=SPILLING)
     end(mpirun, job, {0, 1}, 5, tracebacks=None)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_disk_read_only(mpirun: Mpi) -> None:
-    job = start(mpirun, "command", "mark()\n", options={"local_directory": "/proc/none"})
-    assert job.wait().rc == 2

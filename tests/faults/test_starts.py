@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.base.timeouts import MPI_GRACE
 from support.bed.hosts import TestBed
-from support.jobs.faults import end, start, write
+from support.jobs.faults import end, error_line, start, write
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
@@ -25,10 +24,8 @@ WRAPPER = ("sh", "-c", '"$0" "$@"; exit $?')
 def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
     per_rank = [{}, {"DASK_GPU_MPI__INTERFACE": "ib7"}, {}]
     per_rank = [{"DASK_GPU_MPI__INTERFACE": "eth0", **each} for each in per_rank]
-    fault = time.time()
     job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, per_rank_env=per_rank)
-    done = end(mpirun, job, {1, 2}, SOON, since=fault)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    report = error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
     assert "ib7" in report
     assert "rank 1" in report
     assert "h2" in report
@@ -39,10 +36,8 @@ def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> 
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
     env = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
-    fault = time.time()
     job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
-    done = end(mpirun, job, {1, 2}, SOON, since=fault)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    report = error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
     assert "rank 1" in report
     assert "h2" in report
     assert "NVML" in report
@@ -52,13 +47,12 @@ def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> 
 def test_import_error_on_one_rank(mpirun: Mpi) -> None:
     # not at once: Open MPI's launcher may hang for ever where one rank ends while another is about to connect to it
     before = "if rank() == 1:\n    time.sleep(1)\n    import no_such_module\n"
-    fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, through=WRAPPER)
-    done = end(mpirun, job, None, SOON, since=fault, tracebacks=1)
+    done = end(mpirun, job, None, SOON, since=job.began, tracebacks=1)
     assert done.stderr.count("ModuleNotFoundError: No module named 'no_such_module'") == 1
     if mpirun.name == "mpich":
         # its launcher does not mind a rank that ends before MPI_Init, in which the others wait: their agents find out
-        (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+        report = error_line(done)
         assert f"1 of the ranks that the launcher started on {os.uname().nodename} ended before MPI" in report
         assert "(left: rank 0)" in report
 
@@ -70,13 +64,12 @@ def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
         "if rank() == 1:\n    os.symlink(str(os.getpid()), 'ended')\n    sys.exit()\n"
         "wait_until(lambda: os.path.islink('ended') and not os.path.exists('/proc/' + os.readlink('ended')))\n"
     )
-    fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before)
     says = (
         f"1 of the ranks that the launcher started on {os.uname().nodename} ended before MPI",
         "(left: rank 0)",
     )
-    end(mpirun, job, None, SOON, since=fault, says=says)
+    end(mpirun, job, None, SOON, since=job.began, says=says)
 
 
 @pytest.mark.parametrize("how", ["spawn", "subprocess"])
@@ -105,24 +98,17 @@ def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
     before = (
         "from dask_gpu_mpi import initialize\nfrom distributed import Nanny\n"
         f"class Bad(Nanny):\n    {method}\n        raise RuntimeError('this class is bad')\n"
-        "from functools import partial\n"
     )
-    fault = time.time()
-    body = "mark()\n"
-    job = start(mpirun, "initialize", body, before=before, call="initialize(worker_class=Bad)")
-    done = end(mpirun, job, 1, SOON, since=fault)
-    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
-    assert "this class is bad" in done.stderr
-    assert "worker 0 " in done.stderr
-    assert f"on {os.uname().nodename}" in done.stderr
+    job = start(mpirun, "initialize", "mark()\n", before=before, call="initialize(worker_class=Bad)")
+    report = error_line(end(mpirun, job, 1, SOON, since=job.began))
+    assert "this class is bad" in report
+    assert "worker 0 " in report
+    assert f"on {os.uname().nodename}" in report
 
 
 def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
-    fault = time.time()
     job = start(mpirun, "command", "mark()\n", options={"worker_class": "no_such_module.Class"})
-    done = end(mpirun, job, {1, 2}, SOON, since=fault)
-    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
-    assert "no_such_module" in done.stderr
+    assert "no_such_module" in error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
 
 
 @pytest.mark.slow
@@ -130,7 +116,6 @@ def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
 def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
     """The others are inside MPI_Init, which can't say who is missing."""
     before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    fault = time.time()
     options = {"startup_timeout": DEADLINE}
     job = start(mpirun, "initialize", "mark()\n", before=before, options=options, through=through)
     # MPI_GRACE more for those whose MPI only takes its time
@@ -139,7 +124,7 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
         job,
         None,
         DEADLINE + MPI_GRACE + 10,
-        since=fault,
+        since=job.began,
         says=("MPI did not come together before the start-up timeout",),
     )
 
@@ -148,10 +133,8 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
     before = f"from mpi4py import MPI\nif rank() == {stopped}:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    report = error_line(end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began))
     assert f"no response from rank {stopped} of 2 before the start-up timeout" in report
     assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
     if stopped == 1:
@@ -176,10 +159,8 @@ def stops(self, states):
 if rank() == 1:
     Rendezvous._send_key = stops
 """
-    fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    report = error_line(end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began))
     if what == "stopped":
         assert "no response from rank 1 of 2 before the start-up timeout" in report
         assert f"(rank 1 on {os.uname().nodename} is stopped)" in report
@@ -196,11 +177,9 @@ from dask_gpu_mpi.startup import bringup
 if rank() == {hanging}:
     bringup.exposed_folder = lambda folder: wait_until(lambda: False, 60)
 """
-    fault = time.time()
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
     # rank 0 itself has `HANGING` and `ALIVE` seconds more
-    done = end(mpirun, job, 1, DEADLINE + 10 + 10, since=fault)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    report = error_line(end(mpirun, job, 1, DEADLINE + 10 + 10, since=job.began))
     assert f"rank {hanging} of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
     assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report
 
@@ -212,10 +191,9 @@ def test_worker_that_dies_at_each_start(mpirun: Mpi) -> None:
         "dies.py",
         "import os\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        os._exit(1)\n",
     )
-    fault = time.time()
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     job = start(mpirun, "command", "mark()\n", env=env)
-    done = end(mpirun, job, 1, SOON + 10, since=fault, tracebacks=None)
+    done = end(mpirun, job, 1, SOON + 10, since=job.began, tracebacks=None)
     assert done.stderr.count("dask_gpu_mpi: error: ") == 1
     assert "worker 1 did not start" in done.stderr
     assert not (job.directory / "mark-up").exists()
@@ -236,7 +214,6 @@ def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
         if which == "all"
         else "wait_for_names('0')\nwait_until(lambda: marked('given-up'))\ncompute()\nmark()\nsys.exit(3)\n"
     )
-    fault = time.time()
     job = start(mpirun, "command", body, env=env)
     given_up = "worker 1 on "
     if which == "one":
@@ -244,7 +221,7 @@ def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
         (job.directory / "mark-given-up").touch()
         end(mpirun, job, 3, 5, says=(given_up,), tracebacks=None)
     else:
-        end(mpirun, job, 1, 45, since=fault, says=(given_up, "no worker is left"), tracebacks=None)
+        end(mpirun, job, 1, 45, since=job.began, says=(given_up, "no worker is left"), tracebacks=None)
 
 
 def test_deadline_is_an_option(mpirun: Mpi) -> None:
@@ -253,11 +230,10 @@ def test_deadline_is_an_option(mpirun: Mpi) -> None:
         "slow.py",
         "import time\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        time.sleep(600)\n",
     )
-    fault = time.time()
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     job = start(mpirun, "command", "mark()\n", env=env, options={"startup_timeout": "11 s"})
-    done = end(mpirun, job, 1, 11 + 10, since=fault, tracebacks=None)
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    done = end(mpirun, job, 1, 11 + 10, since=job.began, tracebacks=None)
+    report = error_line(done)
     assert "rank 1" in report
     assert os.uname().nodename in report
     assert (

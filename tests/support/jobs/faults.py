@@ -10,7 +10,6 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 from support.jobs.scripts import script
 
-__all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
+__all__ = ["FORMS", "SCHEDULER_FILE", "end", "error_line", "mark_time", "start", "write"]
 
 #: How a script meets its cluster.
 FORMS = ("initialize", "command")
@@ -36,26 +35,6 @@ _BEGIN = {
     "execute": "from dask_gpu_mpi import execute\nfrom distributed import Client\n",
 }
 _CLIENT = "from distributed import Client\nclient = Client()\n"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a row showed."""
-
-    #: The test.
-    row: str
-    #: "openmpi" or "mpich".
-    mpi: str
-    #: Exit code of the launcher.
-    rc: int
-    #: From the fault, or the script's last line, until the launcher had ended.
-    seconds: float
-    #: Seconds it may take.
-    within: float
-
-
-#: Of this test run; printed at its end.
-RESULTS: list[Result] = []
 
 
 def slack() -> float:
@@ -108,15 +87,9 @@ def start(
         + "mark('up')\n"
         + body
     )
-    script = _folder(mpirun) / "script.py"
-    script.write_text(text)
+    script = write("script.py", text)
     line = [*COMMAND, str(script)] if form == "command" else ["python", str(script)]
     return mpirun.start([*through, *line], ranks, **more)
-
-
-def _folder(mpirun: Mpi) -> Path:
-    """A folder for what a test writes; of the test, through the environment, to keep the signatures short."""
-    return Path(os.environ["DASK_GPU_MPI_TEST_FOLDER"])
 
 
 def write(name: str, text: str) -> Path:
@@ -173,8 +146,6 @@ def end(
     within *= slack()
     fault = since if since is not None else mark_time(job, "end")
     seconds = ended - fault
-    row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
-    RESULTS.append(Result(row, mpirun.name, done.rc, seconds, within))
     if isinstance(codes, Mapping):
         codes = codes[mpirun.name]
     if isinstance(codes, int):
@@ -192,6 +163,12 @@ def end(
     if not scratch:
         until(lambda: not _left(job), AFTER, f"left behind: {_left(job)}")
     return done
+
+
+def error_line(done: CompletedJob) -> str:
+    """The one report of an error on standard error."""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    return line
 
 
 def _left(job: Job) -> list[str]:

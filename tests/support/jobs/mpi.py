@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support import TESTBED
 
@@ -80,6 +80,7 @@ class Job:
 
     `directory`: The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
     `launcher`: The launcher, or the program itself where there is none.
+    `began`: When it was started, in seconds since the epoch.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Job:
         self.mark = env[MARK]
         self.result: CompletedJob | None = None
         self._out, self._err = directory / "stdout", directory / "stderr"
-        self._start = time.monotonic()
+        self.began = time.time()
         # The job must not outlive a test run that is killed: the kernel tells the launcher.
         lifeline = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
         # Files, not pipes: a process that is left over can't hold the test up by keeping a pipe open.
@@ -171,7 +172,7 @@ class Job:
             raise JobTimeout(
                 f"still running after {timeout} s: {' '.join(self.argv)}\n--- processes\n{running}\n{self._output()}"
             ) from None
-        seconds = time.monotonic() - self._start
+        seconds = time.time() - self.began
         leaked = self._leaked(grace)
         self.result = CompletedJob(self.argv, rc, self.stdout, self.stderr, seconds, leaked)
         if leaked and not allow_leaks:
@@ -299,27 +300,10 @@ class Mpi:
         timeout: float = 60,
         grace: float = 3.0,
         allow_leaks: bool = False,
-        command: Sequence[str] | None = None,
-        args: Sequence[str] = (),
-        env: Mapping[str, str | None] | None = None,
-        per_rank_env: Sequence[Mapping[str, str]] | None = None,
-        bed: TestBed | None = None,
-        hosts: Sequence[str] | Mapping[str, int] | None = None,
-        cwd: Path | None = None,
+        **how: Any,
     ) -> CompletedJob:
         """Run a job to its end: `start`, then `Job.wait`, which see."""
-        job = self.start(
-            program,
-            ranks,
-            command=command,
-            args=args,
-            env=env,
-            per_rank_env=per_rank_env,
-            bed=bed,
-            hosts=hosts,
-            cwd=cwd,
-        )
-        return job.wait(timeout, grace=grace, allow_leaks=allow_leaks)
+        return self.start(program, ranks, **how).wait(timeout, grace=grace, allow_leaks=allow_leaks)
 
     def command(
         self,
