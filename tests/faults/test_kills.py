@@ -9,7 +9,7 @@ import time
 import pytest
 
 from support.jobs.clusters import parent, ranks_of, scratch_of, until
-from support.jobs.faults import SCHEDULER_FILE, end, mark_time, start
+from support.jobs.faults import await_cluster, end, mark_time, start
 from support.jobs.mpi import Mpi
 
 
@@ -30,7 +30,7 @@ from support.jobs.mpi import Mpi
 def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str, options: dict[str, str]) -> None:
     job = start(mpirun, form, "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n", options=options)
     if form == "bare":
-        until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+        await_cluster(job)
     else:
         mark_time(job, "busy")
     assert len(scratch_of(job)) == 2
@@ -291,7 +291,7 @@ def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
 @pytest.mark.parametrize("victim", ["scheduler", "head agent"])
 def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     job = start(mpirun, "bare")
-    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    await_cluster(job)
     rank = ranks_of(job)[0]
     parents = {pid: parent(pid) for pid in job.processes("python")}
     agent = next(pid for pid, above in parents.items() if above == rank)

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.timeouts import RANK_0_LOST
 from support.bed.hosts import TestBed
 from support.jobs.clusters import ranks_of
 from support.jobs.faults import end, mark_time, start, write
-from support.jobs.mpi import Job, Mpi
+from support.jobs.mpi import CompletedJob, Job, Mpi
 
 LOST = "its processes or its node died, or its network is down"
 TOLERATES = {"tolerate_lost_ranks": 1}
@@ -101,6 +101,17 @@ def strike(job: Job, rank: int, victim: str, number: int = signal.SIGKILL) -> No
     (job.directory / "mark-killed").touch()
 
 
+def ends(mpirun: Mpi, job: Job, codes: Any, within: float, **more: Any) -> CompletedJob:
+    """The end of a job that has lost a rank: what that rank has left stays."""
+    return end(mpirun, job, codes, within, **{"timeout": 120, "tracebacks": None, "scratch": True, **more})
+
+
+def is_lost(job: Job) -> None:
+    """Wait until rank 2 is lost, and let the script continue."""
+    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
+    (job.directory / "mark-over").touch()
+
+
 @pytest.mark.both_mpis
 @pytest.mark.quick("openmpi", during="tasks", victim="all", form="command")
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_the_others_continue(surviving: Mpi, during: str, victim: str, form: str
     job = start(surviving, form, BUSY[during] + exits, 3, options=TOLERATES)
     mark_time(job, "busy")
     strike(job, 2, victim)
-    done = end(surviving, job, code, 20, timeout=120, tracebacks=None, scratch=True)
+    done = ends(surviving, job, code, 20)
     lost = f"rank 2 on {os.uname().nodename} lost: {LOST}; it had 1 worker and 0 GPUs. Continuing with 2 workers; 0 more ranks"
     assert lost in done.stderr or "no response from rank 2 of 3 at the end; continuing without" in done.stderr
 
@@ -136,7 +147,7 @@ def test_rank_that_is_stopped(surviving: Mpi, form: str, last: str, code: int) -
     mark_time(job, "busy")
     strike(job, 2, "rank", signal.SIGSTOP)
     says = ("no response from rank 2 of 3 at the end; continuing without",)
-    end(surviving, job, code, 25, says=says, timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, code, 25, says=says)
 
 
 @pytest.mark.both_mpis
@@ -147,7 +158,7 @@ def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
     strike(job, 1, "all")
     strike(job, 2, "all")
     says = ("2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost",)
-    end(surviving, job, 1, 30, since=fault, says=says, timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 1, 30, since=fault, says=says)
 
 
 @pytest.mark.both_mpis
@@ -158,9 +169,7 @@ def test_rank_0_ends_the_job(surviving: Mpi, victim: str) -> None:
     mark_time(job, "busy")
     fault = time.time()
     strike(job, 0, victim)
-    done = end(
-        surviving, job, None, 1.5 * RANK_0_LOST + 20, since=fault, timeout=120, tracebacks=None, scratch=True
-    )
+    done = ends(surviving, job, None, 1.5 * RANK_0_LOST + 20, since=fault)
     assert "error: rank 0 lost, and with it the script and the scheduler" in done.stderr
 
 
@@ -191,7 +200,7 @@ if rank() == 2:
     says = (
         f"rank 2 of 3 on {os.uname().nodename} has not responded within 6 s (startup_timeout); starting without it",
     )
-    end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 3, 15, says=says)
 
 
 def test_rank_that_dies_while_its_workers_start(surviving: Mpi) -> None:
@@ -207,7 +216,7 @@ sys.exit(3)
     job = start(surviving, "initialize", body, 3, options=options)
     mark_time(job, "busy")
     strike(job, 2, "all")
-    end(surviving, job, 3, 15, says=(STARTS_WITHOUT,), timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 3, 15, says=(STARTS_WITHOUT,))
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -216,7 +225,7 @@ def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     options = late("not os.path.exists('mark-up')" if joins else "True")
     body = "check_tasks(start_tasks())\n" + "wait_for_names('0', '1', '2')\n" * joins
     job = start(surviving, "initialize", body + "mark()\nsys.exit(3)\n", 3, options=options)
-    end(surviving, job, 3, 15, says=(STARTS_WITHOUT,), timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 3, 15, says=(STARTS_WITHOUT,))
 
 
 def test_rank_whose_workers_are_late_while_the_script_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
@@ -240,7 +249,7 @@ def test_rank_that_dies_before_its_late_workers_have_joined(surviving: Mpi) -> N
         rf"rank 2 on \S+ lost: {LOST}; .*Continuing with 2 workers; 0 more ranks", 30, stream="stderr"
     )
     (job.directory / "mark-over").touch()
-    done = end(surviving, job, 3, 15, timeout=120, tracebacks=None, scratch=True)
+    done = ends(surviving, job, 3, 15)
     assert "handshake" not in done.stderr
 
 
@@ -271,9 +280,8 @@ def test_code_of_a_script_that_has_closed_its_cluster(surviving: Mpi, last: str)
     job = start(surviving, "initialize", body, 3, options={**TOLERATES, "log_directory": "logs"})
     mark_time(job, "busy")
     strike(job, 2, "all")
-    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
-    (job.directory / "mark-over").touch()
-    end(surviving, job, 3, 15, timeout=120, tracebacks=None, scratch=True)
+    is_lost(job)
+    ends(surviving, job, 3, 15)
     assert (job.directory / "logs" / "ended").read_text() == "3\n"
 
 
@@ -290,10 +298,9 @@ def test_another_rank_stops_after_it_has_closed(surviving: Mpi) -> None:
     )
     mark_time(job, "busy")
     strike(job, 2, "all")
-    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
-    (job.directory / "mark-over").touch()
+    is_lost(job)
     says = ("no response from rank 1 of 3 at the end; continuing without",)
-    end(surviving, job, 0, 50, says=says, timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 0, 50, says=says)
 
 
 def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
@@ -303,7 +310,7 @@ def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
     mark_time(job, "busy")
     os.kill(ranks_of(job)[1], signal.SIGKILL)
     strike(job, 2, "rank")
-    end(surviving, job, 75, 25, timeout=120, tracebacks=None, scratch=True)
+    ends(surviving, job, 75, 25)
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -371,7 +378,7 @@ def test_network_that_is_down_for_a_while(surviving: Mpi, bed: TestBed, seconds:
     switch(bed, "h3", "up")
     time.sleep(5)
     (job.directory / "mark-over").touch()
-    done = end(surviving, job, 3, 60, timeout=200, tracebacks=None, scratch=True)
+    done = ends(surviving, job, 3, 60, timeout=200)
     assert ("rank 2 on h3 lost" in done.stderr) is (seconds > 30)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from support.jobs.clusters import ranks_of, until
-from support.jobs.faults import SCHEDULER_FILE, end, mark_time, start
+from support.jobs.faults import await_cluster, end, mark_time, start
 from support.jobs.mpi import Job, Mpi
 
 BODY = """
@@ -116,7 +116,7 @@ def test_while_a_rank_waits_at_the_start(mpirun: Mpi, what: str) -> None:
 @pytest.mark.parametrize(("ranks", "name"), [(2, "INT"), (None, "TERM")], ids=["launched", "alone"])
 def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> None:
     job = start(mpirun, "bare", ranks=ranks)
-    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    await_cluster(job)
     fault = time.time()
     job.signal(getattr(signal, f"SIG{name}"))
     codes = 143 if ranks is None else INT
@@ -136,7 +136,7 @@ def test_sigterm_to_one_rank_without_the_script_alone(mpirun: Mpi, form: str, cl
     """It ends the job as one to the script's rank does: nobody waits for a rank that has left."""
     job = start(mpirun, form, BODY, options={"client_rank": client} if client else None)
     if form == "bare":
-        until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+        await_cluster(job)
     else:
         mark_time(job, "running")
     fault = time.time()
@@ -220,7 +220,7 @@ def test_walltime_where_all_ranks_go_on(mpirun: Mpi) -> None:
 
 def test_signal_to_execute_without_a_function(mpirun: Mpi) -> None:
     job = start(mpirun, "execute", "execute()\nmark('afterwards')\n", None, client=False)
-    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    await_cluster(job)
     fault = time.time()
     job.signal(signal.SIGINT)
     # Python ends itself by SIGINT, which a shell reports as 130

@@ -165,15 +165,6 @@ def happened(rank: Member) -> str:
 # -- ranks without the script
 
 
-def test_a_rank_that_serves_until_the_end() -> None:
-    rank, channels = member(mail("end", 0))
-    assert rank.serve() == 0
-    assert happened(rank) == "ended closed"
-    assert ("closed", 1) in channels.said
-    assert not channels.freed
-    assert rank.signals.given_back  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(("word", "freed"), [("end", True), ("stop", False)])
 def test_where_the_program_goes_on(word: str, freed: bool) -> None:
     """The communicator is freed where all ranks come to the same end."""
@@ -243,27 +234,6 @@ def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
     assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool) -> None:
-    heard = [*([mail("signal", 2, 1)] if elsewhere else []), [], mail("closed", 1, 1)]
-    rank, channels = member(*heard, rank=0, has_client=False, is_client=True)
-    if not elsewhere:
-        rank.signals.got = (2, 0.0)
-    assert rank.serve() == 130
-    assert ("end", 0) in channels.said
-
-
-def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
-    rank, channels = member(mail("signal", 15, 2), rank=0)  # whose script is on rank 1
-    rank.pump(0.0)
-    assert channels.said == [("signal", 15)]
-    assert rank.signal_relay.for_script is None
-    rank, channels = member(mail("signal", 15), is_client=True)
-    rank.pump(0.0)
-    assert channels.said == []
-    assert rank.signal_relay.for_script == 15
-
-
 @pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
 def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
     leave_open: bool, capsys: pytest.CaptureFixture[str]
@@ -276,17 +246,6 @@ def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
 
 
 # -- the client's rank
-
-
-@pytest.mark.parametrize(
-    ("final", "word", "state"),
-    [(True, "end", "ended closed"), (False, "stop", "stopped closed"), (False, "end", "ended closed")],
-)
-def test_the_client_elsewhere_waits_for_rank_0(final: bool, word: str, state: str) -> None:
-    rank, channels = member([], mail(word), is_client=True)
-    rank.client_done(final=final)
-    assert happened(rank) == state
-    assert channels.said[0] == ("over", (final, None, 0))
 
 
 def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
@@ -366,15 +325,6 @@ def test_an_agent_that_fails(
     assert capsys.readouterr().err.splitlines() == [line] * failed
 
 
-def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    rank, channels = member(of_agent("worker-ended", "1-0", "five deaths"), of_agent("workers-ended", True))
-    rank.pump(0.0)
-    rank.pump(0.0)
-    said = "dask_gpu_mpi: worker 1-0 on h1 removed: five deaths; continuing with the other workers\n"
-    assert capsys.readouterr().err == said
-    assert channels.said == [("workers-ended", (1, True))]
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_agent_whose_workers_have_all_ended_is_not_missed(
     ended: bool, capsys: pytest.CaptureFixture[str]
@@ -387,13 +337,6 @@ def test_an_agent_whose_workers_have_all_ended_is_not_missed(
     assert rank._restarts.due is None
     assert capsys.readouterr().err == ""
     assert channels.said == [("workers-ended", (1, False))] * ended
-
-
-@pytest.mark.parametrize(("code", "lost"), [(0, None), (9, "the scheduler's process ended (exit code 9)")])
-def test_the_schedulers_end(code: int, lost: str | None) -> None:
-    rank, channels = member(of_agent("scheduler-ended", code))
-    rank.pump(0.0)
-    assert channels.said == [("over", (False, lost, 0))]
 
 
 def test_an_agent_that_cannot_be_started_again(

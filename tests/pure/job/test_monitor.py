@@ -244,22 +244,17 @@ class Clock:
         return self._end
 
 
-def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("end", [1000.0, None])
+def test_the_time_that_is_left(end: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is queried once. Without an end there is no signal."""
+    clock = Clock(monkeypatch, end)
     walltime = Walltime({}, None, lambda *_: None)
     for clock.now, left in ((900.0, 100.0), (999.5, 0.5), (1001.0, 0.0)):
-        assert walltime.time_left() == left
-    assert clock.asked == 1
-
-
-@pytest.mark.usefixtures("signals")
-def test_without_an_end_there_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, None)
-    walltime = Walltime({}, None, lambda *_: None)
+        assert walltime.time_left() == (left if end else None)
     walltime.call_back(print, 30.0)
     walltime.check()
-    assert walltime.time_left() is walltime.time_left() is None
-    assert (clock.asked, clock.sent) == (1, [])
+    assert (clock.asked, bool(clock.sent)) == (1, end is not None)
 
 
 @pytest.mark.usefixtures("signals")

@@ -53,14 +53,6 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Program.of([str(tmp_path / "s.py")]).check()
 
 
-def test_a_script_that_is_there(tmp_path: Path) -> None:
-    script = tmp_path / "s.py"
-    script.touch()
-    (tmp_path / "__main__.py").touch()
-    for words in ([str(script)], [str(tmp_path)], ["-c", "anything"]):
-        Program.of(words).check()
-
-
 @pytest.mark.parametrize("name", ["json.tool", "json", "json.none", "sys", "__main__"])
 def test_modules_that_may_be_there(name: str) -> None:
     """Whether there is such a module inside a package is known only when the package is imported."""

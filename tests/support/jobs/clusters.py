@@ -19,26 +19,6 @@ from typing import Any
 from support.jobs.mpi import CompletedJob, Job
 from support.jobs.scripts import script
 
-__all__ = [
-    "COMMAND",
-    "MESSAGES",
-    "TELL",
-    "Driver",
-    "alive",
-    "cpu_seconds",
-    "facts",
-    "foreign_lines",
-    "gone",
-    "listening",
-    "parent",
-    "ranks_of",
-    "scratch_of",
-    "small_environment",
-    "until",
-    "without_mpi",
-    "workers_of",
-]
-
 COMMAND = ("python", "-m", "dask_gpu_mpi")
 
 #: Begins every script: `tell` is read by `facts`, `look` is for ``client.run``.

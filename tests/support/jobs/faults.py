@@ -18,7 +18,7 @@ from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 from support.jobs.scripts import script
 
-__all__ = ["FORMS", "SCHEDULER_FILE", "end", "error_line", "mark_time", "start", "write"]
+__all__ = ["FORMS", "await_cluster", "end", "error_line", "mark_time", "start", "write"]
 
 #: How a script meets its cluster.
 FORMS = ("initialize", "command")
@@ -114,6 +114,11 @@ def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
 
     until(there, timeout, f"mark {name}\n{job.stderr}")
     return float(path.read_text())
+
+
+def await_cluster(job: Job) -> None:
+    """Wait until the cluster of a job without a script is up."""
+    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
 
 
 def end(
