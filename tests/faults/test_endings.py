@@ -284,24 +284,6 @@ def test_log_directory(mpirun: Mpi) -> None:
     assert "Registered to" in (job.directory / "logs" / f"worker-1-{host}.log").read_text()
 
 
-def test_labels(mpirun: Mpi) -> None:
-    """Which worker a task's exception comes from."""
-    body = (
-        "class Odd(Exception):\n    def __init__(self, a, b):\n        super().__init__(a)\n\n"
-        "def fail(kind, *args):\n    raise kind(*args)\n\n"
-        "for what in ((KeyError, 'k'), (Odd, 1, 2)):\n"
-        "    try:\n        client.submit(fail, *what, workers=[1]).result()\n"
-        "    except Exception as error:\n        print(type(error).__name__, getattr(error, '__notes__', []))\n"
-        "future = client.submit(fail, ValueError, 'task', workers=[1], pure=False)\n"
-        "mark()\nfuture.result()\n"
-    )
-    label = f"[raised by worker 1, rank 1 on host {os.uname().nodename}]"
-    done = end(mpirun, start(mpirun, "command", body), 1, 5.0, tracebacks=None)
-    assert f"KeyError ['{label}']" in done.stdout
-    assert f"Odd ['{label}']" in done.stdout  # whose constructor does not take what pickle gives it
-    assert f"ValueError: task\n{label}\n" in done.stderr
-
-
 def test_label_of_another_rank(mpirun: Mpi) -> None:
     """A script that goes on everywhere (exit=False), and fails on a rank that is not the client's."""
     program = (

@@ -322,20 +322,6 @@ def test_rank_that_stops_after_it_has_closed(mpirun: Mpi, code: int) -> None:
     end(mpirun, job, code or 1, 50, says=says, timeout=120, tracebacks=None)
 
 
-@pytest.mark.slow
-def test_agent_twenty_times(surviving: Mpi) -> None:
-    """It is restarted three times; then its rank is lost, and the job ends in order: the rank still answers."""
-    hurry = "import dask_gpu_mpi.job.member\ndask_gpu_mpi.job.member.DELAYS = (0.1, 0.2, 0.3)\n"
-    body = "while not marked('lost'):\n    try:\n        os.kill(agent_of('2'), signal.SIGKILL)\n    except Exception:\n"
-    body += "        time.sleep(0.1)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
-    job = start(surviving, "initialize", body, 3, before=hurry, options=TOLERATES)
-    job.wait_for(
-        r"rank 2 on \S+ lost: its agent, or each of its workers, died too often", 90, stream="stderr"
-    )
-    (job.directory / "mark-lost").touch()
-    end(surviving, job, 3, 10, timeout=120, tracebacks=None)
-
-
 def test_without_the_option_the_job_ends(mpirun: Mpi) -> None:
     job = start(mpirun, "command", "mark('busy')\ntime.sleep(60)\n", 3)
     mark_time(job, "busy")

@@ -49,16 +49,6 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     assert refused_child() == ""  # no launcher
 
 
-def test_children_of_a_cluster_until_it_is_over() -> None:
-    before = dict(os.environ)
-    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
-    code = "import dask; print(dask.config.get('scheduler-address', None))"
-    assert run_python(code).stdout == "tls://h:1\n"
-    children.release()
-    children.release()
-    assert dict(os.environ) == before
-
-
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,17 +129,6 @@ def test_elsewhere_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No such file"):
         ClusterFile(SETTINGS)
     assert environ() == before
-
-
-def test_a_descriptor_that_the_script_has_closed(tmp_path: Path) -> None:
-    file = ClusterFile(SETTINGS)
-    number = int(file.path.rpartition("/")[2])
-    with (tmp_path / "mine").open("w") as mine:
-        os.dup2(mine.fileno(), number)  # of the script, by the same number
-        file.close()
-    os.write(number, b"whole")
-    os.close(number)
-    assert (tmp_path / "mine").read_text() == "whole"
 
 
 USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"
@@ -295,29 +274,3 @@ def test_forked_children_and_a_script_whose_cluster_is_over_replace_themselves()
         """
     )
     assert (done.returncode, done.stdout) == (11, "11\n"), done.stderr
-
-
-def test_what_ends_the_script_ends_the_program() -> None:
-    done = run_script(
-        """
-        def end(*_):
-            raise SystemExit(143)
-
-        signal.signal(signal.SIGTERM, end)
-        code = "import os, signal, sys, time; print('up', flush=True); os.kill(int(sys.argv[1]), signal.SIGTERM); time.sleep(60)"
-        os.execv(PYTHON, ["x", "-c", code, str(os.getpid())])
-        """
-    )
-    assert (done.returncode, done.stdout) == (143, "up\nthe end\n"), done.stderr
-
-
-def test_the_program_ends_with_a_script_that_is_killed() -> None:
-    read, write = os.pipe()
-    code = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
-    # close_fds is for what is opened: standard output stays, and has its end of file when both have ended
-    code = HEAD + f"os.execv(PYTHON, ['x', '-c', {code!r}])"
-    done = run_python(code, stdout=write, capture_output=False)
-    os.close(write)
-    assert done.returncode == -9
-    assert os.read(read, 1) == b""  # waits for the end of the child
-    os.close(read)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,124 +72,15 @@ def test_a_signal_that_the_script_handles_or_ignores(handler: Any, sent: list[in
     assert sent == []
 
 
-class Watched:
-    """A member and a walltime whose looks are counted; `on_look` makes something happen at one of them."""
-
-    def __init__(self, on_look: Callable[[Watched], None]) -> None:
-        self.ending = SimpleNamespace(lost=None, over=False)
-        self.signal_relay = SimpleNamespace(for_script=None)
-        self.gone = False
-        self.looks = self.checks = self.leaves = 0
-        self.on_look = on_look
-        self.dropped: list[float] = []
-        self.channels = SimpleNamespace(drop_agent=self.dropped.append)
-        self.joined = SimpleNamespace(options=SimpleNamespace(shutdown_timeout=3.0))
-        member: Any = self
-        self.monitor = Monitor(member, member)
-
-    def pump(self, timeout: float) -> None:
-        assert 0 < timeout <= 1
-        self.looks += 1
-        assert self.looks < 10
-        self.on_look(self)
-
-    def check(self) -> None:
-        self.checks += 1
-
-    def leave(self) -> None:
-        self.leaves += 1
-
-    def launcher_gone(self) -> bool:
-        return self.gone
-
-    def run(self) -> Watched:
-        """Run until it ends, in this thread."""
-        self.monitor._run()
-        return self
-
-
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Exit codes instead of an end; nothing is waited for."""
-    codes: list[object] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(module, "LOST_GRACE", 0.01)
-    monkeypatch.setattr(module, "silence_dask", lambda: codes.append("silent"))
-    return codes
-
-
-def test_it_watches_until_it_is_stopped(sent: list[int], exits: list[object]) -> None:
-    """It leaves when the cluster is over, and passes on the signal of another rank."""
-
-    def look(watched: Watched) -> None:
-        watched.signal_relay.for_script = signal.SIGTERM if watched.looks == 1 else None
-        watched.ending.over = watched.looks >= 3
-        if watched.looks == 4:
-            watched.monitor.stop()
-
-    install(signal.SIGTERM, lambda *_: None)
-    watched = Watched(look).run()
-    assert (watched.looks, watched.checks, watched.leaves) == (4, 4, 2)
-    assert sent == [signal.SIGTERM]
-    assert exits == []
-
-
-@pytest.mark.parametrize("what", ["cluster", "launcher", "cluster, handled"])
-def test_script_is_ended_when_it_has_lost(
-    what: str, sent: list[int], exits: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By a handler of the loss where there is one, not that of SIGTERM."""
-
-    def look(watched: Watched) -> None:
-        if watched.looks == 2:
-            watched.ending.lost = "the scheduler ended" if what.startswith("cluster") else None
-            watched.gone = what == "launcher"
-
-    if what.endswith("handled"):
-        install(LOST, lambda *_: None)
-    watched = Watched(look).run()
-    assert watched.looks == 2
-    assert sent == [LOST if what.endswith("handled") else signal.SIGTERM]
-    assert exits == ["silent", 1]
-    assert watched.dropped == [1.0]
-    assert "script still running 0.01 s after the cluster was lost; terminating it" in capsys.readouterr().err
-
-
-def test_script_that_ends_in_time_is_not_ended_by_force(
-    monkeypatch: pytest.MonkeyPatch, sent: list[int], exits: list[object]
-) -> None:
-    def look(watched: Watched) -> None:
-        watched.gone = True
-        monkeypatch.setattr(os, "kill", lambda pid, number: watched.monitor.stop())
-
-    watched = Watched(look).run()
-    assert exits == ["silent"]
-    assert watched.dropped == []
-
-
-@pytest.mark.parametrize("known", [None, "the scheduler ended"])
-def test_failure_of_the_monitor_ends_the_script(
-    known: str | None, sent: list[int], exits: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def look(watched: Watched) -> None:
-        watched.ending.lost = known
+def test_failure_at_the_end_is_nobodys(sent: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(timeout: float) -> None:
+        monitor.stop()
         raise OSError("broken pipe")
 
-    watched = Watched(look).run()
-    assert watched.ending.lost == (known or "its monitor failed")
-    assert sent == [signal.SIGTERM]
-    assert "the monitor of the cluster failed: OSError: broken pipe" in capsys.readouterr().err
-
-
-def test_failure_at_the_end_is_nobodys(
-    sent: list[int], exits: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def look(watched: Watched) -> None:
-        watched.monitor.stop()
-        raise OSError("broken pipe")
-
-    Watched(look).run()
-    assert sent == exits == []
+    member: Any = SimpleNamespace(pump=fail)
+    monitor = Monitor(member, member)
+    monitor._run()
+    assert sent == []
     assert capsys.readouterr().err == ""
 
 

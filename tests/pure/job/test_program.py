@@ -19,20 +19,6 @@ from support import ROOT
 from support.jobs.processes import run_python
 
 
-@pytest.mark.parametrize(
-    ("words", "program"),
-    [
-        (["s.py", "-m", "x"], Program(ProgramKind.SCRIPT, "s.py", ("-m", "x"))),
-        (["-m", "package.mod", "a"], Program(ProgramKind.MODULE, "package.mod", ("a",))),
-        (["-c", "import this", "-c"], Program(ProgramKind.CODE, "import this", ("-c",))),
-        (["-m"], Program(ProgramKind.SCRIPT, "-m")),  # after a `--`
-        ([os.path.dirname(__file__)], Program(ProgramKind.FOLDER, os.path.dirname(__file__))),
-    ],
-)
-def test_what_a_command_line_runs(words: list[str], program: Program) -> None:
-    assert Program.of(words) == program
-
-
 def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("other.py", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -139,36 +138,6 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
         end.end_script(15, None)
     assert lost.value.reported
-
-
-def test_why_a_client_has_lost_its_scheduler_is_awaited(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
-    waits: list[tuple[Callable[[], bool], float]] = []
-    monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
-    monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
-    make_end(member)._await_reason()
-    ((done, limit),) = waits
-    assert limit == 101.0
-    for lost, over in itertools.product([False, True], repeat=2):
-        monkeypatch.setattr(module, "has_lost_client", lambda lost=lost: lost)
-        member.ending = Ending()
-        if over:
-            member.ending.stopped = True
-        assert done() is (over or not lost)
-
-
-def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[ClientEnd] = []
-    monkeypatch.setattr(ClientEnd, "_await_reason", lambda end: calls.append(end))
-    closed = make_end(member)
-    closed.close()
-    closed.finish()
-    assert calls == []
-    running = make_end(member)
-    running.finish()
-    assert calls == [running]
 
 
 @pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
