@@ -20,6 +20,7 @@ from dask_gpu_mpi.base.text import natural
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites.batch import end_time
+from dask_gpu_mpi.view.heartbeat import mapping
 
 #: The scheduler's handler.
 FACTS_OPERATION = "gpu_mpi_job"
@@ -81,13 +82,6 @@ class JobWatch(SchedulerPlugin):
         """Register this with the scheduler, with an answer to `FACTS_OPERATION`; before its first worker comes."""
         self._scheduler = scheduler
         scheduler.add_plugin(self)
-        on_status = scheduler.stream_handlers["worker-status-change"]
-
-        def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:
-            self.note_status(worker, str(getattr(status, "name", status)))
-            return on_status(status=status, worker=worker, **more)
-
-        scheduler.stream_handlers["worker-status-change"] = on_status_change
         scheduler.handlers[FACTS_OPERATION] = self.answer
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._log)
@@ -272,16 +266,19 @@ class JobWatch(SchedulerPlugin):
             fix = "start the job on nodes with GPUs, or do not require one"
         return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
 
-    def note_status(self, worker: str, status: str) -> None:
-        """Note the status that a worker reports."""
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Called by distributed for each event: among them each new status of a worker, below its address."""
+        if topic not in self._names or mapping(msg).get("action") != "worker-status-change":
+            return
+        status = str(msg.get("status"))
         if status.startswith("closing"):
-            self._leaving.add(worker)
-        elif status == "paused" and worker not in self._paused:
-            self._paused.add(worker)
-            self.warn(f"{self._called(worker)} paused: too much host memory in use")
-        elif status == "running" and worker in self._paused:
-            self._paused.remove(worker)
-            self.warn(f"{self._called(worker)} continues")
+            self._leaving.add(topic)
+        elif status == "paused" and topic not in self._paused:
+            self._paused.add(topic)
+            self.warn(f"{self._called(topic)} paused: too much host memory in use")
+        elif status == "running" and topic in self._paused:
+            self._paused.remove(topic)
+            self.warn(f"{self._called(topic)} continues")
 
 
 def _list(names: Sequence[str]) -> str:

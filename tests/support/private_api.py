@@ -209,14 +209,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="workers do not start",
     ),
     *_of(
-        "distributed.core",
-        "Server.stream_handlers",
-        "view/job_watch",
-        _DISTRIBUTED,
-        why="the scheduler notes which workers pause or close; plugins are not told",
-        without="a worker that closes counts as lost; those that pause are not named",
-    ),
-    *_of(
         "dask_cuda.device_host_file",
         "DeviceHostFile.host_buffer",
         "workers/plugins",
