@@ -143,9 +143,9 @@ def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list
         return [place for place, size in enumerate(sizes) for _ in range(size)]
 
     near = [_by_nearness(close, ranks) for close in cores]
-    base = _match(near, range(len(cores)), places=len(ranks), capacity=share, most=share * len(ranks))
+    base = _match(near, range(len(cores)), capacity=share, most=share * len(ranks))
     left = [number for number in range(len(cores)) if number not in base]
-    more = _match(near, left, places=len(ranks), capacity=1, most=extra)
+    more = _match(near, left, capacity=1, most=extra)
     chosen = {**base, **more}
     # What has no near place left fills the equal shares up, then makes up the extra ones.
     counts, extras = Counter(base.values()), set(more.values())
@@ -165,32 +165,17 @@ def _by_nearness(close: frozenset[int], ranks: Sequence[Inventory]) -> list[int]
 
 
 def _match(
-    near: Sequence[Sequence[int]], numbers: Iterable[int], *, places: int, capacity: int, most: int
+    near: Sequence[Sequence[int]], numbers: Iterable[int], *, capacity: int, most: int
 ) -> dict[int, int]:
-    """Give as many GPUs as possible a place near them, free places first (augmenting paths)."""
-    holding: list[list[int]] = [[] for _ in range(places)]
-
-    def give(number: int, tried: set[int]) -> bool:
-        for place in near[number]:
-            if len(holding[place]) < capacity:
-                holding[place].append(number)
-                return True
-        for place in near[number]:
-            if place in tried:
-                continue
-            tried.add(place)
-            for other in holding[place]:
-                if give(other, tried):
-                    holding[place].remove(other)
-                    holding[place].append(number)
-                    return True
-        return False
-
-    given = 0
-    for number in numbers:
-        if given < most and give(number, set()):
-            given += 1
-    return {number: place for place, held in enumerate(holding) for number in held}
+    """Give GPUs the nearest place that has room; those with the fewest places near them choose first."""
+    room: Counter[int] = Counter()
+    chosen: dict[int, int] = {}
+    for number in sorted(numbers, key=lambda number: len(near[number])):
+        place = next((place for place in near[number] if room[place] < capacity), None)
+        if place is not None and len(chosen) < most:
+            room[place] += 1
+            chosen[number] = place
+    return chosen
 
 
 def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[Problem]]:
