@@ -249,19 +249,14 @@ def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (Shape(), "0-0 0-1 0-2 0-3"),
-        (Shape(ranks=4), "0-0 1-1 2-2 3-3"),
         (Shape(ranks=3), "0-0 0-1 1-2 2-3"),
         (Shape(ranks=6), "0-0 1-1 2-2 3-3"),
         (Shape(ranks=2, bound="node", scattered=True), "0-0 0-2 1-1 1-3"),
-        (Shape(gpus=8, ranks=2, bound="node"), "0-0 0-1 0-2 0-3 1-4 1-5 1-6 1-7"),
         (Shape(gpus=8, nodes=4, ranks=4, bound="node", scattered=True), "0-0 0-4 1-1 1-5 2-2 2-6 3-3 3-7"),
         (Shape(gpus=16, nodes=4, ranks=8, bound="blocks"), " ".join(f"{g // 2}-{g}" for g in range(16))),
-        (Shape(gpus=16, nodes=2, ranks=16), " ".join(f"{g}-{g}" for g in range(16))),
         (Shape(ranks=4, seen="isolated"), "0-0 1-1 2-2 3-3"),
         (Shape(ranks=2, seen="own", spelled="short"), "0-0 0-2 1-1 1-3"),
         (Shape(ranks=2, seen="subset", backwards=True), "0-0 1-1"),
-        (Shape(backwards=True), "0-0 0-1 0-2 0-3"),
         (Shape(lost=1), "0-0 0-1 0-2"),
         (Shape(gpus=2, slices=3, ranks=2), "0-0 0-1 0-2 1-3 1-4 1-5"),
     ],
@@ -273,13 +268,11 @@ def test_names_of_one_host(shape: Shape, expected: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "each", "expected", "devices"),
     [
-        (Shape(), 2, "0-0 0-2", "01 23"),
         (Shape(), 4, "0-0", "0123"),
         (Shape(scattered=True), 2, "0-0 0-1", "02 13"),
         (Shape(ranks=2, bound="node", scattered=True), 2, "0-0 1-1", "02 13"),
         (Shape(gpus=6), 2, "0-0 0-2 0-3", "01 25 34"),
         (Shape(ranks=2, seen="own"), 2, "0-0 1-1", "02 13"),
-        (Shape(ranks=3), 2, "0-0 1-2", "01 23"),
     ],
 )
 def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, devices: str) -> None:

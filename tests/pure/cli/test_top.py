@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from dask_gpu_mpi.cli import live_view, main
+from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.cli.live_view import find_cluster, print_table, run_top
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
@@ -44,16 +44,6 @@ def test_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(live_view, "run_top", run)
     assert refused("--once", rc=1).endswith("gone")
-
-
-@pytest.mark.parametrize(("command", "forgets"), [("top", 0), ("jobscript", 1)])
-def test_the_cluster_of_the_script_that_has_started_it_is_the_one_to_show(
-    command: str, forgets: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forgotten: list[int] = []
-    monkeypatch.setattr(main, "forget_cluster", lambda: forgotten.append(1))
-    CliRunner().invoke(cli, [command, "--json"])
-    assert len(forgotten) == forgets
 
 
 SNAPSHOT = snapshot_of(*cluster_of(2, 2), 7.0)

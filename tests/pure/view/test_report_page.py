@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -96,13 +97,6 @@ def test_texts_are_escaped() -> None:
     assert evil not in page(data)
 
 
-def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
-    data = made_up(1, 1, 3, 1).report()
-    (tmp_path / "r.json").write_text(json.dumps(data))
-    main([str(tmp_path / "r.json"), str(tmp_path / "r.html")])
-    assert data["job"]["how"] in (tmp_path / "r.html").read_text()
-
-
 def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     job = made_up(1, 1, 3, 0)
     state = next(iter(job.workers.values()))
@@ -132,21 +126,22 @@ def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:
     assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("none.json", "none.json: No such file or directory"),
-        ("other.json", "other.json can't be read as a report"),
-    ],
-)
-def test_a_file_that_is_no_report(
-    source: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_the_program_that_makes_a_page_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    data = made_up(1, 1, 3, 1).report()
+    Path("r.json").write_text(json.dumps(data))
+    main(["r.json", "r.html"])
+    assert data["job"]["how"] in Path("r.html").read_text()
     Path("other.json").write_text("[]")
-    with pytest.raises(SystemExit, match="2"):
-        main([source, "r.html"])
-    assert told in capfd.readouterr().err
+    for source, told in (
+        ("none.json", ": No such file or directory"),
+        ("other.json", " can't be read as a report"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([source, "r.html"])
+        assert f"{source}{told}" in capfd.readouterr().err
 
 
 def test_a_heat_map_shows_gaps_where_they_were() -> None:
@@ -169,32 +164,25 @@ def test_a_heat_map_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "good"),
-    [("r.html", True), ("r.HTM", True), ("r.json", True), ("r.json.gz", False), (".html", False)],
+    ("name", "bokeh", "told"),
+    [
+        ("r.html", True, ""),
+        ("r.HTM", True, ""),
+        ("r.json", False, ""),
+        ("r.json.gz", True, "expected FILE.html or FILE.json.*Fix: "),
+        (".html", True, "expected FILE.html or FILE.json.*Fix: "),
+        ("no/r.json", True, r"can't be written by rank 0 on h \(No such file or directory\)\. Fix: "),
+        ("r.html", False, "needs bokeh, which is not installed on rank 0 on h. Fix: pip install"),
+    ],
 )
-def test_names(name: str, good: bool, tmp_path: Path) -> None:
-    if good:
+def test_where_a_report_can_be_written(
+    name: str, bokeh: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not bokeh:
+        monkeypatch.setattr(report_data.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match=told) if told else contextlib.nullcontext():
         check_report(str(tmp_path / name), "rank 0 on h")
-    else:
-        with pytest.raises(InputError, match=r"expected FILE.html or FILE.json.*Fix: "):
-            check_report(str(tmp_path / name), "rank 0 on h")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"can't be written by rank 0 on h \(No such file or directory\)\. Fix: "
-    ):
-        check_report(str(tmp_path / "no" / "r.json"), "rank 0 on h")
-
-
-def test_a_page_needs_bokeh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_data.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(
-        InputError, match="needs bokeh, which is not installed on rank 0 on h. Fix: pip install"
-    ):
-        check_report(str(tmp_path / "r.html"), "rank 0 on h")
-    check_report(str(tmp_path / "r.json"), "rank 0 on h")
 
 
 def test_the_file_before_is_replaced(tmp_path: Path) -> None:
