@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
-from distributed.protocol import pickle
 
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.workers import plugins
@@ -61,11 +60,6 @@ def test_it_comes_with_the_heartbeats() -> None:
             assert METRIC in one.metrics
         sent = asyncio.run_coroutine_threadsafe(one.get_metrics(), client.loop.asyncio_loop).result(10)
         assert sent[METRIC].keys() == {"time", "sent", "received"}
-
-
-def test_it_reaches_the_workers_process() -> None:
-    arrived = pickle.loads(pickle.dumps(Figures(["GPU-1"])))  # type: ignore[no-untyped-call]
-    assert arrived.devices == ("GPU-1",)
 
 
 class DeviceSerialized:

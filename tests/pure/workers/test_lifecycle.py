@@ -268,16 +268,6 @@ def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
     assert bench.workers.closing
 
 
-def test_an_error_while_closing_is_no_news(bench: Bench) -> None:
-    async def run() -> None:
-        served = Served(Nanny())
-        await bench.start(a=served)
-        served.error = RuntimeError("closing failed")
-        await bench.workers.close()
-
-    asyncio.run(run())
-
-
 def test_the_directory_of_a_worker_goes_with_the_scratch(bench: Bench) -> None:
     nanny = Nanny(process=1 << 30)  # a process that is not there
 

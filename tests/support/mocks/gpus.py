@@ -121,8 +121,6 @@ class SimMig:
     name: str | None = None
     #: Bytes; None: the sum of `processes`.
     used: int | None = None
-    #: Place on the parent, 0 to 7; None: the next one.
-    index: int | None = None
     #: Running processes as (pid, bytes).
     processes: tuple[tuple[int, int], ...] = ()
     #: Every call on it gives ``NVML_ERROR_GPU_IS_LOST``.
@@ -138,7 +136,6 @@ class SimMig:
             ("name", self.name),
             ("memory", self.memory),
             ("used", self.used),
-            ("index", self.index),
             ("processes", _pairs(self.processes)),
             ("lost", self.lost),
             ("fail", _pairs((self.failures or {}).items())),
@@ -159,9 +156,8 @@ class SimGpu:
     used: int | None = None
     #: Cores near it; None: all of the machine's; empty: ``NVML_ERROR_NOT_SUPPORTED``.
     cores: tuple[int, ...] | None = None
-    #: NUMA node (default 0) and device minor number (default: the place on the host).
+    #: NUMA node; None: 0.
     node: int | None = None
-    minor: int | None = None
     #: ``"0000:3b:00.0"``; None: made from the place on the host.
     pci: str | None = None
     #: Percent, degrees Celsius, count.
@@ -179,8 +175,6 @@ class SimGpu:
     failures: Failures | None = None
     #: MIG instances.
     mig: tuple[SimMig, ...] = ()
-    #: None: on with instances, else the GPU knows no MIG.
-    mig_mode: bool | None = None
 
     def item(self) -> str:
         """Render this GPU and its instances in the grammar of ``nvml.c``."""
@@ -192,7 +186,6 @@ class SimGpu:
             ("used", self.used),
             ("cores", None if self.cores is None else _ranges(self.cores) or "none"),
             ("node", self.node),
-            ("minor", self.minor),
             ("pci", self.pci),
             ("utilization", self.utilization),
             ("temperature", self.temperature),
@@ -204,7 +197,6 @@ class SimGpu:
             ("processes", _pairs(self.processes)),
             ("lost", self.lost),
             ("fail", _pairs((self.failures or {}).items())),
-            ("mig-mode", None if self.mig_mode is None else "on" if self.mig_mode else "off"),
         )
         return "|".join([gpu, *(instance.item() for instance in self.mig)])
 
@@ -224,15 +216,12 @@ class SimHost:
     init_fail: str | int | None = None
     #: Driver version.
     driver: str | None = None
-    #: CUDA version of the driver, such as 13000.
-    cuda: int | None = None
 
     def describe(self) -> str:
         """Render this host's items in the grammar of ``nvml.c``, without a pattern."""
         attributes = {
             "init-fail": self.init_fail,
             "driver": self.driver,
-            "cuda": self.cuda,
             "files": self.files,
         }
         items = [_item(f"{key}={_text(value)}") for key, value in attributes.items() if value is not None]

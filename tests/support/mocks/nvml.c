@@ -19,18 +19,18 @@
  *         name=TEXT        memory=BYTES (K, M, G, T are binary units; "none": NOT_SUPPORTED)
  *         used=BYTES       default: the sum of the processes
  *         cores=0-3+8-11   the cores near it (default: all; "none": NOT_SUPPORTED)      node=N   NUMA node (default 0)
- *         pci=0000:3b:00.0 (N = 1 only)      minor=N      utilization=PERCENT      temperature=C      ecc=COUNT
+ *         pci=0000:3b:00.0 (N = 1 only)      utilization=PERCENT      temperature=C      ecc=COUNT
  *         power=W    throttle=BITS    pcie=KB    nvlink=BYTES      per second, sent and as much received (default: NOT_SUPPORTED)
- *         processes=PID:BYTES+PID:BYTES      mig-mode=on|off (default: on with instances, else NOT_SUPPORTED)
+ *         processes=PID:BYTES+PID:BYTES
  *         lost             every call on it gives GPU_IS_LOST; nvmlDeviceGetCount still counts it
  *         fail=FUNCTION:CODE+FUNCTION:CODE   those calls on it fail; FUNCTION without _v2, _v3; "*" is all of them
  *     mig      a MIG instance on the GPU(s) of the item before, with uuid=MIG-..., name, memory, used, processes, lost and
- *              fail as above, and index=N (its place on the parent; default: the next one, so that gaps can be made)
+ *              fail as above, at the next place on its parent. A GPU without instances does not support MIG
  *     init-fail=CODE       nvmlInit gives CODE
  *     only=1+3             device isolation, as by a cgroup: only these GPUs exist, and are indexed from 0
  *     files=PATH           GPU i has the device file PATHi: the GPUs whose file this process is not permitted to open, say by its
  *                          device cgroup, are isolated from it. What else comes of opening it does not matter.
- *     driver=TEXT          cuda=12080                  versions
+ *     driver=TEXT          its version
  *
  * CODE is a number or a name without NVML_ERROR_, such as GPU_IS_LOST.  EMULATED_NVML_ONLY=1,3 isolates further (one
  * rank of a host, say); its numbers too are places in the whole list.  Variable unset, or no host that fits: nvmlInit
@@ -62,7 +62,7 @@ enum {
 
 typedef int nvmlReturn_t;
 typedef unsigned long long ull;
-typedef enum { MIG_UNSUPPORTED, MIG_OFF, MIG_ON } MigMode;
+typedef enum { MIG_UNSUPPORTED, MIG_ON } MigMode;
 
 /* Layouts of nvml.h, as pynvml's ctypes structures have them. */
 typedef struct { ull total, free, used; } nvmlMemory_t;
@@ -95,7 +95,7 @@ typedef struct Device {
     char uuid[TEXT], name[TEXT];
     Pci pci;
     ull total, used, ecc;
-    bool no_memory, no_cores, used_given, minor_given, pci_given, lost;
+    bool no_memory, no_cores, used_given, pci_given, lost;
     uint64_t cores[CPU_WORDS];
     MigMode mig_mode;
     unsigned n_processes, n_failures;
@@ -256,10 +256,6 @@ static bool set_field(Device *device, const char *key, char *value, bool single)
     if (IS("used")) return (device->used_given = true) && set_number(&device->used, key, value);
     if (IS("processes")) return set_processes(device, value);
     if (IS("fail")) return set_failures(device, value);
-    if (IS("index") && device->parent) {
-        if (!set_unsigned(&device->index, key, value)) return false;
-        return device->index < MAX_MIG || bad("the index of a MIG instance is over %d: '%s'", MAX_MIG - 1, value);
-    }
     if (device->parent) return bad("a MIG instance has no '%s'", key);
     if (IS("cores")) {
         memset(device->cores, 0, sizeof device->cores);
@@ -267,7 +263,6 @@ static bool set_field(Device *device, const char *key, char *value, bool single)
     }
     if (IS("pci") && !single) return bad("pci does not go with several GPUs: '%s'", value);
     if (IS("pci")) return (device->pci_given = true) && set_pci(&device->pci, value);
-    if (IS("minor")) return (device->minor_given = true) && set_unsigned(&device->minor, key, value);
     if (IS("node")) return set_unsigned(&device->node, key, value);
     if (IS("utilization")) return set_unsigned(&device->utilization, key, value);
     if (IS("temperature")) return set_unsigned(&device->temperature, key, value);
@@ -276,8 +271,6 @@ static bool set_field(Device *device, const char *key, char *value, bool single)
     if (IS("pcie")) return (device->has_pcie = true) && set_unsigned(&device->pcie, key, value);
     if (IS("nvlink")) return (device->has_nvlink = true) && set_number(&device->nvlink, key, value);
     if (IS("ecc")) return set_number(&device->ecc, key, value);
-    if (IS("mig-mode") && !strcmp(value, "on")) return device->mig_mode = MIG_ON, true;
-    if (IS("mig-mode") && !strcmp(value, "off")) return device->mig_mode = MIG_OFF, true;
     return bad("a GPU has no '%s' with value '%s'", key, value);
 }
 
@@ -309,7 +302,7 @@ static bool add_gpus(Host *made, const char *count, char *fields)
     if (!set_fields(&model, fields, n == 1)) return false;
     for (; n > 0; n--) {
         model.index = made->count;
-        if (!model.minor_given) model.minor = made->count;
+        model.minor = made->count;
         if (!model.pci_given) model.pci = (Pci){0, made->count + 1, 0};
         if (!(made->gpus[made->count] = copy_of(&model))) return bad("out of memory");
         made->count++;
@@ -392,10 +385,9 @@ static bool read_host(Host *made, char *items, const char *name, char *only_here
         else if (item) good = bad("what comes after '%s' belongs in an item of its own: '%s'", key, item);
         else if (IS("init-fail")) good = set_code(&made->init_fail, value);
         else if (IS("driver")) good = set_text(made->driver, key, value);
-        else if (IS("cuda")) good = set_unsigned((unsigned *)&made->cuda, key, value);
         else if (IS("only")) only = value;
         else if (IS("files")) files = value;
-        else if (*key) good = bad("an item starts with gpu, mig, init-fail, only, files, driver or cuda, not '%s'", key);
+        else if (*key) good = bad("an item starts with gpu, mig, init-fail, only, files or driver, not '%s'", key);
         if (!good) return false;
     }
     if ((only && !set_only(made, only)) || (only_here && !set_only(made, only_here))) return false;
