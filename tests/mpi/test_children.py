@@ -73,14 +73,12 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.quick("openmpi")
 @pytest.mark.slow
 def test_every_kind_of_process(mpirun: Mpi, tmp_path: Path) -> None:
-    script, own = tmp_path / "script.py", tmp_path / "own.yaml"
-    script.write_text(CHILDREN)
+    own = tmp_path / "own.yaml"
     own.write_text("mine: 7")
-    line = [*COMMAND, "--no-dashboard", str(script)]
-    done = mpirun.run(line, 2, env={"DASK_CONFIG": str(own)}, timeout=100).check()
+    env = {"DASK_CONFIG": str(own)}
+    done = mpirun.run(CHILDREN, 2, command=["--no-dashboard"], env=env, timeout=100).check()
     told = facts(done)
     assert told["address"].startswith("tls://")
     expected = [2, told["address"], 7, False]
@@ -146,15 +144,15 @@ tell(code=subprocess.run(sys.argv[1:], env=scrub(os.environ), timeout=90).return
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["initialize", "launch"])
 def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how: str, tmp_path: Path) -> None:
-    inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
+    inner = tmp_path / "inner.py"
     begin = "import dask_gpu_mpi; dask_gpu_mpi.initialize()" if how == "initialize" else ""
     inner.write_text(NESTED.replace("BEGIN", begin))
-    outer.write_text(OUTER)
     launcher = [mpirun.mpirun, "-n", "2", sys.executable]
     if how == "launch":
         launcher = [sys.executable, "-m", "dask_gpu_mpi", "launch", "-n", "2"]
-    line = [*COMMAND, "--no-dashboard", "--protocol", "tcp", str(outer), *map(str, launcher), str(inner)]
-    told = facts(mpirun.run(line, 1, env={"DASK_GPU_MPI__DASHBOARD": "False"}, timeout=110).check())
+    words, env = [*map(str, launcher), str(inner)], {"DASK_GPU_MPI__DASHBOARD": "False"}
+    done = mpirun.run(OUTER, 1, command=["--protocol", "tcp"], args=words, env=env, timeout=110)
+    told = facts(done.check())
     assert told["code"] == 0
     assert told["outer"].startswith("tcp://")
     assert told["inner"].startswith("tls://")

@@ -61,18 +61,9 @@ def has_token(path: Path, token: str) -> bool:
 
 @pytest.mark.quick("openmpi")
 def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
-    script, go_on, file = tmp_path / "script.py", tmp_path / "go-on", tmp_path / "scheduler.json"
-    script.write_text(SCRIPT)
-    line = [
-        *COMMAND,
-        "--dashboard-address",
-        "127.0.0.1:0",
-        "--scheduler-file",
-        str(file),
-        str(script),
-        str(go_on),
-    ]
-    job = mpirun.start(line, 2)
+    go_on, file = tmp_path / "go-on", tmp_path / "scheduler.json"
+    options = ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
+    job = mpirun.start(SCRIPT, 2, command=options, args=[str(go_on)])
     job.wait_for('"link"', 60)
     told = facts(job)
     printed = re.search(r"dashboard at (\S+)", job.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, cpu_seconds, facts, ranks_of, scratch_of
+from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of, scratch_of
 from support.jobs.mpi import Mpi
 
 HEAD = """
@@ -43,13 +43,8 @@ client = Client()
         ),
     ],
 )
-def test_the_job_ends(
-    mpirun: Mpi, tmp_path: Path, body: str, layout: str, ranks: int, rc: int, says: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + body + "\n")
-    program = [*COMMAND, "--layout", layout, str(script)]
-    done = mpirun.run(program, ranks, timeout=60, cwd=tmp_path).check(rc)
+def test_the_job_ends(mpirun: Mpi, body: str, layout: str, ranks: int, rc: int, says: str) -> None:
+    done = mpirun.run(HEAD + body, ranks, command=["--layout", layout]).check(rc)
     assert says in done.output
     assert "too late" not in done.output
     assert "did not answer" not in done.output
@@ -106,13 +101,10 @@ client.run(spill)
 
 def test_a_removal_that_takes_too_long_is_cut_short(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    script = tmp_path / "script.py"
-    script.write_text(SPILL)
-    program = [*COMMAND, "--shutdown-timeout", "1", str(script)]
     env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     # whose directories are removed by a process of the worker and by the nanny, and by the agent itself
     classes = [{"DASK_GPU_MPI__WORKER_CLASS": f"distributed.{name}"} for name in ("Nanny", "Worker")]
-    job = mpirun.start(program, 2, env=env, per_rank_env=classes)
+    job = mpirun.start(SPILL, 2, command=["--shutdown-timeout", "1"], env=env, per_rank_env=classes)
     done = job.wait(60).check()
     assert "did not answer" not in done.output
     assert "Traceback" not in done.output

@@ -30,7 +30,6 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     assert right(done.stdout) == right(sections()[f"{name}.py"])
 
 
-@pytest.mark.quick("openmpi", options="all")
 @pytest.mark.parametrize("options", ["all", "none"])
 def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:
     skip_without("sklearn")

@@ -42,9 +42,7 @@ def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None
     assert told["plan"]["warnings"] == []
 
 
-def test_several_gpus_for_each_worker_and_a_worker_that_is_killed(
-    mpirun: Mpi, libdir: Path, tmp_path: Path
-) -> None:
+def test_several_gpus_for_each_worker_and_a_worker_that_is_killed(mpirun: Mpi, libdir: Path) -> None:
     kill = """
 import signal, time
 victim = next(row for row in rows if row["name"] == "1-5")
@@ -59,9 +57,8 @@ tell(first=rows, workers=looks(client))
 """
     gpus = make_gpus(8, host="one", memory=80 * GIB, cores=[SOCKETS[0], SOCKETS[1]])
     gpus = tuple(gpus[i] for i in (0, 4, 1, 5, 2, 6, 3, 7))  # sockets take turns
-    (tmp_path / "script.py").write_text(SCRIPT + kill)
-    words = ["--gpus-per-worker", "2", "--cpu-workers", "1", str(tmp_path / "script.py")]
-    done = mpirun.run([*COMMAND, *words], 2, env=gpu_environ(libdir, gpus)).check()
+    options = ["--gpus-per-worker", "2", "--cpu-workers", "1"]
+    done = mpirun.run(SCRIPT + kill, 2, command=options, env=gpu_environ(libdir, gpus)).check()
     told = facts(done)
     together = [(0, 2), (1, 3), (4, 6), (5, 7)] if len(CORES) > 1 else [(0, 1), (2, 3), (4, 5), (6, 7)]
     expected = {f"{i // 2}-{pair[0]}": [gpus[place] for place in pair] for i, pair in enumerate(together)}
@@ -122,11 +119,10 @@ def inside(dask_worker):
 
 tell(inside=sorted(client.run(inside).values()))
 """
-    (tmp_path / "script.py").write_text(SCRIPT + script)
     env = gpu_environ(libdir, gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
-    words = ["--cpu-workers", "1", "--worker-options", json.dumps(options), str(tmp_path / "script.py")]
-    done = mpirun.run([*COMMAND, *words], 1, env=env).check()
+    words = ["--cpu-workers", "1", "--worker-options", json.dumps(options)]
+    done = mpirun.run(SCRIPT + script, 1, command=words, env=env).check()
     told = facts(done)
     rows = {row["name"]: row for row in told["workers"]}
     assert [rows[name]["device"] for name in ("0-0", "0-1")] == [8 * GIB] * 2
@@ -181,7 +177,7 @@ def one_error(text: str, *words: str) -> None:
     assert "Traceback" not in text
 
 
-def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_busy_gpus(mpirun: Mpi, libdir: Path) -> None:
     gpus = list(make_gpus(2, host="one", memory=80 * GIB))
     gpus[1] = SimGpu(uuid=gpus[1].uuid, memory=80 * GIB, processes=((1, 30 * GIB),))
     env = gpu_environ(libdir, gpus)
@@ -190,14 +186,14 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
         f"host {host}: GPU 1 ({gpus[1].uuid})",
         f"{30 * GIB} bytes (30.00 GiB) in use by other processes",
     )
-    (tmp_path / "script.py").write_text("print('the script runs')\n")
-    done = mpirun.run([*COMMAND, "--require-idle-gpus", str(tmp_path / "script.py")], 2, env=env)
+    script = "print('the script runs')"
+    done = mpirun.run(script, 2, command=["--require-idle-gpus"], env=env)
     one_error(done.check(2).stderr, *words, "--no-require-idle-gpus")
     assert "the script runs" not in done.stdout
     # a pool that fits the idle one, and not what is free of the other
-    line = [*COMMAND, "--worker-options", '{"rmm_pool_size": 0.7}', str(tmp_path / "script.py")]
+    options = ["--worker-options", '{"rmm_pool_size": 0.7}']
     one_error(
-        mpirun.run(line, 2, env=env).check(2).stderr,
+        mpirun.run(script, 2, command=options, env=env).check(2).stderr,
         f"rmm_pool_size of worker 1-1 on {host}",
         f"GPU 1 ({gpus[1].uuid})",
         f"free: {50 * GIB} bytes (50.00 GiB)",

@@ -33,23 +33,17 @@ time.sleep(300)
 """
 
 
-def write(folder: Path, text: str) -> str:
-    (folder / "analysis.py").write_text(text)
-    return str(folder / "analysis.py")
-
-
 @pytest.mark.slow
-def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
-    mpirun: Mpi, tmp_path: Path
-) -> None:
+def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(mpirun: Mpi) -> None:
     ranks = len(os.sched_getaffinity(0)) + 2
-    line = [*LAUNCH, "-n", str(ranks), "--check", "--interface", "lo", write(tmp_path, SCRIPT), "7", "a b"]
-    done = mpirun.run(line, None, env={**BARE, "MINE": "x y"}, timeout=110).check(7)
+    command = ["launch", "-n", str(ranks), "--check", "--interface", "lo"]
+    env = {**BARE, "MINE": "x y"}
+    done = mpirun.run(SCRIPT, None, command=command, args=["7", "a b"], env=env, timeout=110).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
 
-def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
+def test_the_plan_of_the_allocation(mpirun: Mpi) -> None:
     done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE, timeout=60).check()
     assert [worker["rank"] for worker in json.loads(done.stdout)["workers"]] == [0, 1]
 
@@ -61,7 +55,8 @@ NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_D
 @pytest.mark.quick(number=signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
-    launch = [*LAUNCH[1:], "-n", "2", "--interface", "lo", write(tmp_path, WAITS)]
+    (tmp_path / "analysis.py").write_text(WAITS)
+    launch = [*LAUNCH[1:], "-n", "2", "--interface", "lo", str(tmp_path / "analysis.py")]
     line = [sys.executable, "-c", NOT_IGNORED, sys.executable, *launch]
     job = mpirun.start(line, None, env=BARE)
     job.wait_for("^up")
@@ -71,9 +66,9 @@ def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -
     assert done.seconds < 60
 
 
-def test_preflight_that_fails_ends_it(mpirun: Mpi, tmp_path: Path) -> None:
-    line = [*LAUNCH, "--check", "--expect-gpus", "64", "--interface", "lo", write(tmp_path, WAITS)]
-    done = mpirun.run(line, None, env=BARE).check(1)
+def test_preflight_that_fails_ends_it(mpirun: Mpi) -> None:
+    command = ["launch", "--check", "--expect-gpus", "64", "--interface", "lo"]
+    done = mpirun.run(WAITS, None, command=command, env=BARE).check(1)
     assert "up" not in done.stdout.split()
 
 
@@ -135,9 +130,9 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     (tmp_path / "profiler.py").write_text(PROFILER)
     (tmp_path / "nvtx.py").write_text(NVTX)
     profile = ["--profile", f"{sys.executable} {tmp_path}/profiler.py {tmp_path}"] if profiled else []
-    line = [*LAUNCH, "-n", "1", *profile, "--nthreads", "1", write(tmp_path, TELL + LOOKS), "3"]
+    command = ["launch", "-n", "1", *profile, "--nthreads", "1"]
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = mpirun.run(line, None, env={**BARE, "PYTHONPATH": path}, timeout=60).check(3)
+    done = mpirun.run(TELL + LOOKS, None, command=command, env={**BARE, "PYTHONPATH": path}).check(3)
     (worker,) = facts(done)["workers"]
     assert ("multiprocessing.spawn" in worker["command"]) == profiled
     assert len([*tmp_path.glob("profile-*")]) == profiled
@@ -153,7 +148,7 @@ def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -
     local = tmp_path / "local"
     text = TELL + "import sys\ntell(prefix=sys.prefix)\nsys.exit(7)\n"
     options = ["--stage", str(source), "--local-directory", str(local), "--interface", "lo", "-n", "2"]
-    done = mpirun.run([*LAUNCH, *options, write(tmp_path, text)], None, env=BARE, timeout=90).check(7)
+    done = mpirun.run(text, None, command=["launch", *options], env=BARE, timeout=90).check(7)
     assert facts(done)["prefix"].startswith(str(local / "dgm-stage-"))
     assert list(local.iterdir()) == []
 
@@ -163,7 +158,7 @@ def test_an_environment_that_does_not_run(mpirun: Mpi, tmp_path: Path) -> None:
     (source / "bin" / "python").unlink()
     (source / "bin" / "python").symlink_to("/bin/false")
     options = ["--stage", str(source), "--local-directory", str(tmp_path / "local")]
-    done = mpirun.run([*LAUNCH, *options, write(tmp_path, "print('up')")], None, env=BARE).check(2)
+    done = mpirun.run("print('up')", None, command=["launch", *options], env=BARE).check(2)
     errors = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error:")]
     assert len(errors) == 1
     assert "Fix: install the same packages" in errors[0]

@@ -53,7 +53,7 @@ def test_one_rank_needs_no_threads_of_mpi(mpirun: Mpi) -> None:
     assert mpirun.run(program, 1).check().stdout == "here\n"
 
 
-@pytest.mark.quick
+@pytest.mark.quick("mpich")
 def test_mpi_that_has_ended(mpirun: Mpi) -> None:
     done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2, timeout=30).check(2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: ")]
@@ -115,7 +115,6 @@ print("left behind:", os.environ.get("{VARIABLE}"))
 OPENED = "found loaded component ofi"
 
 
-@pytest.mark.quick(chosen=None)
 @pytest.mark.parametrize("chosen", [None, "self,sm,ofi"])
 def test_component_is_opened_only_where_it_is_wanted(mpirun: Mpi, tmp_path: Path, chosen: str | None) -> None:
     if mpirun.name != "openmpi":

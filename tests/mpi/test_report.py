@@ -26,10 +26,8 @@ WORK = script("mpi/scripts/works.py")
 def run(
     mpirun: Mpi, script: str, *options: str, ranks: int = 2, report: str = "report.json", **more: Any
 ) -> Any:
-    """A job with a report that has ended, and its folder."""
-    job = mpirun.start([*COMMAND, "--report", report, *options, "script.py"], ranks, **more)
-    (job.directory / "script.py").write_text(script)
-    return job
+    """A job with a report, which has its folder."""
+    return mpirun.start(script, ranks, command=["--report", report, *options], **more)
 
 
 def figures(job: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, scratch_of, until, without_mpi
+from support.jobs.clusters import TELL, facts, scratch_of, until, without_mpi
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -41,8 +41,7 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
         "--report": "report.html",
     }
     argv = [part for option in options.items() for part in option]
-    job = mpirun.start([*COMMAND, "--worker-class", "distributed.Nanny", *argv, "script.py"], 2)
-    (job.directory / "script.py").write_text(LEAVES_SECRETS)
+    job = mpirun.start(LEAVES_SECRETS, 2, command=["--worker-class", "distributed.Nanny", *argv])
     job.wait_for("strangers", 60)
     # in: nobody who has not been let in
     told = facts(job)

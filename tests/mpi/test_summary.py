@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -22,9 +21,8 @@ RULES = {
 
 def run(mpirun: Mpi, case: str, *options: str) -> tuple[dict[str, Any], list[str]]:
     """The summary of a job in its report, and the lines of its output."""
-    words = ["--summary", "--report", "report.json", "--nthreads", "2", *options, "script.py", case]
-    job = mpirun.start([*COMMAND, *words], 2)
-    (job.directory / "script.py").write_text(script("mpi/scripts/spends.py"))
+    words = ["--summary", "--report", "report.json", "--nthreads", "2", *options]
+    job = mpirun.start(script("mpi/scripts/spends.py"), 2, command=words, args=[case])
     done = job.wait(90).check(0)
     data = json.loads((job.directory / "report.json").read_text())
     printed = re.findall(r"^dask_gpu_mpi: summary: (.*)$", done.stderr, re.MULTILINE)
@@ -76,10 +74,6 @@ def test_what_to_change(case: str, mpirun: Mpi) -> None:
 
 
 def test_a_summary_needs_no_file(mpirun: Mpi) -> None:
-    job = mpirun.start(
-        [*COMMAND, "-c", "from distributed import Client; Client().submit(sum, [1]).result()"],
-        1,
-        env={"DASK_GPU_MPI__SUMMARY": "true"},
-    )
-    done = job.wait(60).check(0)
+    script = "from distributed import Client; Client().submit(sum, [1]).result()"
+    done = mpirun.run(script, 1, command=[], env={"DASK_GPU_MPI__SUMMARY": "true"}).check(0)
     assert "dask_gpu_mpi: summary: mean of 1 CPU worker, " in done.stderr

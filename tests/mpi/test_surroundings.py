@@ -77,14 +77,12 @@ def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_local_directory_that_dask_cannot_name(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "s.py"
-    script.write_text(f"{TELL}{CLIENT}")
-    command = [*COMMAND, "--local-directory", str(tmp_path / "löcal"), str(script)]
-    done = mpirun.run(command, None, env=ASCII).check(2)
+    options = ["--local-directory", str(tmp_path / "löcal")]
+    done = mpirun.run(f"{TELL}{CLIENT}", None, command=options, env=ASCII).check(2)
     assert "its name is not valid ascii; PYTHONUTF8=1 may help. Fix: give another one" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     # what LC_ALL=C alone means to Python
-    mpirun.run(command, None, env={"LC_ALL": "C"}).check()
+    mpirun.run(f"{TELL}{CLIENT}", None, command=options, env={"LC_ALL": "C"}).check()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["löcal"]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts, until
+from support.jobs.clusters import COMMAND, TELL, facts, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import Tmux
@@ -170,20 +170,15 @@ def test_once_and_json(file: Path) -> None:
     assert all(row["received"] == row["sent"] == 0 for row in rows.values()), rows
 
 
-def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path) -> None:
     """From the script, which has no scheduler file: its cluster is found. It knows the time that is left, too."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
-import os, subprocess, sys
-done = subprocess.run([sys.executable, "-m", "dask_gpu_mpi", "top", "--json"], capture_output=True, text=True)
-os.write(1, ("FACTS " + '{"top": ' + (done.stdout.strip() or "null") + "}\\n").encode())
-sys.exit(done.returncode or done.stderr or 0)
+    script = f"""{TELL}
+import subprocess
+tell(top=json.loads(subprocess.check_output([sys.executable, "-m", "dask_gpu_mpi", "top", "--json"])))
 """
-    )
     env = gpu_environ(libdir, GPUS) | {"SLURM_JOB_END_TIME": "4102444800"}
-    command = [*COMMAND, "--gpus-per-worker", "2", str(script)]
-    told = facts(mpirun.run(command, 1, env=env, timeout=90).check())["top"]
+    done = mpirun.run(script, 1, command=["--gpus-per-worker", "2"], env=env, timeout=90).check()
+    told = facts(done)["top"]
     assert [row["worker"] for row in told["rows"]] == ["0-0", "0-0", "0-2", "0-2"]
     assert [row["gpu_use"] for row in told["rows"]] == [10, 20, 30, 40]
     assert [row["gpu_memory"] for row in told["rows"]] == [GIB, 2 * GIB, 3 * GIB, 4 * GIB]
