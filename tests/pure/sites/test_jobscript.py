@@ -284,6 +284,7 @@ FILE_NAMES = WORDS.map(lambda text: text.replace("/", "|")).filter(is_a_file_nam
     FILE_NAMES,
     FILE_NAMES,
 )
+@pytest.mark.slow
 def test_hostile_values_arrive_unchanged(
     pair: tuple[str, str], program: list[str], modules: list[str], setup: str, container: str
 ) -> None:

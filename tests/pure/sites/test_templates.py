@@ -90,6 +90,7 @@ def test_setup_file(batch: FakeBatch, path: Path) -> None:
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
 
 
+@pytest.mark.slow
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch) -> None:
     batch.answers["start"] = ("", 75)
     ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")

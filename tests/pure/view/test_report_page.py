@@ -21,9 +21,8 @@ from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
 
 
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "dark"), [(1, 1, False), pytest.param(16, 4, True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("nodes", "gpus", "dark"), [(1, 1, False), (16, 4, True)])
+@pytest.mark.slow
 def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     with browser() as chromium:
@@ -97,6 +96,7 @@ def test_texts_are_escaped() -> None:
     assert evil not in page(data)
 
 
+@pytest.mark.slow
 def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     job = made_up(1, 1, 3, 0)
     state = next(iter(job.workers.values()))
