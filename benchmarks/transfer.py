@@ -28,7 +28,7 @@ WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
 OPERATIONS = ["transpose-sum", "all-to-all"]
-WAYS = ["ours, UCX beside TLS", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
+WAYS = ["ours, UCX beside TLS", "ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
 
 WORK = '''
 import json, sys, time
@@ -169,12 +169,13 @@ def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[st
     for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
         (folder / name).write_text(text)
 
-    def ours(protocol: str) -> list[str]:
-        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol)
+    def ours(protocol: str, *more: str) -> list[str]:
+        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol, *more)
         return cluster(launcher, ranks, *options, folder / "ours.py")
 
     local = [sys.executable, str(folder / "local.py")]
-    commands = (ours("ucx"), local, ours("tcp"), ours("tls"))
+    # without security UCX has all connections, as LocalCUDACluster's, and with it those between workers
+    commands = (ours("ucx"), ours("ucx", "--no-security"), local, ours("tcp"), ours("tls"))
     return dict(zip(WAYS, commands, strict=True))
 
 

@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import select
+import threading
 
 from dask_gpu_mpi.agent.orders import Begin, failed
 from dask_gpu_mpi.base.frames import read_frame, write_frame
@@ -17,6 +18,7 @@ from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
+from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 #: Modules that distributed imports. Each takes some hundredths of a second, so the first frame is read soon after it arrives.
 WAITING = (
@@ -63,9 +65,14 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     timeline.lap("python")
     code = 0
     try:
+        hooks: threading.Thread | None = None
+        if begin.ucx and load_library():
+            hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
+            hooks.start()
+            timeline.lap("load UCX")
         from dask_gpu_mpi.agent.main import run
 
-        run(control, reply, timeline, rank=rank, cuda=begin.cuda, look=look)
+        run(control, reply, timeline, rank=rank, cuda=begin.cuda, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:

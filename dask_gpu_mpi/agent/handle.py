@@ -167,7 +167,9 @@ class AgentProcess:
         self.looks = cuda and inspect_gpus
         if not self.looks:
             self._look.close()
-        self._write(Begin(cuda=cuda, inspect=self.looks), pickle.dumps)
+        self._write(
+            Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps
+        )
 
     def configure(self, options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> None:
         """Send the second frame, after `begin`."""

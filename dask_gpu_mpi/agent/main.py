@@ -30,16 +30,24 @@ from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSet
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.streams import away_from_here
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import collect
-from dask_gpu_mpi.machine.nvidia import is_profiled
+from dask_gpu_mpi.machine.nvidia import hide_gpus, is_profiled
 from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
 from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import (
+    connection_config,
+    disable_gpu_transports,
+    extend_handshakes,
+    import_ucx,
+    in_thread,
     missing_ucx,
+    start_ucx,
+    stop_watching_ucx,
     transfer_config,
 )
 from dask_gpu_mpi.options.dask_config import import_config
@@ -66,6 +74,8 @@ PRELOAD_LATER = (
     ),
     *(f"distributed.http.scheduler{name}" for name in ("", ".prometheus", ".info", ".json")),
 )
+#: Seconds in which UCX has to put its hooks in place. It needs one.
+HOOKS = 60.0
 #: Seconds between checks whether the rank is still the parent.
 PARENT_INTERVAL = 1.0
 
@@ -77,15 +87,24 @@ def run(
     *,
     rank: int,
     cuda: bool,
+    hooks: threading.Thread | None,
     look: int | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the control pipe ends.
 
-    `control` and `reply` are the file descriptors of orders and answers, `rank` is the process id of the rank, and
-    `look` is the process id of the child that probes the GPUs.
+    `control` and `reply` are the file descriptors of orders and answers, `rank` is the process id of the rank, `hooks` is
+    the thread that puts UCX's hooks into CUDA's library, and `look` is the process id of the child that probes the GPUs.
     """
     _import_dask(cuda=cuda)
     timeline.lap("import")
+    if hooks is not None:
+        hooks.join(HOOKS)
+        if hooks.is_alive():  # a process forked now would have half of them
+            raise StartupError(
+                f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s",
+                fix="have the environment on a faster file system or in a container image, or choose --protocol tls",
+            )
+        timeline.lap("wait for UCX's hooks")
     reader = FrameReader(control)
     frames: list[Any] = []
     while not frames:
@@ -111,7 +130,8 @@ def run(
             return
         if look is not None:  # threads are allowed now; the child may hang in the driver
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
-        if not tasks_run_in_agent(configuration.options.worker_class):
+        tasks_here = tasks_run_in_agent(configuration.options.worker_class)
+        if not tasks_here:
             _leave_gpus_alone()
             # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
             # tasks in this process they are not: a task could keep the event loop busy.)
@@ -125,6 +145,7 @@ def run(
             timeline,
             rank=rank,
             own_server=own_server,
+            tasks_here=tasks_here,
         )
         asyncio.run(agent.run(orders))
     finally:
@@ -169,10 +190,16 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)
-    if options.worker_ucx is WorkerUcx.ALL and (missing := missing_ucx(device_memory=False)):
+    needs_ucx = options.protocol.moves_device_memory or options.worker_ucx is WorkerUcx.ALL
+    if needs_ucx and (missing := missing_ucx(device_memory=False)):
         raise InputError(
             f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"
         )
+    if options.protocol.moves_device_memory:
+        dask.config.set(connection_config(options.worker_options) | transfer_config())
+        with away_from_here():
+            import_ucx()
+        extend_handshakes()
     # distributed.utils.get_mp_context imports every optional package (pandas and others, a second) before it starts a fork
     # server. Ours is already running.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
@@ -214,7 +241,7 @@ class Agent:
     """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
     `scratch` is the agent's directory, `rank` the process id of the rank. `own_server`: the fork server is ours, and has to be
-    watched.
+    watched. `tasks_here`: tasks run in this process (`worker_options.tasks_run_in_agent`).
     """
 
     def __init__(
@@ -227,6 +254,7 @@ class Agent:
         *,
         rank: int,
         own_server: bool,
+        tasks_here: bool,
     ) -> None:
         self._configuration = configuration
         self._options = options = configuration.options
@@ -234,18 +262,26 @@ class Agent:
         self._reply = reply
         self._timeline = timeline
         self._own_server = own_server
+        self._tasks_here = tasks_here
         self._rank = rank
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         #: Whether the rank has joined the others, and whether it has also been told to start something here.
         self._joined = self._started = False
         self._scheduler_file: tuple[str, str] | None = None
+        self._ucx: asyncio.Future[None] | None = None
         self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self.answer)
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
 
     async def run(self, orders: list[Any]) -> None:
         """Carry out these orders and all later ones until the control pipe ends; then close everything within the grace."""
         loop = asyncio.get_running_loop()
+        if self._options.protocol.moves_device_memory and not self._tasks_here:
+            # The nannies connect from here, which is possible after a second. Meanwhile the scheduler starts. Each worker's
+            # process gets its GPU later.
+            hide_gpus(os.environ)
+            disable_gpu_transports(os.environ)
+            self._ucx = in_thread(start_ucx)
         self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)
@@ -346,11 +382,15 @@ class Agent:
         dask.config.set({"scheduler-address": start.address, **start.config})
         if (directory := self._options.log_directory) is not None and plans:
             logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
+        if self._ucx is not None:
+            await self._ucx  # that changes the environment, which the constructors read
         if start.transport.ucx is not WorkerUcx.OFF:
             dask.config.set(transfer_config())
         if start.delay:
             await asyncio.sleep(start.delay)
         await self._workers.start(start)
+        if self._ucx is not None and plans:
+            stop_watching_ucx()  # its nannies have registered
         self.answer(Answer.READY, len(plans), self._timeline.take())
         has_failed = await self._workers.follow()
         if plans and not self._workers.closing and not self._stop.is_set():

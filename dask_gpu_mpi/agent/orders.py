@@ -17,6 +17,8 @@ class Begin(NamedTuple):
 
     #: Whether the agent imports dask_cuda as well.
     cuda: bool
+    #: Whether it loads UCX.
+    ucx: bool
     #: Whether a child of it inspects the GPUs.
     inspect: bool
 

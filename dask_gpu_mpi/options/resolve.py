@@ -20,7 +20,6 @@ from dask_gpu_mpi.options.model import (
     DASHBOARD_ADDRESS,
     OPTIONS,
     SWITCHES,
-    UCX,
     Option,
     Options,
     Protocol,
@@ -202,23 +201,21 @@ def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[
     if values["protocol"] == AUTO:  # as if it were not set
         values["protocol"] = None
         origins.pop("protocol", None)
-    option = values["protocol"]
-    if option == UCX and security:
-        raise OptionError(
-            f"{origins['protocol']}: 'ucx' can't encrypt, but {origins['security']} requests encryption",
-            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not encrypted",
-        )
-    chosen = None if option is None else Protocol.TLS if option == UCX else Protocol(option)
+    chosen = None if values["protocol"] is None else Protocol(values["protocol"])
+    is_chosen = chosen is not None
     notes: list[Problem] = []
-    if "://" in (values["scheduler_address"] or ""):
+    address = values["scheduler_address"] or ""
+    if "://" in address:
         chosen = _of_address(values, chosen, origins, given, notes)
         given |= {"protocol"}
-    protocol = _agreed(chosen, values, origins, given)
     values["worker_ucx"] = WorkerUcx.OFF
-    if protocol is Protocol.TLS and security is None:
-        values["worker_ucx"] = {None: WorkerUcx.AUTO, UCX: WorkerUcx.ALL}.get(option, WorkerUcx.OFF)
-    values["protocol"] = protocol
-    values["security"] = protocol.encrypts
+    if chosen is Protocol.UCX:
+        values["protocol"] = _with_ucx(values, origins, notes)
+    else:
+        values["protocol"] = _without_ucx(chosen, security, origins, given)
+        if not is_chosen and security is None and values["protocol"] is Protocol.TLS:
+            values["worker_ucx"] = WorkerUcx.AUTO
+    values["security"] = values["protocol"].encrypts
     return notes
 
 
@@ -237,9 +234,11 @@ def _of_address(
             f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r}",
             expected=f"one of {', '.join(Protocol)}",
         )
+    if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
+        return chosen  # it uses TLS with the scheduler
     if chosen not in (None, scheme) and "protocol" in given:
         raise OptionError(
-            f"{origins['protocol']}: {values['protocol']!r} is not the protocol of the scheduler at {address!r}",
+            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}",
             fix=f"protocol={scheme!r}, or none",
         )
     if values["security"] and not scheme.encrypts and "security" not in given:
@@ -259,16 +258,33 @@ def _of_address(
     return scheme
 
 
-def _agreed(
-    chosen: Protocol | None, values: dict[str, Any], origins: dict[str, str], given: frozenset[str]
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Problem]) -> Protocol:
+    """``protocol="ucx"``: TLS and UCX between workers; UCX alone without security, or if the scheduler has no other."""
+    if values["security"]:
+        raise OptionError(
+            f"{origins['protocol']}: 'ucx' can't encrypt, but {origins['security']} requests encryption",
+            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not "
+            "encrypted; or set it to False (--no-security) on a network that you trust",
+        )
+    if values["security"] is False:
+        return Protocol.UCX
+    if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
+        found = "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+        notes.append(Problem(found, fix="a cluster with TLS"))
+        return Protocol.UCX
+    values["worker_ucx"] = WorkerUcx.ALL
+    return Protocol.TLS
+
+
+def _without_ucx(
+    chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
 ) -> Protocol:
     """TLS or TCP, which follows from `protocol` and `security`."""
-    security = values["security"]
     if chosen is not None and security is not None and security != chosen.encrypts:
         if ("protocol" in given) == ("security" in given):
             fact = "is encrypted" if chosen.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {values['protocol'] or chosen!r} {fact}, but {origins['security']} is {security}",
+                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}",
                 fix="set one of them, security=True (--security) with 'tls', security=False (--no-security) with 'tcp'",
             )
         if "security" in given:
@@ -315,7 +331,7 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
-    if values["worker_ucx"] is WorkerUcx.OFF:
+    if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
         found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
         return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
     return []

@@ -80,7 +80,7 @@ class Start:
 
     #: The scheduler's.
     address: str
-    #: ``"tls"`` or ``"tcp"``.
+    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
     #: Address for this rank's workers; None: the one that leads to the scheduler.
     listen: str | None

@@ -32,7 +32,8 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
+from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.scaling import configured_keys
@@ -90,11 +91,16 @@ def join(
             options, speaks=launchers.speaks(context.environ), mpi_deadline=context.deadline + MPI_GRACE
         )
         context.timeline.lap("configure the agent")
-        if may_be_client(options, context.environ):
-            load_ucx_first(context.environ)
-        channels = context.meet(agent)
         failed: Exception | None = None
+        if may_be_client(options, context.environ):
+            try:
+                load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
+            except InputError as error:
+                failed = error
+        channels = context.meet(agent)
         try:
+            if failed is not None:
+                raise failed
             inventory, coordinator = _inspect(options, agent, context, channels, check)
         except (DaskGpuMpiError, OSError) as error:
             failed = error
@@ -129,7 +135,7 @@ def _inspect(
         coordinator = make_coordinator(options, context, channels)  # while the agent imports
         context.timeline.lap("configuration, credentials")
     if is_client:
-        threading.Thread(target=_import_for_client, daemon=True).start()
+        threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
     return inspect(options, agent, context, channels), coordinator
 
 
@@ -348,10 +354,16 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _import_for_client() -> None:
-    """Import in a thread what the script's client needs; a failed import is reported where the module is used."""
+def _import_for_client(protocol: Protocol) -> None:
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used.
+
+    Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
+    """
     with contextlib.suppress(Exception):
         importlib.import_module("distributed")
+        if protocol.moves_device_memory:
+            install_hooks()
+            extend_handshakes()
 
 
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
@@ -363,12 +375,14 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
 def make_coordinator(options: Options, context: StartContext, channels: Channels) -> Coordinator:
     """Rank 0's preparations: the cluster to attach to, or the credentials of a new one.
 
-    Raises an InputError if that cluster can't be found.
+    Raises InputError: that cluster can't be found, or Dask's configuration of UCX is invalid.
     """
     target: Target | None = None
     credentials: dict[str, Any] = {}
     if not options.scheduler:
         target = read_target(options)
+    elif options.protocol.moves_device_memory:
+        credentials = connection_config(options.worker_options)
     elif options.protocol.encrypts:
         from dask_gpu_mpi.network.credentials import make_credentials
 

@@ -398,14 +398,14 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
         self._begin(Phase.WORKERS, self._ranks, "starting its workers")
-        plan = self.plan
+        plan, target = self.plan, self._target
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
         for rank in self._ranks:
             workers = plan.for_rank(rank)
             start = Start(
                 address,
-                protocol=address.partition("://")[0],
+                protocol=target.protocol if target is not None else self._options.protocol,
                 listen=self._listen[rank],
                 workers=workers,
                 config=self._config,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +14,8 @@ from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.worker_options import (
     accepted_options,
@@ -61,7 +64,8 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         plugins += _ucx_plugin(plan, start)
         plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
         if is_profiled(os.environ):
-            plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
+            quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
+            plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
@@ -76,7 +80,9 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         ours["resources"] = dict(plan.resources)
     if issubclass(cls, distributed.Nanny):
         ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
-    return cls(start.address, **_merge(ours, given))
+    # a CPU worker must make no context
+    with users_config() if plan.kind == "gpu" else nullcontext():
+        return cls(start.address, **_merge(ours, given))
 
 
 def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
@@ -106,10 +112,10 @@ def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, A
 
     ours: dict[str, Any] = {}
     if plan.device is not None:
-        ours["env"] = {VISIBLE_DEVICES: plan.device}
+        ours["env"] = {**shown_transports(), VISIBLE_DEVICES: plan.device}
     elif beside_gpus:
         # a CPU worker must not use the devices of GPU workers
-        ours["env"] = {VISIBLE_DEVICES: ""}
+        ours["env"] = {**hidden_transports(), VISIBLE_DEVICES: ""}
     if plan.kind == "cpu" and cls is distributed.Nanny:
         # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
         # other: 32 workers of a node took two seconds.
@@ -170,8 +176,9 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
+    switched = any(options.get(switch) is not None for switch in SWITCHES)
     # CUDAWorker sets it in this process, too, where it would make a context
-    with environment({VISIBLE_DEVICES: plan.devices[0]}):
+    with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
         try:
             worker = cls(**options)
         except ValueError as error:
@@ -180,14 +187,29 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
                 f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
                 fix="correct or remove that option",
             ) from error
+        for nanny in worker.nannies:
+            nanny.config = _workers_config(nanny.config, switched=switched)
     for nanny in worker.nannies:
-        nanny.env = {**nanny.env, **variables, VISIBLE_DEVICES: plan.device}
+        nanny.env = {**nanny.env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
         own = nanny.worker_kwargs.get("plugins", set())
         for plugin in list(own):
-            if isinstance(plugin, CPUAffinity) or (isinstance(plugin, CUDFSetup) and not plugin.spill):
+            if isinstance(plugin, CPUAffinity):
+                plugin.cores = list(plan.cpus)
+            elif isinstance(plugin, CUDFSetup) and not plugin.spill:
                 own.discard(plugin)
-        nanny.worker_kwargs["plugins"] = {*own, CPUAffinity(list(plan.cpus)), *plugins}
+        nanny.worker_kwargs["plugins"] = {*own, *plugins}
     return worker
+
+
+def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
+    """A copy of Dask's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
+    import dask
+
+    key = dask.config.canonical_name(SECTION, dict(config))
+    section = copy.deepcopy(config.get(key)) or {}
+    if switched:
+        (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
+    return {**config, key: section}
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:

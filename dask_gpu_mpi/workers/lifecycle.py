@@ -199,6 +199,9 @@ def adapt_nanny(nanny: Any) -> Callable[[], str]:
     # second, 0.1 %. The nanny continues to watch its worker's memory.
     for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
+    # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
+    if nanny._protocol == "ucx":
+        nanny._protocol = "tcp"
     reasons: list[str] = []
     close = nanny.close
 

@@ -19,6 +19,7 @@ OWN = {
     "routes without the token",
     "a rank's handshake",
     "memory by UCX",
+    "UCX without the secret",
     "a worker of another job, with UCX",
 }
 ALL = sorted({attack for groups in ATTACKS.values() for group in groups for attack in group} - OWN)

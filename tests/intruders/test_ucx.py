@@ -1,4 +1,4 @@
-"""Strangers at workers with UCX beside TLS. See ci/ucx.sh."""
+"""Strangers at workers with UCX beside TLS, and at UCX alone, which lets everybody in. See ci/ucx.sh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user"),
 ]
 
-ANOTHER = "a worker of another job, with UCX"
+WITHOUT, ANOTHER = "UCX without the secret", "a worker of another job, with UCX"
 MEMORY = "memory by UCX"
 
 
@@ -44,7 +44,9 @@ def attacked_job(
 
 @pytest.fixture(scope="module")
 def job(jobs: Mpi) -> Attacked:
-    ways = (("TLS without a certificate", "another job's certificate", "a process of Dask", ANOTHER),)
+    ways = (
+        ("TLS without a certificate", "another job's certificate", "a process of Dask", ANOTHER, WITHOUT),
+    )
     return attacked_job(jobs, {"comm": ways, "uct": ATTACKS["uct"]}, protocol="ucx")
 
 
@@ -56,7 +58,7 @@ def test_every_listener_is_known(job: Attacked) -> None:
 
 
 def test_nobody_gets_in(job: Attacked) -> None:
-    assert ANOTHER in job.outcomes
+    assert {WITHOUT, ANOTHER} <= job.outcomes.keys()
     for attack, found in job.outcomes.items():
         assert {
             target: outcome for target, outcome in found.items() if not outcome.startswith("out")
@@ -85,6 +87,13 @@ def test_with_a_port_of_ucx_they_do_get_in(jobs: Mpi) -> None:
     assert len(found.hidden) == 2
     assert found.outcomes[MEMORY] == dict.fromkeys(found.hidden, "in: wrote")
     assert found.harmed == dict.fromkeys(found.hidden, "written")
+
+
+def test_without_security_they_do_get_in(jobs: Mpi) -> None:
+    """Which shows that the attack is one."""
+    found = attacked_job(jobs, {"ucx": ((WITHOUT,),)}, protocol="ucx", security=False)
+    assert all(outcome.startswith("in") for outcome in found.outcomes[WITHOUT].values()), found.outcomes
+    assert found.exploded
 
 
 #: As sitecustomize: a process that tries UCX for `check` is held at its end, with all that it has opened, until the census.

@@ -25,6 +25,7 @@ from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.mpi.launcher_check import cross_check
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
+from dask_gpu_mpi.network.ucx import without_gpu_transports
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
@@ -183,7 +184,7 @@ def test_versions_of_packages(version: str, requirement: str) -> None:
     versions = dict.fromkeys(names, version)
     soon(untested, versions)
     soon(pin_warnings, versions, [requirement])
-    soon(lambda: known_bad(versions, gpus=True))
+    soon(known_bad, versions, frozenset({"ucx"}))
 
 
 MOUNTS = (
@@ -277,6 +278,7 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         lambda found: all(isinstance(each, str) for each in found),
     ),
     "Open MPI's files": (SETTING.findall, ("btl = ^tcp\n# so\n--mca pml ucx\n",), lambda found: True),
+    "UCX_TLS": (without_gpu_transports, ("^cuda,rc", "all", "tcp,cuda_copy"), bool),
 }
 
 

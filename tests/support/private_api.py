@@ -35,6 +35,7 @@ class PrivateName:
 _PYTHON = "Python 3.11 to 3.13"
 _DISTRIBUTED = "distributed 2025.9.1 to 2026.8.0"
 _DASK_CUDA = "dask-cuda 25.10 to 26.10"
+_UCXX = "ucxx and distributed-ucxx 0.52"
 
 
 def _of(
@@ -153,6 +154,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the start fails, and says so",
     ),
     *_of(
+        "distributed.nanny",
+        "Nanny._protocol",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="a nanny of a worker over UCX listens on TCP",
+        without="the start fails, and says so",
+    ),
+    *_of(
         "distributed.core",
         "Server.periodic_callbacks",
         "workers/lifecycle",
@@ -194,7 +203,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.env Nanny.worker_kwargs",
+        "Nanny.config Nanny.env Nanny.worker_kwargs",
         "workers/factory",
         _DISTRIBUTED,
         why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
@@ -221,8 +230,16 @@ TABLE: tuple[PrivateName, ...] = (
         "CUDAWorker.nannies",
         "workers/factory workers/lifecycle",
         _DASK_CUDA,
-        why="as `Nanny.env`; a worker's processes are its nannies'",
+        why="as `Nanny.config`; a worker's processes are its nannies'",
         without="the worker is not made, and the job ends with one line that says so",
+    ),
+    *_of(
+        "dask_cuda.plugins",
+        "CPUAffinity.cores",
+        "workers/factory",
+        _DASK_CUDA,
+        why="the cores of the plan, in place of those next to the GPU",
+        without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
     ),
     *_of(
         "distributed.comm.registry",
@@ -315,10 +332,10 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed_ucxx.ucxx",
         "init_once",
-        "network/ucx_endpoint",
+        "network/ucx network/ucx_endpoint",
         "ucxx and distributed-ucxx 0.46 to 0.52",
-        why="UCX starts in each worker as Dask configures it",
-        without="what workers send each other stays on TLS, and one line says so",
+        why="UCX starts as Dask configures it: beside the scheduler, in a thread, and in each worker",
+        without="the job ends with one line that says so; if its workers alone use UCX, they stay on TLS",
     ),
     *_of(
         "distributed_ucxx.ucxx",
@@ -345,11 +362,35 @@ TABLE: tuple[PrivateName, ...] = (
         without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(
+        "ucxx",
+        "create_endpoint create_listener",
+        "network/ucx",
+        _UCXX,
+        why="replaced: handshakes have more time than 5 s",
+        without="the job ends with one line that says so",
+    ),
+    *_of(
+        "ucxx.core",
+        "_ctx",
+        "network/ucx",
+        _UCXX,
+        why="with its last connection ucxx leaves the event loop watching a descriptor that stays readable",
+        without="the agent of a job over UCX keeps a core busy",
+    ),
+    *_of(
+        "ucxx._lib_async.application_context",
+        "ProgressTasks",
+        "network/ucx",
+        _UCXX,
+        why="as `_ctx`: whether a connection is left",
+        without="as `_ctx`",
+    ),
+    *_of(
         "libucxx",
         "load_library",
         "network/ucx",
-        "ucxx and distributed-ucxx 0.52",
-        why="UCX's library is loaded before MPI's, so that the script can import `ucxx`",
-        without="it can do so only before mpi4py",
+        _UCXX,
+        why="UCX's library is loaded while Dask is imported",
+        without="it is loaded afterwards: 0.4 s",
     ),
 )

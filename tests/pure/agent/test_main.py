@@ -106,6 +106,7 @@ class Bench:
             Timeline("agent"),
             rank=os.getppid(),
             own_server=own_server,
+            tasks_here=False,
         )
 
     def run(self, *orders: tuple[Order, Any], then: Any = None, **options: Any) -> list[tuple[Any, ...]]:
@@ -240,6 +241,29 @@ def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
         assert bench.calls[0][0] == "start workers"
 
     bench.run((Order.START_WORKERS, replace(START, delay=0.15)), then=later)
+
+
+def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over UCX the agent initialises it in a thread, without a GPU, while the scheduler starts."""
+    calls: list[str] = []
+    ready: list[asyncio.Future[None]] = []
+
+    def start(_: Any) -> asyncio.Future[None]:
+        ready.append(asyncio.get_running_loop().create_future())
+        return ready[0]
+
+    monkeypatch.setattr(module, "hide_gpus", lambda environ: calls.append("hide"))
+    monkeypatch.setattr(module, "in_thread", start)
+    monkeypatch.setattr(module, "stop_watching_ucx", lambda: calls.append("stop watching"))
+
+    async def later(agent: Any) -> None:
+        assert bench.calls == []
+        ready[0].set_result(None)
+        await asyncio.sleep(0.02)
+        assert bench.calls[0][0] == "start workers"
+
+    bench.run((Order.START_WORKERS, START), then=later, protocol=Protocol.UCX)
+    assert calls == ["hide", "stop watching"]
 
 
 def test_a_rank_that_is_gone_ends_it_though_others_hold_the_pipe(

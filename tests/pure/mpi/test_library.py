@@ -38,6 +38,33 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return load
 
 
+def test_ucx_comes_before_mpi(loaded: Callable[..., None]) -> None:
+    loaded("mpi4py.MPI")
+    with pytest.raises(InputError, match=r"has imported mpi4py\.MPI before initialize\(\)"):
+        load_ucx_first({}, required=True)
+    loaded("mpi4py.MPI", "ucxx")  # in the script's order
+    load_ucx_first({}, required=True)
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_ucx_is_loaded_and_a_second_cluster_is_fine(
+    package: bool, loaded: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its library, if that is a package."""
+    calls: list[str] = []
+    libucxx = types.ModuleType("libucxx")
+    libucxx.load_library = lambda: calls.append("library")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "libucxx", libucxx if package else None)
+    if not package:
+        monkeypatch.setitem(sys.modules, "ucxx", None)
+        load_ucx_first({}, required=True)  # neither is here: the agent tells
+        loaded("ucxx")
+    load_ucx_first({}, required=True)
+    assert calls == ["library"] * package
+    loaded("mpi4py.MPI")
+    load_ucx_first({}, required=True)
+
+
 @pytest.mark.parametrize(
     ("one_host", "mpi_is_loaded", "lacks", "loads"),
     [
@@ -62,7 +89,7 @@ def test_ucx_is_loaded_for_what_the_script_imports(
     monkeypatch.setattr(library, "load_library", lambda settings: calls.append("library") or True)
     monkeypatch.setattr(library, "lacks_rdma", lambda environ: lacks)
     monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
-    load_ucx_first({})
+    load_ucx_first({}, required=False)
     assert calls == ["library"] * loads
 
 

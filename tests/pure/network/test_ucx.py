@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,132 @@ from dask.utils import parse_bytes
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
+from dask_gpu_mpi.network.ucx import (
+    connection_config,
+    disable_gpu_transports,
+    shown_transports,
+    transfer_config,
+    users_config,
+    without_gpu_transports,
+)
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.bringup import may_be_client
+from dask_gpu_mpi.workers.factory import _workers_config
+
+PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
+
+
+@pytest.mark.parametrize(
+    ("options", "priority"),
+    [
+        ({}, None),
+        ({"enable_nvlink": None, "rmm_pool_size": 0.5}, None),
+        ({"enable_nvlink": True}, "tcp"),
+        ({"enable_infiniband": False}, "tcp"),  # which switches the other two on
+        ({"enable_infiniband": True, "enable_rdmacm": True}, "rdmacm"),
+        ({"enable_rdmacm": True}, None),  # without InfiniBand it has no meaning
+    ],
+)
+def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority: str | None) -> None:
+    expected = {} if priority is None else {PRIORITY: priority}
+    # and clients do not fetch GPU data by way of the scheduler
+    assert connection_config(options) == {"distributed.client.direct-to-workers": True, **expected}
+
+
+@pytest.mark.parametrize(
+    ("transports", "left"),
+    [
+        ("all", "all"),
+        ("tcp,cuda_copy,cuda_ipc", "tcp"),
+        ("rc,sm,cuda", "rc,sm"),
+        ("cuda_ipc", "tcp"),
+        ("^cuda_ipc,sm", "^cuda_ipc,sm"),
+        ("^sm,cuda_ipc", "^cuda_ipc,sm"),
+    ],
+)
+def test_transports_without_a_context(transports: str, left: str) -> None:
+    assert without_gpu_transports(transports) == left
+
+
+@pytest.fixture
+def unhidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has hidden nothing yet, and a configuration that is put back."""
+    monkeypatch.setattr(ucx, "_transports", None)
+    monkeypatch.setattr(ucx, "_section", None)
+    before = copy.deepcopy(dask.config.config)
+    yield
+    # in place: Dask's functions hold it
+    dask.config.config.clear()
+    dask.config.config.update(before)
+
+
+@pytest.mark.usefixtures("unhidden")
+def test_gpu_transports_are_hidden() -> None:
+    assert shown_transports() == {}
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "tcp,cuda_copy", "UCX_LOG_LEVEL": "warn"}
+    disable_gpu_transports(environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "warn"}
+    assert shown_transports() == {"UCX_TLS": "tcp,cuda_copy"}
+
+
+@pytest.mark.parametrize("section", ["distributed-ucxx", "distributed_ucxx"])  # YAML, environment
+@pytest.mark.usefixtures("unhidden")
+def test_a_switch_leaves_the_users_environment_of_ucx(section: str) -> None:
+    dask.config.config[section] = {"environment": {"rndv-thresh": "8192"}}
+    settings = connection_config({"enable_nvlink": True})
+    dask.config.set(settings)
+    both = {"rndv-thresh": "8192", "sockaddr-tls-priority": "tcp"}
+    assert dask.config.get("distributed-ucxx.environment") == both
+    # and as the client's session tells it to dask.config.refresh
+    nested: dict[str, Any] = {"distributed-ucxx": {"environment": {"rndv-thresh": "8192"}}}
+    ours: dict[str, Any] = {}
+    dask.config.set(settings, config=ours)
+    dask.config.update(nested, ours)
+    assert nested["distributed-ucxx"]["environment"] == both
+    # a worker is told by its switch, and keeps the rest
+    told = _workers_config(dask.config.config, switched=True)
+    assert told[section]["environment"] == {"rndv-thresh": "8192"}
+    assert dask.config.get("distributed-ucxx.environment") == both
+    assert _workers_config(dask.config.config, switched=False)[section]["environment"] == both
+
+
+@pytest.mark.parametrize("section", ["distributed-ucxx", "distributed_ucxx", "distributed.comm.ucx"])
+@pytest.mark.parametrize("name", ["tls", "TLS"])
+@pytest.mark.usefixtures("unhidden")
+def test_dasks_configuration_asks_for_no_context_where_gpus_are_hidden(section: str, name: str) -> None:
+    user = {
+        "create-cuda-context": True,
+        "nvlink": True,
+        "cuda-copy": True,
+        "environment": {name: "tcp,cuda_copy", "rndv-thresh": "8192"},
+    }
+    dask.config.set({section: copy.deepcopy(user)})
+    disable_gpu_transports({})
+    for key in ("create-cuda-context", "nvlink", "cuda-copy"):
+        assert dask.config.get(f"distributed-ucxx.{key}") is False
+    environment = {name: "tcp", "rndv-thresh": "8192"}
+    assert dask.config.get("distributed-ucxx.environment") == environment
+    with users_config():
+        assert dask.config.get(section) == user
+        dask.config.get(section)["nvlink"] = None
+    assert dask.config.get("distributed-ucxx.environment") == environment
+    assert dask.config.get("distributed-ucxx.nvlink") is False
+    with users_config():
+        assert dask.config.get(section)["environment"] == user["environment"]
+
+
+@pytest.mark.usefixtures("unhidden")
+def test_the_agent_keeps_its_own_configuration() -> None:
+    with dask.config.set({"distributed-ucxx": {"environment": {"a": 1}}}):
+        with users_config():
+            dask.config.get("distributed-ucxx")["create-cuda-context"] = (
+                True  # as dask_cuda.utils.get_ucx_config does
+            )
+            dask.config.set({"distributed-ucxx.nvlink": True})
+        assert dask.config.get("distributed-ucxx") == {"environment": {"a": 1}}
+    with users_config():
+        dask.config.config["distributed-ucxx"] = {"tcp": True}
+    assert dask.config.get("distributed-ucxx", None) is None
 
 
 @pytest.mark.parametrize(
@@ -87,14 +213,18 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
 def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
     # distributed-ucxx puts them into os.environ, which takes nothing else: "str expected, not int"
     told = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5, "none": None}
-    with dask.config.set({f"{section}.environment": told}), dask.config.set(ucx.configured_numbers()):
-        seen = dict(dask.config.get(f"{section}.environment"))
+    with dask.config.set({f"{section}.environment": told}):
+        config = connection_config({"enable_nvlink": True})
+        with dask.config.set(config):
+            seen = dict(dask.config.get(f"{section}.environment"))
+    priority = {"sockaddr-tls-priority": "tcp"} if section == "distributed-ucxx" else {}
     assert seen == {
         "rndv_thresh": "12345",
         "warn-unused-env-vars": "n",
         "tls-x": "all",
         "frag": "1.5",
         "none": None,  # which UCX complains of, as before
+        **priority,
     }
 
 
@@ -103,9 +233,9 @@ def test_workers_ask_for_more_at_a_time_unless_the_user_has_said_how_much() -> N
 
     key = "distributed.worker.transfer.message-bytes-limit"
     assert dask.config.get(key) == "50MB"
-    assert parse_bytes(ucx.transfer_config()[key]) == 2_000_000_000
+    assert parse_bytes(transfer_config()[key]) == 2_000_000_000
     with dask.config.set({key: "123 MB"}):
-        assert ucx.transfer_config() == {}
+        assert transfer_config() == {}
 
 
 def test_configuration_that_is_no_mapping() -> None:
@@ -116,7 +246,7 @@ def test_configuration_that_is_no_mapping() -> None:
             match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\" \(expected names and values",
         ),
     ):
-        ucx.configured_numbers()
+        connection_config({})
 
 
 def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
@@ -134,12 +264,42 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
         monkeypatch.delenv(name)
     monkeypatch.setenv("UCX_MAX_RNDV_RAILS", "the environment's")
     with dask.config.set({"distributed-ucxx.environment": {"rndv-thresh": "12345", "max-rndv-rails": "2"}}):
-        ucx.import_ucx_in_thread()
+        ucx.import_ucx()
     # distributed-ucxx takes its configuration where the environment has nothing
     assert "UCX_RNDV_THRESH" not in os.environ
     assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
     assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
     del sys.modules["ucxx"]  # not by monkeypatch, which would put it back
+
+
+def test_handshakes_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ucxx is imported later, and once, however often it is begun."""
+    given: list[float] = []
+    backend: Any = types.ModuleType("distributed_ucxx.ucxx")
+    backend.ucxx = None
+
+    def init_once() -> None:
+        if backend.ucxx is None:
+            backend.ucxx = types.SimpleNamespace(
+                create_endpoint=lambda ip, port, connect_timeout=5.0: given.append(connect_timeout),
+                create_listener=lambda callback, port=None, connect_timeout=5.0: given.append(
+                    connect_timeout
+                ),
+            )
+
+    backend.init_once = init_once
+    monkeypatch.setitem(sys.modules, "distributed_ucxx.ucxx", backend)
+    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.ModuleType("distributed_ucxx"))
+    ucx.extend_handshakes()
+    for _ in range(2):
+        backend.init_once()
+        backend.ucxx.create_endpoint("10.0.0.1", 1)
+        backend.ucxx.create_listener(print, port=0)
+    assert given == [ucx.HANDSHAKE_TIMEOUT] * 4
+
+
+def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
+    ucx.install_hooks()  # its library is not loaded: nothing is asked of it
 
 
 @pytest.mark.parametrize("fails", [None, OSError("no such library")])
@@ -162,6 +322,34 @@ def test_library_is_loaded_where_it_is_a_package(
     monkeypatch.setitem(sys.modules, "libucxx", None)
     assert not ucx.load_library()
     assert os.environ["UCX_WARN_UNUSED_ENV_VARS"] == "y"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """Whether ucxx's asking is still on for this loop; the packages themselves are in tests/ucx."""
+    core: Any = types.ModuleType("ucxx.core")
+    contexts: Any = types.ModuleType("ucxx._lib_async.application_context")
+    monkeypatch.setitem(sys.modules, core.__name__, core)
+    monkeypatch.setitem(sys.modules, contexts.__name__, contexts)
+    descriptor, other = os.pipe()
+
+    async def watched() -> bool:
+        loop = asyncio.get_running_loop()
+        worker = types.SimpleNamespace(epoll_file_descriptor=descriptor)
+        core._ctx = types.SimpleNamespace(worker=worker)
+        contexts.ProgressTasks = {loop: None} if asked else {}
+        loop.add_reader(descriptor, lambda: None)
+        ucx.stop_watching_ucx()
+        still = loop.remove_reader(descriptor)
+        core._ctx = None  # UCX was not started
+        ucx.stop_watching_ucx()
+        return still
+
+    assert asyncio.run(watched()) is asked
+    os.close(descriptor)
+    os.close(other)
 
 
 @pytest.mark.parametrize(

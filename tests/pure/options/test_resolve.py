@@ -102,8 +102,9 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
         ({"security": True}, "tls", "no"), ({"protocol": "auto", "security": True}, "tls", "no"),
         ({"protocol": "tls"}, "tls", "no"),
         ({"security": False}, "tcp", "no"), ({"protocol": "auto", "security": False}, "tcp", "no"),
-        ({"protocol": "tcp"}, "tcp", "no"),
+        ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
+        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
         ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "auto"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "auto"}, "tls", "auto"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
@@ -115,10 +116,14 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
 def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -> None:
     options = keywords(**given)
     assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
+    # an open transport that nobody asked for by name is told
+    open_unasked = protocol == "ucx" and "security" not in given
+    assert any("UCX" in warning for warning in map(str, options.warnings)) == open_unasked
 
 
-def test_encryption_that_is_configured_is_not_dropped_for_an_address() -> None:
-    attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: str) -> None:
+    attach = {"scheduler": False, "scheduler_address": address}
     with dask.config.set({"gpu-mpi.security": True}):
         said = refused(attach)
         assert "is not encrypted" in said
@@ -130,6 +135,13 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address() -> None:
         assert not any(
             "no effect" in warning for warning in map(str, keywords(**attach, security=False).warnings)
         )
+
+
+def test_ucx_alone_does_not_reach_a_scheduler_with_tls() -> None:
+    said = refused(
+        {"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False}
+    )
+    assert "'ucx' is not the protocol of the scheduler at 'tls://h:1'" in said
 
 
 def test_auto_is_as_if_nothing_were_set() -> None:
@@ -172,10 +184,7 @@ def test_the_interface_auto_is_none() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "ucx", "security": False}, "'ucx' is encrypted"),
-        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "unknown protocol 'ucx'"),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "ucx"}, "'ucx' is not the protocol"),
-        ({"protocol": "tls", "security": False}, "is encrypted"),
+        ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
         ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "no running one is set"),
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),

@@ -144,12 +144,13 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     assert written["dask-gpu-mpi"]["dashboard"] == f"http://h:8787/status?token={token}"
 
 
-def test_the_dashboard_of_a_cluster_without_encryption_has_no_token() -> None:
-    rank, channels = relay(protocol=Protocol.TCP, dashboard_address=":8787")
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UCX])
+def test_the_dashboard_of_a_cluster_without_encryption_has_no_token(protocol: Protocol) -> None:
+    rank, channels = relay(protocol=protocol, dashboard_address=":8787")
     rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("10.0.0.1", {}, "")))
     assert channels.sent[0][1].token == ""
-    rank.on_event(Event(None, "scheduler", ["tcp://10.0.0.1:4711", 8787, "Scheduler-1"]))
-    assert channels.sent[1:] == [(0, Kind.ADDRESS, ("tcp://10.0.0.1:4711", "http://h:8787/status"))]
+    rank.on_event(Event(None, "scheduler", [f"{protocol}://10.0.0.1:4711", 8787, "Scheduler-1"]))
+    assert channels.sent[1:] == [(0, Kind.ADDRESS, (f"{protocol}://10.0.0.1:4711", "http://h:8787/status"))]
 
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:

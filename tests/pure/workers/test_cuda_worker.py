@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import factory
@@ -31,7 +32,9 @@ class CUDAWorker:
         self.given = given
         self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
         own = {plugins.CPUAffinity([0, 1]), plugins.CUDFSetup(given.get("enable_cudf_spill", False), 0)}
-        self.nannies = [SimpleNamespace(env={"OWN": "1"}, worker_kwargs={"plugins": own})]
+        section = {"environment": {"sockaddr-tls-priority": "tcp", "rndv-thresh": "8192"}}
+        config = {"distributed-ucxx": section, "probe": 1}
+        self.nannies = [SimpleNamespace(env={"OWN": "1"}, config=config, worker_kwargs={"plugins": own})]
 
 
 CUDAWorker.__module__ = "dask_cuda.cuda_worker"
@@ -39,6 +42,8 @@ CUDAWorker.__module__ = "dask_cuda.cuda_worker"
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "_transports", "tcp,cuda_copy")
+    monkeypatch.setattr(ucx, "_section", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
 
@@ -63,7 +68,7 @@ def test_a_worker_as_planned() -> None:
     assert worker.visible == "GPU-x"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     (nanny,) = worker.nannies
-    assert nanny.env == {"OWN": "1", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
+    assert nanny.env == {"OWN": "1", "UCX_TLS": "tcp,cuda_copy", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
 
 
 def test_variables_of_the_user_are_the_nannys() -> None:
@@ -92,6 +97,23 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
 
     assert not is_set_up()
     assert is_set_up(enable_cudf_spill=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"enable_nvlink": None}, True),
+        ({"enable_nvlink": True}, False),
+        ({"enable_infiniband": False}, False),
+    ],
+)
+def test_a_switch_says_how_connections_are_made(options: dict[str, Any], kept: bool) -> None:
+    (nanny,) = made(**options).nannies
+    environment = nanny.config["distributed-ucxx"]["environment"]
+    assert ("sockaddr-tls-priority" in environment) is kept
+    assert environment["rndv-thresh"] == "8192"
+    assert nanny.config["probe"] == 1
 
 
 @pytest.mark.parametrize(
@@ -190,5 +212,5 @@ def test_a_nanny_without_plugins() -> None:
             self.nannies[0].worker_kwargs.clear()
 
     (nanny,) = make_cuda_worker(Bare, replace(PLAN, device="GPU-x"), {}, ["label"]).nannies
-    assert "label" in nanny.worker_kwargs["plugins"]
+    assert nanny.worker_kwargs == {"plugins": {"label"}}
     assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x"

@@ -11,6 +11,7 @@ import dask
 import pytest
 from distributed import Nanny, Worker
 
+from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
@@ -42,6 +43,24 @@ def make(
         return make_worker(plan, start, given, str(scratch))
 
     return asyncio.run(in_a_loop())
+
+
+@pytest.fixture
+def unhidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "_transports", None)
+    monkeypatch.setattr(ucx, "_section", None)
+
+
+@pytest.mark.parametrize(("plan", "gpu"), [(GPU, True), (CPU, False)], ids=["gpu", "cpu"])
+@pytest.mark.usefixtures("unhidden")
+def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: bool, tmp_path: Path) -> None:
+    """A real Nanny, made where GPUs are hidden as in the agent."""
+    with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
+        ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
+        nanny = make(plan, "distributed.Nanny", tmp_path, gpus=True)
+        assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
+        assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
+        assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +125,7 @@ def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Pat
         assert nanny.config.get("distributed.diagnostics.nvml") is None
 
 
-def test_devices_that_a_worker_sees(tmp_path: Path) -> None:
-    """A CPU worker sees none of the GPU workers' of its rank, and in a job without them those that there are."""
-    for plan, visible in ((GPU, "GPU-x"), (CPU, "")):
-        assert make(plan, "distributed.Nanny", tmp_path, gpus=True).env["CUDA_VISIBLE_DEVICES"] == visible
+def test_a_cpu_worker_of_a_job_without_gpus_keeps_the_devices_it_sees(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in make(CPU, "auto", tmp_path).env
 
 

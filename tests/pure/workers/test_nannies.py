@@ -151,3 +151,11 @@ def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
     with caplog.at_level(logging.ERROR):
         asyncio.run(asyncio.wait_for(run(), 60))
     assert [each for each in caplog.records if each.name == "distributed.nanny"] == []
+
+
+@pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls")])
+def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
+    nanny = distributed.Nanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
+    adapt_nanny(nanny)
+    assert nanny._protocol == listens
+    assert nanny.worker_kwargs["protocol"] == protocol

@@ -228,27 +228,32 @@ def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.M
     assert ranges == [word for name in names for word in (name, f"end {name}")]
 
 
-def test_a_new_process_is_prepared_before_its_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ucx", [True, False])
+def test_a_new_process_is_prepared_before_its_worker_is_made(
+    ucx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[Any] = []
     for name in ("print_by_line", "ignore_signals"):
         monkeypatch.setattr(plugins, name, lambda name=name: done.append(name))
     monkeypatch.setattr(plugins, "die_with_parent", lambda parent: done.append(parent))
     monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: done.append("listeners"))
+    monkeypatch.setattr("dask_gpu_mpi.network.ucx.extend_handshakes", lambda: done.append("handshakes"))
     monkeypatch.setattr(plugins, "set_up", lambda *given, **more: done.append((*given, more)))
     monkeypatch.setenv("PYTHONSAFEPATH", plugins.SAFE_PATH)
-    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True))
+    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True, ucx))
     pickle.loads(sent)
     assert not done  # a client that asks a worker for its plugins
     monkeypatch.setattr(
         plugins, "current_process", lambda: SimpleNamespace(name="Dask Worker process (from Nanny)")
     )
     received = pickle.loads(sent)
-    assert vars(received) == {"level": "info", "scratch": "/scratch", "quiet_stream": True}
+    assert vars(received) == {"level": "info", "scratch": "/scratch", "quiet_stream": True, "ucx": ucx}
     assert done == [
         os.getppid(),
         "print_by_line",
         "ignore_signals",
         "listeners",
+        *(["handshakes"] if ucx else []),
         ("info", "/scratch", {"quiet_stream": True}),
     ]
     assert "PYTHONSAFEPATH" not in os.environ

@@ -333,6 +333,31 @@ def as_process_of_dask(target: dict[str, Any], order: dict[str, Any]) -> str:
         return worst(asyncio.run(all_ways()))
 
 
+async def asks_with_a_bomb(target: dict[str, Any], marker: str) -> str:
+    """As any process of Dask over UCX: connects, and sends what is unpickled where it is read."""
+    try:
+        comm = await connect(f"ucx://{target['host']}:{target['port']}", DASKS_PATIENCE)
+        await comm.write({"op": "identity", "reply": True, "bomb": protocol.ToPickle(Bomb(marker))})
+        found = await asyncio.wait_for(comm.read(), DASKS_PATIENCE)
+        comm.abort()
+        return f"in: {str(found)[:60]}"
+    except (OSError, TimeoutError, RuntimeError, ValueError) as error:
+        return f"out: {type(error).__name__}"
+
+
+def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
+    """A process of Dask over UCX, as its packages make one: it knows no secret."""
+
+    async def all_ways() -> list[str]:
+        found = [await asks(target, "ucx", None), await asks_with_a_bomb(target, order["marker"])]
+        if target["role"] == "scheduler":
+            found += [await as_client(target, "ucx", None), await as_worker(target, "ucx", None)]
+        return found
+
+    with dask.config.set({"distributed.comm.timeouts.connect": DASKS_PATIENCE}):
+        return worst(asyncio.run(all_ways()))
+
+
 def with_ucx_of_another_job(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A worker of another job, which offers UCX beside TLS as those of this job do."""
     use_ucx_between_workers(1, loopback=True)
@@ -504,6 +529,7 @@ ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
     "a self-made authority": self_made_authority,
     "another job's certificate": another_jobs,
     "a process of Dask": as_process_of_dask,
+    "UCX without the secret": without_the_secret,
     "replayed": replayed,
     "pickle and msgpack bombs": bombs_by_tcp,
     "garbage of every length": garbage,

@@ -32,13 +32,15 @@ LAST_TOLD = r'"recorder": [0-9]+\}'
 #: computes, with a new client for each round, until the file "go-end" is there.
 SCRIPT = script("support/intruders/scripts/computes.py")
 
-#: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own ("uct").
+#: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
 KINDS = {
     "scheduler comm": "comm",
     "worker comm": "comm",
     "nanny comm": "comm",
     "scheduler http": "http",
     "worker http": "http",
+    "scheduler ucx": "ucx",
+    "worker ucx": "ucx",
     "scheduler": "uct",
     "worker": "uct",
     "nanny": "uct",
@@ -65,6 +67,7 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
     "start": (RAW, HOLDING),
+    "ucx": (("UCX without the secret",), RAW, HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
 }
 

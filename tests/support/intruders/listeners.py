@@ -48,7 +48,7 @@ class Listener:
     #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's
     #: command line.
     role: str
-    #: ``"comm"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or
+    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or
     #: empty.
     what: str
     place: Place
