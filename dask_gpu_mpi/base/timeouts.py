@@ -6,6 +6,8 @@
 NAME_MISSING = 0.5
 #: This much later another rank reports in place of rank 0, if that is missing itself, or the ranks can't communicate.
 RANK_0_GRACE = 2.0
+#: The agents report ranks that are stopped inside ``MPI_Init``: the first agent that ends its rank ends them all.
+NAME_STOPPED = 4.0
 #: The agents end ranks that are still inside ``MPI_Init``.
 MPI_GRACE = 6.0
 #: The watchdog of rank 0 assumes that its main thread hangs, in NVML or a file system. Rank 0 may have started later than the

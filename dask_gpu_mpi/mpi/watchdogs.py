@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE
+from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 
 # A launcher that does not end when its job is aborted.
@@ -69,8 +69,8 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
 
 # The agent watches its rank until all ranks have joined: the rank itself is in ``MPI_Init`` and can check nothing.
 #
-# All ranks would wait for one that has ended or is stopped before ``MPI_Init``. The agents report ranks that have ended. They end
-# their ranks: a launcher ends all when one is killed.
+# All ranks would wait for one that has ended or is stopped before ``MPI_Init``. The agents report that and end their ranks: a
+# launcher ends all when one is killed.
 
 #: Seconds between two checks for ranks of this host that have ended.
 CHECK_INTERVAL = 2.0
@@ -115,6 +115,7 @@ class StartWatch:
         if checks and (started := started_here(self._rank)) > 1:
             loop.call_later(CHECK_INTERVAL, self._check_neighbours, started, 0, 0)
         # asyncio's clock is time.monotonic(), the same for all processes of a host.
+        loop.call_at(self._deadline - (MPI_GRACE - NAME_STOPPED), self._name_the_stopped)
         loop.call_at(self._deadline, self._lose_patience)
         if launched is not None and (launcher := self._launcher()):
             loop.call_later(LAUNCHER_INTERVAL, self._check_launcher, launcher)
@@ -162,6 +163,22 @@ class StartWatch:
             loop.call_later(FORWARD, self._end_rank)
             return
         loop.call_later(CHECK_INTERVAL, self._check_neighbours, started, ended, checks)
+
+    def _name_the_stopped(self) -> None:
+        """Report the stopped ranks of this host, for which all ranks wait; one agent of the host does."""
+        if self._over():
+            return
+        beside = neighbours(self._rank)
+        launched = launched_as(self._rank)
+        others = [rank for rank, state in beside.items() if state != "stopped"]
+        if launched is not None and launched.rank > min(others, default=launched.rank):
+            return
+        for rank, state in sorted(beside.items()):
+            if state == "stopped":
+                say(
+                    f"error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
+                    "Fix: continue it (kill -CONT), or find out what stopped it"
+                )
 
     def _lose_patience(self) -> None:
         """End the rank: it has waited for another rank, in a call of its MPI library, for longer than a start may take."""

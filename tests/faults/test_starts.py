@@ -125,7 +125,10 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
         None,
         DEADLINE + MPI_GRACE + 10,
         since=job.began,
-        says=("MPI did not come together before the start-up timeout",),
+        says=(
+            "MPI did not come together before the start-up timeout",
+            f"rank 1 on {os.uname().nodename} was started but is stopped (by a signal or a debugger). Fix: ",
+        ),
     )
 
 

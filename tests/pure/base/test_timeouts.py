@@ -12,6 +12,7 @@ def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
     reports = [
         t.NAME_MISSING,  # each rank, of its host
         t.NAME_MISSING + t.RANK_0_GRACE,  # another rank, for rank 0
+        t.NAME_STOPPED,  # agents, of ranks inside MPI_Init
         t.MPI_GRACE,  # agents end their ranks
         t.HANGING + t.ALIVE,  # rank 0's watchdog
         t.RANK_0_LOST,  # the other ranks give rank 0 up

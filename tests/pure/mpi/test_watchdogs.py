@@ -110,7 +110,7 @@ def test_a_rank_that_stays_in_mpi_is_ended() -> None:
 
 def test_a_rank_that_has_joined_meanwhile_is_not_ended() -> None:
     """Not even where its end was settled already."""
-    more = "over.append(1); watch._end_rank(); watch._lose_patience()"
+    more = "over.append(1); watch._end_rank(); watch._lose_patience(); watch._name_the_stopped()"
     with _watch(WATCH.replace("AFTER", "0").replace("MORE", more).replace("FOR", "0.1")) as rank:
         out, err = rank.communicate(timeout=60)
         assert (out, err) == ("lived on 0\n", "")
@@ -169,7 +169,7 @@ class Neighbours:
     def call_later(self, delay: float, call: Callable[..., object], *arguments: object) -> None:
         self.timers.append((self.now + delay, lambda: call(*arguments)))
 
-    def call_at(self, when: float, call: Callable[..., object]) -> None:
+    def call_at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
         pass
 
     def run(self, until: float) -> None:
@@ -204,6 +204,27 @@ def test_a_rank_that_has_ended_beside_this_one(
     node.run(until=100.0)
     assert node.ended == ended
     assert len(node.said) == len(ended)
+
+
+@pytest.mark.parametrize(
+    ("rank", "beside", "named"),
+    [
+        (0, {1: "stopped", 2: "there"}, [1]),
+        (0, {1: "there", 2: "there"}, []),
+        (2, {0: "stopped", 1: "stopped"}, [0, 1]),
+        (1, {0: "there", 2: "stopped"}, []),  # rank 0 does it
+    ],
+)
+def test_stopped_ranks_are_named_by_one_agent_of_the_host(
+    rank: int, beside: dict[int, str], named: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Neighbours(monkeypatch, rank=rank, beside=[beside])
+    watcher(os.getppid())._name_the_stopped()
+    assert [line.partition(" on ")[0] for line in node.said] == [f"error: rank {number}" for number in named]
+    assert all("was started but is stopped" in line and "Fix: " in line for line in node.said)
+    node.said.clear()
+    watcher(os.getppid(), over=True)._name_the_stopped()
+    assert node.said == []
 
 
 # -- the ranks of a host: real processes, below one that calls itself Hydra's
