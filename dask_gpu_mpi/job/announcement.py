@@ -6,10 +6,11 @@ import contextlib
 import importlib.util
 import os
 import sys
+from html import escape
 
 from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.streams import is_public, say
-from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
@@ -18,6 +19,28 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
+
+
+def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
+    """A session in a notebook, as HTML; everything in it is escaped. `seconds_left`: until the batch system ends the job."""
+    nodes = [host.host for host in plan.hosts]
+    rows = {
+        "Nodes": escape(f"{len(nodes)} ({', '.join(nodes[:4])}{', ...' if len(nodes) > 4 else ''})"),
+        "GPUs": str(gpu_count(plan)),
+        "Workers": str(len(plan.workers)),
+        "Scheduler": escape(address),
+    }
+    if not closed:
+        page = escape(link or "none")
+        is_page = link is not None and link.startswith(("http://", "https://"))
+        rows["Dashboard"] = (
+            f'<a href="{page}" target="_blank" rel="noopener">{page.partition("?")[0]}</a>'
+            if is_page
+            else page
+        )
+        rows["Time left"] = "unknown" if seconds_left is None else clock(seconds_left)
+    lines = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+    return f"<strong>dask-gpu-mpi session</strong> ({'closed' if closed else 'open'})<table>{lines}</table>"
 
 
 def gpu_count(plan: Plan) -> int:

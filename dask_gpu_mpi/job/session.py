@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import REASON_TIMEOUT
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.announcement import all_warnings
+from dask_gpu_mpi.job.announcement import all_warnings, card
 from dask_gpu_mpi.job.child_processes import ChildrenOfCluster
 from dask_gpu_mpi.job.dask_client import (
     abandon_clients,
@@ -332,6 +332,11 @@ class Session:
         return (
             f"<Session {self.address} workers={len(self.plan.workers)} hosts={len(self.plan.hosts)} {state}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The card that Jupyter shows."""
+        left = None if self.closed else self.time_left()
+        return card(self.plan, self.address, self.dashboard_link, closed=self.closed, seconds_left=left)
 
     @property
     def closed(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.job import announcement
-from dask_gpu_mpi.job.announcement import announce, open_warnings
+from dask_gpu_mpi.job.announcement import announce, card, open_warnings
 from dask_gpu_mpi.options.model import Options, Protocol
 
 
@@ -87,3 +87,19 @@ def test_warnings_about_versions(
 def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None) -> None:
     found = open_warnings(address, Options(protocol=Protocol.TCP, security=False, scheduler=scheduler))
     assert [f"everyone on {where} can reach" in line for line in found] == [True] * (where is not None)
+
+
+def test_the_card_of_a_session() -> None:
+    """Its link has the token, its text has not; nothing in it is markup of somebody else's."""
+    plan: Any = SimpleNamespace(
+        hosts=[SimpleNamespace(host=f"<n{number}>") for number in range(5)], workers=[]
+    )
+    link = "http://localhost:8787/status?token=abc&theme=dark"
+    shown = card(plan, "tls://<h>:1", link, closed=False, seconds_left=3725.0)
+    assert "5 (&lt;n0&gt;, &lt;n1&gt;, &lt;n2&gt;, &lt;n3&gt;, ...)" in shown
+    assert "tls://&lt;h&gt;:1" in shown
+    assert 'href="http://localhost:8787/status?token=abc&amp;theme=dark"' in shown
+    assert ">http://localhost:8787/status</a>" in shown
+    assert "1:02:05" in shown
+    assert "abc" not in card(plan, "tls://h:1", link, closed=True, seconds_left=None)
+    assert "<a" not in card(plan, "tls://h:1", "javascript:alert(1)", closed=False, seconds_left=None)

@@ -76,8 +76,10 @@ def test_the_end_is_told_once(
     member.leave_open = others_go_on
     with make(member) as session:
         assert (session.closed, repr(session).endswith(" open>")) == (False, True)
+        assert "(open)" in session._repr_html_()
     session.close()
     assert (session.closed, repr(session).endswith(" closed>")) == (True, True)
+    assert "(closed)" in session._repr_html_()
     assert (member.done, len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
         session._end.finish()  # called when MPI is finalized, or at the end of the process

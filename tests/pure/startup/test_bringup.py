@@ -22,6 +22,7 @@ from dask_gpu_mpi.errors import (
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup, start_context
