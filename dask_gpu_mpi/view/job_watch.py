@@ -27,6 +27,8 @@ FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
+#: Part of the pickled function that Polars' engine runs on the workers.
+POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
 UNRUNNABLE_AFTER = 10.0
 #: Seconds between two attempts to reach the agents of workers that are gone, and seconds for an answer.
@@ -82,7 +84,13 @@ class JobWatch(SchedulerPlugin):
         """Register this with the scheduler, with an answer to `FACTS_OPERATION`; before its first worker comes."""
         self._scheduler = scheduler
         scheduler.add_plugin(self)
-        scheduler.handlers[FACTS_OPERATION] = self.answer
+        broadcast = scheduler.handlers["broadcast"]
+
+        async def checked_broadcast(*, msg: dict[str, Any], **more: Any) -> Any:
+            self.refuse_cpu_workers(msg.get("function"))
+            return await broadcast(msg=msg, **more)
+
+        scheduler.handlers.update({FACTS_OPERATION: self.answer, "broadcast": checked_broadcast})
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._log)
 
@@ -116,6 +124,18 @@ class JobWatch(SchedulerPlugin):
         """Note a warning."""
         line = " ".join(text.split())
         self.warnings.append((time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."))
+
+    def refuse_cpu_workers(self, function: Any) -> None:
+        """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.
+
+        The RuntimeError is raised in the client that calls ``client.run(function)``.
+        """
+        without = [name for name in self._names.values() if self._kinds.get(name) == "cpu"]
+        if isinstance(function, bytes) and POLARS in function and without and "gpu" in self._kinds.values():
+            raise RuntimeError(
+                f"cudf_polars' DaskEngine uses every worker as a rank, and {len(without)} of the {len(self._names)} workers have "
+                f"no GPU (worker {without[0]}). Fix: start the job without --cpu-workers"
+            )
 
     def report_client(self, report: Callable[[], None]) -> None:
         """Call `report` once the scheduler has had a client, now or later."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -231,3 +233,24 @@ def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         assert {*map(tuple, reports)} == {("a",)}
 
     watched(body)
+
+
+@pytest.mark.parametrize(("kinds", "refused"), [("gpu gpu", False), ("cpu", False), ("gpu cpu", True)])
+def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu(kinds: str, refused: bool) -> None:
+    """Those with a GPU would wait for the others for ever. Without any GPU the engine itself refuses."""
+    watch = JobWatch(
+        plan_of(
+            *(
+                worker_plan(f"{number}", *["GPU-0"] * (kind == "gpu"))
+                for number, kind in enumerate(kinds.split())
+            )
+        )
+    )
+    watch._names = {f"tls://{name}": name for name in watch.hosts}
+    watch.refuse_cpu_workers(pickle.dumps(b"another"))
+    with (
+        pytest.raises(RuntimeError, match="1 of the 2 .*--cpu-workers")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        watch.refuse_cpu_workers(pickle.dumps(b"cudf_polars.engine.dask"))
