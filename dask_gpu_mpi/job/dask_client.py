@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -10,6 +11,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
@@ -198,20 +200,32 @@ def _without_cluster_options(
 
 
 def _runs_again() -> bool:
-    """Whether multiprocessing runs the script again in each new process, and the script has no guard against that."""
+    """Whether the running line is at the top of the script, so that multiprocessing would run it again in each new process."""
     import dask
 
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
+    main: Any = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", "")
     if (
-        file is None  # -c, a notebook
+        not getattr(main, "__file__", None)  # -c, a notebook
         or name.rpartition(".")[2] == "__main__"  # a folder or zip file, a package
         or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
     ):
         return False
-    lines = linecache.getlines(file)
-    return bool(lines) and not any("__name__" in line for line in lines)
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return bool(tree.body) and not any(
+        isinstance(node, ast.If)
+        and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
+        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+        for node in ast.walk(tree)
+    )
 
 
 def client_with_link(link: str | None) -> type[Client]:
