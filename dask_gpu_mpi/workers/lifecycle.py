@@ -35,6 +35,8 @@ MOST_OUTPUT = 4_000
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
+#: Seconds for the teardown of a nanny's plugin.
+TEARDOWN = 5.0
 
 
 class Workers:
@@ -203,13 +205,19 @@ def adapt_nanny(nanny: Any) -> Callable[[], str]:
     if nanny._protocol == "ucx":
         nanny._protocol = "tcp"
     reasons: list[str] = []
-    close = nanny.close
+    close, remove_plugin = nanny.close, nanny.plugin_remove
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         reasons.append(kwargs.get("reason", ""))
         return await close(*args, **kwargs)
 
-    nanny.close = remembering
+    async def in_time(name: str) -> Any:
+        # A nanny closes after the teardown of the user's plugins, which may hang.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TEARDOWN):
+                return await remove_plugin(name)
+
+    nanny.close, nanny.plugin_remove = remembering, in_time
     return lambda: reasons[0] if reasons else ""
 
 

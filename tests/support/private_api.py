@@ -203,10 +203,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.close",
+        "Nanny.close Nanny.plugin_remove",
         "workers/lifecycle",
         _DISTRIBUTED,
-        why="replaced on each nanny: why it closes",
+        why="replaced on each nanny: why it closes, and a plugin whose teardown hangs does not keep it from that",
         without="the workers do not start, and the job ends with one line that says so",
     ),
     *_of(

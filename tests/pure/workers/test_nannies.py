@@ -12,6 +12,7 @@ from typing import Any
 
 import distributed
 import pytest
+from distributed.diagnostics.plugin import NannyPlugin
 
 from dask_gpu_mpi.workers import lifecycle
 from dask_gpu_mpi.workers.lifecycle import DEATHS, WINDOW, adapt_nanny, watch_nanny
@@ -125,6 +126,29 @@ def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch, stat
     nanny = Nanny([(0.0, 10.0), (1.0, 2_000.0)])
     nanny.status = distributed.core.Status[status]
     watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
+
+
+class Hangs(NannyPlugin):
+    async def teardown(self, nanny: Any) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its worker would run on, and count as closed."""
+    monkeypatch.setattr(lifecycle, "TEARDOWN", 0.5)
+
+    async def run() -> None:
+        address = "tcp://127.0.0.1:0"
+        async with distributed.Scheduler(host=address, dashboard_address="127.0.0.1:0") as scheduler:
+            nanny: Any = distributed.Nanny(scheduler.address, nthreads=1, dashboard_address="127.0.0.1:0")
+            adapt_nanny(nanny)
+            await nanny
+            await nanny.plugin_add(plugin=Hangs(), name="hangs")
+            pid = nanny.pid
+            await nanny.close(reason="nanny-instantiate-failed")
+            assert not os.path.exists(f"/proc/{pid}")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
