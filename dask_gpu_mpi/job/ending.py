@@ -17,6 +17,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, ranks_text
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
+from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.finalize import do_not_finalize
 from dask_gpu_mpi.mpi.library import abort, end_lost_ranks, leave_as_the_last
@@ -155,7 +156,7 @@ class Closing:
         if joined.scheduler_file is not None:
             # First, since a launcher may allow half a second. (The agent removes it as well, if this process does not.)
             remove_scheduler_file(*joined.scheduler_file)
-        own = time.monotonic() + joined.options.grace + 1.0
+        own = time.monotonic() + closing_time(joined.options, joined.environ) + 1.0
         self._close_workers(own)
         # From here on this rank is busy: the removal of spilled data may take long.
         channels.mailbox.flush(1.0)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
+from dask_gpu_mpi.options.model import Options
 
 T = TypeVar("T")
 
@@ -167,6 +168,11 @@ def reasons_of(bits: float) -> list[str]:
 def is_profiled(environ: Mapping[str, str]) -> bool:
     """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
     return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
+
+
+def closing_time(options: Options, environ: Mapping[str, str]) -> float:
+    """Seconds in which the workers of a rank close: a profiler writes its data at the end of each process."""
+    return options.shutdown_timeout / 2 if is_profiled(environ) else options.grace
 
 
 def driver_is_installed() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
-from dask_gpu_mpi.machine.nvidia import is_profiled
+from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
@@ -55,8 +55,7 @@ class Workers:
     ) -> None:
         self._options = options
         self._scratch = scratch
-        # a profiler writes its data at the end of each process
-        self._grace = options.shutdown_timeout / 2 if is_profiled(os.environ) else options.grace
+        self._grace = closing_time(options, os.environ)
         self._timeline = timeline
         self._on_end = on_end
         self._workers: list[_Worker] = []

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.job import ending
-from dask_gpu_mpi.job.ending import EndCoordinator, Ending
+from dask_gpu_mpi.job.ending import Closing, EndCoordinator, Ending
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan, Role
 
 
@@ -294,3 +295,25 @@ def test_a_rank_whose_agent_died_too_often_can_still_be_talked_to(
         rank.end.on_message("closed", closed)
     rank.end.finish(flushed=True, final=True)
     assert (aborts, finalizes) == ([], [])
+
+
+@pytest.mark.parametrize(("variable", "seconds"), [("CUDA_INJECTION64_PATH", 6.0), ("OTHER", 3.0)])
+def test_a_rank_waits_as_long_as_its_workers_may_take_to_close(
+    clock: Clock, variable: str, seconds: float
+) -> None:
+    """With a profiler, which writes its data then, half of `shutdown_timeout`; then it kills them."""
+    limits: list[float] = []
+    agent = SimpleNamespace(send=lambda order: None, kill=lambda: limits.append(-1.0))
+    channels = SimpleNamespace(
+        agent=agent, rank=1, left=[], mailbox=SimpleNamespace(flush=lambda seconds: None),
+        send=lambda *message: None, drop_agent=lambda timeout: None,
+    )  # fmt: skip
+    joined: Any = SimpleNamespace(
+        options=Options(),
+        environ={variable: "1"},
+        channels=channels,
+        scheduler_file=None,
+        has_scheduler=False,
+    )
+    Closing(joined, Ending(), None, lambda done, limit: limits.append(limit)).run()
+    assert limits == [seconds, -1.0]
