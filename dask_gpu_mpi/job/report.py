@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -20,7 +21,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.view.report_data import ReportedJob, assemble, write_report
+from dask_gpu_mpi.view.report_data import ReportedJob, assemble, is_page, write_report
 from dask_gpu_mpi.view.report_summary import printed
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
@@ -29,6 +30,8 @@ ASKING, CONNECTING = 3.0, 10.0
 LATEST = 60.0
 #: Seconds between fetches while the script runs: with a lost scheduler, only the time since the last fetch is lost.
 REFRESHING = 60.0
+#: Seconds after the start at which the modules of the page are imported, so that the end need not wait for them.
+PREPARING = 5.0
 #: Seconds for the connection to end; a report that is still being written is not awaited longer.
 CLOSING = 1.0
 #: Seconds to make and write a report, after which the job ends without it.
@@ -74,7 +77,13 @@ class Reporter:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _refresh(self) -> None:
-        """Connect, and request the record from time to time; an error that lasts is reported at the end."""
+        """Connect, import the modules of the page, and request the record from time to time."""
+        with contextlib.suppress(Exception):  # an error that lasts is reported at the end
+            await self._request()
+        await asyncio.sleep(PREPARING)
+        if is_page(self._joined.options.report or ""):
+            # Not in a thread of asyncio's, which Python would wait for at its end.
+            threading.Thread(target=_import_page, name="dask_gpu_mpi import of Bokeh", daemon=True).start()
         while True:
             with contextlib.suppress(Exception):
                 await self._request()
@@ -196,6 +205,11 @@ class Reporter:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
+
+
+def _import_page() -> None:
+    with contextlib.suppress(Exception):  # reported when the report is made
+        importlib.import_module("dask_gpu_mpi.view.report_page")
 
 
 def _clock(record: Mapping[str, Any]) -> str:

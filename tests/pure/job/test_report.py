@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,3 +184,19 @@ def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
     reporter._thread.join(20)
     assert not reporter._thread.is_alive()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False)])
+def test_what_makes_a_page_is_imported_before_the_end(
+    path: str, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "dask_gpu_mpi.view.report_page"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(module, "PREPARING", 0.0)
+    monkeypatch.setattr(module, "REFRESHING", 0.0)
+    reporter = Reporter(joined_to(scheduler, path), None, (), started=100.0, ready=101.0)
+    try:
+        until(lambda: scheduler.asked >= 3)
+        assert (name in sys.modules) is imported
+    finally:
+        reporter.close()
