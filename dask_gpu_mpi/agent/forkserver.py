@@ -20,7 +20,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import current_process, resource_tracker, util
+from multiprocessing import current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
@@ -28,6 +28,7 @@ from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, i
 from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
+_get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 #: How the names of the processes begin that leave signals to the rank: ours for the scheduler, distributed's for workers.
 _OURS = ("dask_gpu_mpi ", "Dask Worker ")
 
@@ -77,6 +78,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     in `directory`, which other users can't read. It closes the descriptors of `close`: the pipes by which this process's end is
     noticed.
     """
+    spawn.get_preparation_data = _prepare
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
@@ -109,6 +111,20 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     # If it dies, the standard one must not replace it: its children would have neither our loggers nor our signal handlers.
     server.ensure_running = resource_tracker.ensure_running
     return True
+
+
+def leave_deleted_directory() -> None:
+    """Change to / if the working directory was deleted: multiprocessing can't start a process without one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
+def _prepare(name: str) -> dict[str, Any]:
+    """Replaces `get_preparation_data`: the working directory may be deleted at any time, and workers are restarted."""
+    leave_deleted_directory()
+    return _get_preparation_data(name)
 
 
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:

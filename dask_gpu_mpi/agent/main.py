@@ -25,7 +25,12 @@ from multiprocessing import active_children
 from typing import Any
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
-from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, watch_fork_server
+from dask_gpu_mpi.agent.forkserver import (
+    become_fork_server,
+    become_resource_tracker,
+    leave_deleted_directory,
+    watch_fork_server,
+)
 from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings, failed
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
@@ -204,10 +209,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     # server. Ours is already running.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
     parent = local_directory(options.local_directory)
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
-        os.chdir("/")
+    leave_deleted_directory()
     scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # All of Dask's files, the scheduler's too, go into the directory that is removed at the end.
     dask.config.set({"temporary-directory": scratch})

@@ -174,6 +174,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         if dashboard:
             # It listens already, and accepts no connection before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
+        _compare_versions_once(scheduler)
         watch = JobWatch(settings.plan)
         watch.attach(scheduler)
         await scheduler

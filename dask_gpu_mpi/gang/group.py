@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import threading
@@ -78,7 +79,8 @@ def one_line(text: str) -> str:
 def packed(error: BaseException) -> tuple[str, bytes]:
     """An exception's text, and the exception itself with its traceback and causes, pickled.
 
-    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text.
+    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text; and a traceback of
+    hundreds of frames, too deep for pickle, is left out.
     """
     import cloudpickle
     from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
@@ -87,17 +89,15 @@ def packed(error: BaseException) -> tuple[str, bytes]:
         text = repr(error)
     except Exception:  # the user's class fails to give its text
         text = type(error).__name__
-    pickling_support.install(error)
-    try:
-        data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)
-        if len(data) <= MAX_OBJECT:
-            return text, data
-    except Exception:
-        pass
     instead = Exception(one_line(text)).with_traceback(error.__traceback__)
-    pickling_support.install(instead)
-    return text, cloudpickle.dumps(instead)
+    for each in (error, instead):
+        pickling_support.install(each)
+        with contextlib.suppress(Exception):
+            data: bytes = cloudpickle.dumps(each)
+            pickle.loads(data)
+            if len(data) <= MAX_OBJECT:
+                return text, data
+    return text, cloudpickle.dumps(instead.with_traceback(None))
 
 
 class Group:

@@ -135,7 +135,10 @@ def torch_is_initialised() -> bool:
     The members of a failed gang can't leave it: with NCCL ``destroy_process_group()`` waits for all of them.
     """
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    try:
+        return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+    except AttributeError:  # its import has failed half way
+        return True
 
 
 def _on_cancel(gang: str) -> None:

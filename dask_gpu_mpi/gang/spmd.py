@@ -256,5 +256,8 @@ def _error(answer: dict[str, Any]) -> SpmdError:
         host=answer.get("host"),
     )
     if carried := answer.get("error"):
-        error.__cause__ = pickle.loads(carried)
+        try:
+            error.__cause__ = pickle.loads(carried)
+        except Exception:  # its class may be in a module that the worker alone has
+            error.__cause__ = Exception(answer["why"])
     return error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.frames import identity
@@ -91,13 +92,16 @@ class ClusterFile:
 
 
 def forget_cluster() -> None:
-    """Undo the settings of a session in the environment of a child process of its script that starts another cluster.
+    """Undo the settings of a session in a child process of its script that starts another cluster.
 
-    Values that its Dask has read before stay, but those of the new cluster replace them.
+    In the environment, and in Dask's configuration if that is loaded.
     """
     record = _record(os.environ)
-    if record is not None and not record[0].startswith(f"/proc/{os.getpid()}/"):
-        _restore(os.environ, *record)
+    if record is None or record[0].startswith(f"/proc/{os.getpid()}/"):
+        return
+    _restore(os.environ, *record)
+    if (config := sys.modules.get("dask.config")) is not None:
+        _forget_settings(config, record[0], record[1].get(CONFIG))
 
 
 def _record(environ: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
@@ -142,6 +146,25 @@ def _nameless_file(text: str) -> int:
         return in_folder(tempfile.gettempdir())
 
 
+def _forget_settings(config: Any, path: str, own: str | None) -> None:
+    """Remove from `dask.config` the values of our file; values that were set since stay."""
+    content = config.merge(*config.collect_yaml([path]))
+    config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
+    without = config.merge(*config.defaults, config.collect(config.paths))
+    for key, value in _leaves(content):
+        other = config.get(key, None, config=without)
+        if other != value and config.get(key, None) == value:
+            config.set({key: other})
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 class ChildrenOfCluster:
     """Lets the processes that the script starts find its cluster by these settings of Dask, until `release`."""
 
@@ -160,38 +183,70 @@ class ChildrenOfCluster:
         """Processes that the script starts from now on do not find the cluster. May be called again."""
         if self._file is not None:
             self._file.close()
-        self._exec.over = True
+        self._exec.take_back()
 
 
 # A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 #
 # The process is an MPI rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
-# program's exit code.
+# program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
+# inherit those of MPI and of the launcher, which it could keep open when the job has ended.
 
 #: Seconds that the program has to end when a signal ends the script.
 GRACE = 3.0
 
 
 class ExecAsChild:
-    """Runs a program that is to replace this process as its child instead, until it is `over`."""
+    """Replaces ``os.execv`` and ``os.execve``, which all of ``os.exec*`` call, in this process, until `take_back`."""
 
     def __init__(self) -> None:
-        self.over = False
         self._owner = os.getpid()
-        sys.addaudithook(self._on_event)
+        self._not_of_script = _inheritable()
+        self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
+        self._ours = {
+            "execv": functools.partial(self._exec, "execv"),
+            "execve": functools.partial(self._exec, "execve"),
+        }
+        for name, function in self._ours.items():
+            setattr(os, name, function)
 
-    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Python calls this before ``os.exec*``; what it raises keeps the process from being replaced."""
-        if event == "os.exec" and not self.over and os.getpid() == self._owner:
-            run_to_its_end(*arguments)
+    def take_back(self) -> None:
+        """Restore both, unless the script has replaced them since. May be called again."""
+        for name, function in self._ours.items():
+            if getattr(os, name) is function:
+                setattr(os, name, self._before[name])
+
+    def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
+        if os.getpid() != self._owner or isinstance(path, int):
+            self._before[name](path, argv, *env)
+        passed = [fd for fd, _ in _inheritable() - self._not_of_script]
+        run_to_its_end(path, argv, *env, pass_fds=passed)
 
 
-def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None) -> NoReturn:
+def _inheritable() -> set[tuple[int, tuple[int, int]]]:
+    """The descriptors of this process that a program would inherit, each with its file."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # the one by which the folder was read
+                file = os.fstat(fd := int(name))
+                if os.get_inheritable(fd):
+                    found.add((fd, (file.st_dev, file.st_ino)))
+    return found
+
+
+def run_to_its_end(
+    path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
+) -> NoReturn:
     """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
     flush()
     # It dies with this process, of which it takes the place.
     program = subprocess.Popen(
-        list(argv), executable=path, env=env, preexec_fn=functools.partial(die_with_parent, os.getpid())
+        list(argv),
+        executable=path,
+        env=env,
+        pass_fds=pass_fds,
+        preexec_fn=functools.partial(die_with_parent, os.getpid()),
     )
     try:
         code = program.wait()

@@ -49,6 +49,29 @@ def shuffle_settings(plan: Plan) -> dict[str, str]:
     return {SHUFFLE: "tasks"} if on_gpus and not is_configured(SHUFFLE) else {}
 
 
+class DaskSettings:
+    """Settings of Dask that can be taken back; `settings`: values by key, as in ``dask.config.set``."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        import dask.config
+
+        self._changes = [(key, value, dask.config.set({key: value})) for key, value in settings.items()]
+        # dask.config.refresh() starts again from the defaults, so the settings are added there as well.
+        self._defaults: dict[str, Any] = {}
+        dask.config.set(settings, config=self._defaults)
+        dask.config.update_defaults(self._defaults)
+
+    def take_back(self) -> None:
+        """Restore the configuration; values that the script has changed since stay. May be called again."""
+        import dask.config
+
+        dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
+        for key, value, change in reversed(self._changes):
+            if dask.config.get(key, None) == value:
+                change.__exit__(None, None, None)
+        self._changes = []
+
+
 #: Address of the scheduler of the open session.
 _address: str | None = None
 #: The clients that the script has made since its process has had a cluster.

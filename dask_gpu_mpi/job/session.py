@@ -23,6 +23,7 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.announcement import all_warnings, card
 from dask_gpu_mpi.job.child_processes import ChildrenOfCluster
 from dask_gpu_mpi.job.dask_client import (
+    DaskSettings,
     abandon_clients,
     close_clients,
     has_lost_client,
@@ -42,7 +43,6 @@ from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.model import Plan
 
 if TYPE_CHECKING:
-    import dask.config
     from distributed import Client
 
     from dask_gpu_mpi.job.report import Reporter
@@ -77,7 +77,7 @@ class ClientEnd:
         self._started = started
         self._monitor = Monitor(member, self.walltime)
         self._reporter: Reporter | None = None
-        self._settings: dask.config.set | None = None
+        self._settings: DaskSettings | None = None
         self._children: ChildrenOfCluster | None = None
         self._silenced: list[logging.Logger] = []
         _current_end = self
@@ -103,7 +103,7 @@ class ClientEnd:
             settings["distributed.dashboard.link"] = link_template(cluster.dashboard or "", template)
             assert cluster.plan is not None  # the client rank is given it
             settings |= shuffle_settings(cluster.plan)
-        self._settings = dask.config.set(settings)
+        self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # For a script that calls MPI.Finalize(), before which the other ranks don't call it. The function that is set last, after
         # the mailbox's, is called first.
@@ -152,9 +152,8 @@ class ClientEnd:
     def give_back(self) -> None:
         """Restore the process: the script continues without the cluster."""
         prefer_no_cluster()
-        settings, self._settings = self._settings, None
-        if settings is not None:
-            settings.__exit__(None, None, None)
+        if self._settings is not None:
+            self._settings.take_back()
         if self._children is not None:
             self._children.release()
         for logger in self._silenced:

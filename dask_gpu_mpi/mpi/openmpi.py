@@ -45,6 +45,8 @@ NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/h
 #: opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
+#: The one that counts more than the environment.
+OVERRIDE = "openmpi-mca-params-override.conf"
 SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULTILINE)
 
 
@@ -85,10 +87,10 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
     value, file = _configured(environ, library).get("btl", (None, None))
     chosen = environ.get(BTL)
     elsewhere = [name for name in environ if FILES_ELSEWHERE.fullmatch(name.removeprefix(PREFIX))]
-    if chosen is not None:
-        setting = f"{BTL}={chosen}" if _leaves_tcp(chosen) and not chosen.startswith("^") else ""
-    elif file is not None:
+    if file is not None and (chosen is None or file.name == OVERRIDE):
         setting = f"btl = {value} in {file}" if _leaves_tcp(value or "") else ""
+    elif chosen is not None:
+        setting = f"{BTL}={chosen}" if _leaves_tcp(chosen) and not chosen.startswith("^") else ""
     else:
         setting = f"{elsewhere[0]}={environ[elsewhere[0]]}" if elsewhere else ""
     if not setting:
@@ -96,6 +98,7 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
     return (
         f"MPI: {setting} has each rank listen on a TCP port without authentication: anyone on this node who reaches it can read "
         f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
+        + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
     )
 
 
@@ -134,7 +137,7 @@ def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[st
         files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
     files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
     found: dict[str, tuple[str, Path]] = {}
-    for file in files:
+    for file in sorted(files, key=lambda file: file.name == OVERRIDE):
         with suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
             found |= {

@@ -75,7 +75,7 @@ else:
     done = mpirun.run(program, 2).check()
     told = facts(done)
     assert told["answers"] == [[0, "Session", True], [1, "bool", False]]
-    assert told["changed"] == ["excepthook", "config"]
+    assert told["changed"] == ["excepthook", "config", "defaults"]
     assert told["changed_after"] == []
     assert told["sum"] == 2
     assert told["address"].startswith("tcp://")

@@ -39,6 +39,22 @@ def test_no_working_directory_and_a_path_in_the_import_path(mpirun: Mpi) -> None
     assert foreign_lines(ours(done)) == []
 
 
+def test_a_worker_is_restarted_when_the_working_directory_is_gone(mpirun: Mpi, tmp_path: Path) -> None:
+    """The same happens to one that starts when the directory goes."""
+    place = tmp_path / "gone"
+    place.mkdir()
+    script = (
+        f"{TELL}import shutil\nos.chdir({str(place)!r})\n"
+        "from dask_gpu_mpi import initialize\ninitialize()\nfrom distributed import Client\n"
+        "client = Client()\nshutil.rmtree(os.getcwd())\nbefore = client.run(os.getpid)\n"
+        "client.restart(timeout=30)\nafter = client.run(os.getpid)\n"
+        "tell(workers=len(after), not_restarted=sorted(set(before.values()) & set(after.values())))\n"
+    )
+    done = mpirun.run(script, 2).check()
+    assert facts(done) == {"workers": 2, "not_restarted": []}
+    assert "Traceback" not in done.stderr
+
+
 def test_the_command_in_a_deleted_directory(mpirun: Mpi) -> None:
     # without a launcher: Open MPI's refuses to start there
     line = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m dask_gpu_mpi -c 1'

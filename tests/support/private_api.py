@@ -58,6 +58,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the agent does not start, and the job ends with one line that says so (Python 3.14: the standard fork server)",
     ),
     *_of(
+        "multiprocessing.spawn",
+        "get_preparation_data",
+        "agent/forkserver",
+        _PYTHON,
+        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
+        without="it does not",
+    ),
+    *_of(
         "multiprocessing.resource_tracker",
         "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
         "agent/forkserver",
@@ -72,6 +80,15 @@ TABLE: tuple[PrivateName, ...] = (
         _PYTHON,
         why="-m MODULE, a folder and a zip file run as Python's main program runs them, in a __main__ that stays",
         without="-m MODULE, a folder and a zip file end with an AttributeError",
+    ),
+    *_of(
+        "os",
+        "execv execve",
+        "job/child_processes",
+        _PYTHON,
+        why="replaced, so that a script that replaces itself by another program (`python -m jupyter lab`) leaves its rank there; "
+        "all of `os.exec*` call these two",
+        without="the rank is gone, and the cluster ends with it",
     ),
     *_of(
         "subprocess",

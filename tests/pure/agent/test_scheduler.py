@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 import dask
+import distributed  # its defaults are there before the first test, and stay
 import pytest
 
 from dask_gpu_mpi.agent import scheduler
@@ -31,6 +32,7 @@ def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
     # of the whole process; without the listeners themselves
     monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
+    monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     with warnings.catch_warnings():
         yield
 
@@ -96,6 +98,46 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
     _, answer = served(replace(OPTIONS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
     assert attached == ([answer[3]] if wanted else [])
+
+
+def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask compares it with every worker there is, which at 3,000 takes longer than all the rest of a registration."""
+    from distributed import versions
+    from distributed.comm import connect
+
+    compared: list[int] = []
+    compare = versions.error_message
+    registration: dict[str, Any] = {
+        "op": "register-worker", "reply": False, "status": "running", "nthreads": 1, "now": 0.0, "resources": {}, "services": {},
+        "memory_limit": None, "local_directory": "", "nanny": None, "extra": {}, "stimulus_id": "s",
+        "metrics": {"bandwidth": {"total": 1, "workers": {}, "types": {}}, "digests_total_since_heartbeat": {},
+                    "memory": 1, "spilled_bytes": {"memory": 0, "disk": 0}},
+    }  # fmt: skip
+
+    def counted(scheduler: Any, workers: Any, *rest: Any, **more: Any) -> Any:
+        compared.append(len(workers))
+        return compare(scheduler, workers, *rest, **more)
+
+    monkeypatch.setattr(versions, "error_message", counted)
+
+    async def visit(address: str, http_port: int | None) -> None:
+        warnings_, comms = [], []
+        for number, version in enumerate(("1", "1", "1", "2")):
+            comms.append(comm := await connect(address))
+            own = versions.get_versions()
+            own["packages"] = {**own["packages"], "numpy": version}
+            name = f"tcp://127.0.0.1:{number + 1}"
+            await comm.write(
+                {**registration, "address": name, "name": name, "server_id": name, "versions": own}
+            )
+            warnings_.append((await comm.read())["warning"])
+        assert compared == [1, 1, 1, 2]
+        assert "numpy" in warnings_[3]
+        assert warnings_[0] == warnings_[2]
+        for comm in comms:
+            comm.abort()
+
+    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=visit)[0] == 0
 
 
 def test_without_a_dashboard_it_does_not_listen_for_http() -> None:

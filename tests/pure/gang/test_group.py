@@ -108,3 +108,17 @@ def test_an_exception_without_a_text_or_that_can_not_be_sent(
     loaded = pickle.loads(data)
     assert type(loaded) is carried
     assert loaded.__traceback__ is not None
+
+
+def test_an_exception_from_too_deep_for_pickle() -> None:
+    def deep(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        raise ValueError("at the bottom")
+
+    try:
+        deep(700)
+    except ValueError as error:
+        text, data = packed(error)
+    assert text == "ValueError('at the bottom')"
+    assert "at the bottom" in str(pickle.loads(data))

@@ -81,6 +81,13 @@ def test_a_members_error_is_the_cause() -> None:
     assert (str(copy), copy.rank, copy.worker, copy.host) == (str(found), 3, "1-1", "h2")
 
 
+def test_a_members_error_that_can_not_be_read_here() -> None:
+    """Its class is in a module that the worker alone has."""
+    found = module._error(answer(error=b"conly_on_the_worker\nError\n."))
+    assert (type(found), found.rank) == (SpmdError, 3)
+    assert "raised ValueError('bad')" in str(found.__cause__)
+
+
 def test_errors_of_the_whole_gang() -> None:
     late = module._error({"state": "over", "why": "not ended within 3 s", "late": True})
     assert isinstance(late, SpmdTimeoutError)

@@ -49,6 +49,17 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     assert refused_child() == ""  # no launcher
 
 
+def test_children_of_a_cluster_until_it_is_over() -> None:
+    before, execs = dict(os.environ), (os.execv, os.execve)
+    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
+    code = "import dask; print(dask.config.get('scheduler-address', None))"
+    assert run_python(code).stdout == "tls://h:1\n"
+    assert os.execv is not execs[0]
+    children.release()
+    children.release()
+    assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
+
+
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +142,17 @@ def test_elsewhere_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPat
     assert environ() == before
 
 
+def test_a_descriptor_that_the_script_has_closed(tmp_path: Path) -> None:
+    file = ClusterFile(SETTINGS)
+    number = int(file.path.rpartition("/")[2])
+    with (tmp_path / "mine").open("w") as mine:
+        os.dup2(mine.fileno(), number)  # of the script, by the same number
+        file.close()
+    os.write(number, b"whole")
+    os.close(number)
+    assert (tmp_path / "mine").read_text() == "whole"
+
+
 USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"
 
 
@@ -174,28 +196,47 @@ def test_variables_do_not_override_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_script_has_set_since_stays() -> None:
     file = ClusterFile(SETTINGS)
     os.environ["DASK_CONFIG"] = "/mine"
-    # in a nested job, too
-    assert child(FORGET) == [None, None, None, None, ["DASK_CONFIG"]]
+    found = child(FORGET.replace("FIRST", ""))  # in a nested job, too
+    assert found == [None, None, None, None, ["DASK_CONFIG"]]
     file.close()
     assert environ() == {"DASK_CONFIG": "/mine"}
 
 
 FORGET = (
-    "import os, sys\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
-    "assert not {'dask', 'yaml'} & sys.modules.keys()\n"
+    "import os\nFIRST\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
     f"{ASK[:-2]} + [sorted(name for name in os.environ if name.startswith(('DASK_', 'DGM_')))]))"
 )
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_nested_job_finds_the_users_own(own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("first", "own"),
+    [
+        ("", False),
+        ("", True),
+        ("import dask", False),
+        ("import dask; dask.config.set({'mine.a': 9})", True),
+    ],
+)
+def test_a_nested_job_finds_the_users_own(
+    first: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own.yaml").write_text(USERS)
     names = ["DASK_CONFIG", "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] if own else []
     for name, value in zip(names, (str(tmp_path / "own.yaml"), "false"), strict=False):
         monkeypatch.setenv(name, value)
     file = ClusterFile(SETTINGS)
-    expected = ["tcp://mine:1", None, False, 1] if own else [None, None, None, None]
-    assert child(FORGET) == [*expected, names]
+    found = child(FORGET.replace("FIRST", first))
+    expected: list[object] = ["tcp://mine:1", None, False, 1] if own else [None, None, None, None]
+    if "set" in first:
+        expected[3] = 9
+    assert found == [*expected, names]
+    file.close()
+
+
+def test_a_job_without_dask_imports_none_for_it() -> None:
+    file = ClusterFile(SETTINGS)
+    code = "import sys\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
+    assert child(code + "print(int(bool({'dask', 'yaml'} & sys.modules.keys())))") == 0
     file.close()
 
 
@@ -217,14 +258,14 @@ def test_nothing_to_forget() -> None:
 HEAD = """
 import atexit, os, signal, sys, threading
 from dask_gpu_mpi.job.child_processes import ExecAsChild
-as_child = ExecAsChild()
+replaced = ExecAsChild()
 atexit.register(print, "the end")
 PYTHON = sys.executable
 """
 
 
-def run_script(body: str) -> subprocess.CompletedProcess[str]:
-    return run_python(HEAD + textwrap.dedent(body))
+def run_script(body: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    return run_python(HEAD.replace("\nfrom dask", f"\n{before}from dask", 1) + textwrap.dedent(body))
 
 
 @pytest.mark.parametrize(
@@ -241,6 +282,24 @@ def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code(call: str
     has_environ = "1" if "MINE" in call else "None"
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.splitlines() == ["begin", f"True {has_environ}", "the end"]
+
+
+INHERITS = """
+read, write = os.pipe()
+os.set_inheritable(write, True)
+again = os.dup2(write, OF_LAUNCHER)  # another file by a number that was there before
+private = os.dup(write)
+code = "import os, sys; print(*(os.path.exists('/dev/fd/' + fd) for fd in sys.argv[1:]))"
+os.execv(PYTHON, ["x", "-c", code, *map(str, (write, again, private, STAYS))])
+"""
+
+
+def test_descriptors_that_the_script_made_inheritable_are_the_programs() -> None:
+    before = "OF_LAUNCHER, STAYS = os.pipe()\n" + "".join(
+        f"os.set_inheritable({name}, True)\n" for name in ("OF_LAUNCHER", "STAYS")
+    )
+    done = run_script(INHERITS, before)
+    assert done.stdout.splitlines() == ["True True False False", "the end"], done.stderr
 
 
 def test_exit_code_of_a_program_that_a_signal_ends() -> None:
@@ -261,16 +320,40 @@ def test_no_such_program() -> None:
     assert (done.returncode, done.stdout) == (0, "not found\nnot found\nthe end\n")
 
 
-def test_forked_children_and_a_script_whose_cluster_is_over_replace_themselves() -> None:
+def test_forked_children_replace_themselves() -> None:
     done = run_script(
         """
         pid = os.fork()
-        code = "import os, sys; sys.exit(11 if os.getppid() == int(sys.argv[1]) else 12)"
         if pid == 0:
+            code = "import os, sys; sys.exit(11 if os.getppid() == int(sys.argv[1]) else 12)"
             os.execv(PYTHON, ["x", "-c", code, str(os.getppid())])
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-        as_child.over = True
-        os.execv(PYTHON, ["x", "-c", code, str(os.getppid())])
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         """
     )
-    assert (done.returncode, done.stdout) == (11, "11\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "11\nthe end\n"), done.stderr
+
+
+def test_what_ends_the_script_ends_the_program() -> None:
+    done = run_script(
+        """
+        def end(*_):
+            raise SystemExit(143)
+
+        signal.signal(signal.SIGTERM, end)
+        code = "import os, signal, sys, time; print('up', flush=True); os.kill(int(sys.argv[1]), signal.SIGTERM); time.sleep(60)"
+        os.execv(PYTHON, ["x", "-c", code, str(os.getpid())])
+        """
+    )
+    assert (done.returncode, done.stdout) == (143, "up\nthe end\n"), done.stderr
+
+
+def test_the_program_ends_with_a_script_that_is_killed() -> None:
+    read, write = os.pipe()
+    code = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"
+    # close_fds is for what is opened: standard output stays, and has its end of file when both have ended
+    code = HEAD + f"os.execv(PYTHON, ['x', '-c', {code!r}])"
+    done = run_python(code, stdout=write, capture_output=False)
+    os.close(write)
+    assert done.returncode == -9
+    assert os.read(read, 1) == b""  # waits for the end of the child
+    os.close(read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.job import dask_client
+from dask_gpu_mpi.job.dask_client import DaskSettings
 
 HERE = "tls://here:1"
 
@@ -100,3 +102,44 @@ def test_a_client_that_knows_its_dashboard() -> None:
         "https://hub/PORT",
     ]
     assert dask_client.client_with_link(None) is distributed.Client
+
+
+SETTINGS = {
+    "scheduler-address": "tls://h:1",
+    "distributed.probe.a": 1,
+    "distributed.probe.b": 2,
+    "gpu-probe": 3,
+}
+
+
+pytestmark = pytest.mark.usefixtures("dask_config")
+
+
+def test_taken_back() -> None:
+    dask.config.set({"gpu-probe": "mine"})
+    config, defaults = copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
+    for _ in range(2):
+        settings = DaskSettings(SETTINGS)
+        assert {key: dask.config.get(key) for key in SETTINGS} == SETTINGS
+        settings.take_back()
+        settings.take_back()
+        assert dask.config.config == config
+        assert dask.config.defaults == defaults
+
+
+def test_a_refresh_keeps_them_until_then() -> None:
+    settings = DaskSettings(SETTINGS)
+    dask.config.refresh()
+    assert dask.config.get("scheduler-address") == "tls://h:1"
+    settings.take_back()
+    dask.config.refresh()
+    for key in SETTINGS:
+        assert dask.config.get(key, None) is None
+
+
+def test_what_the_script_has_set_since_stays() -> None:
+    settings = DaskSettings(SETTINGS)
+    dask.config.set({"scheduler-address": "tcp://mine:2"})
+    settings.take_back()
+    assert dask.config.get("scheduler-address") == "tcp://mine:2"
+    assert dask.config.get("distributed.probe", None) is None

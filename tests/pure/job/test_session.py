@@ -13,6 +13,7 @@ import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job import session as module
+from dask_gpu_mpi.job.dask_client import DaskSettings
 from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.session import ClientEnd, Session
 from dask_gpu_mpi.options.model import Options
@@ -112,7 +113,7 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
 
     session = make(member)
     monkeypatch.setattr(session._end, part, interrupted)
-    session._end._settings = dask.config.set({"scheduler-address": "tls://nowhere"})
+    session._end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
     with pytest.raises(KeyboardInterrupt):
         session.close()
     assert (member.done, dask.config.get("scheduler-address", None)) == ([False], None)

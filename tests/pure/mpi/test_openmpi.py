@@ -118,6 +118,13 @@ def test_warning_of_a_choice_that_leaves_a_port(
     conf.write_text(f"mtl = ^ofi\nbtl = {value}  \n")
     assert told(environ, f"btl = {value} in {conf}") == in_file
     assert told(environ | {VARIABLE: "^openib"}, "") is False  # the variable counts, not the file
+    override = conf.with_name("openmpi-mca-params-override.conf")
+    conf.rename(override)
+    assert told(environ | {VARIABLE: "^openib"}, f"btl = {value} in {override}") == in_file
+    assert (f"and no btl in {override}" in left_open(environ, "module")) == in_file
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("--mca btl self,tcp\n")
+    assert told(environ, f"btl = {value} in {override}") == in_file
 
 
 def test_warning_of_files_that_are_not_read(library: Path, tmp_path: Path) -> None:
