@@ -178,7 +178,13 @@ def run_launch(
         requeues = requeue is not None and (code == 75 or lost_node or lost)
         if requeues:
             runner.listen(LINGER)
+            cancelled = runner.stopped_by is not None
             stack.close()  # remove copies first: the batch system may end this run as soon as it is requeued
+            if runner.stopped_by is not None and not cancelled:
+                say(
+                    "warning: launch: the job was ended while the copies of --stage were removed, so it is not requeued. "
+                    "Fix: submit it again, and checkpoint earlier before the walltime"
+                )
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
