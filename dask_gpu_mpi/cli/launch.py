@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import signal
@@ -40,7 +41,7 @@ LAUNCH_OPTIONS = [
     click.Option(["--requeue", "restarts"], type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
     click.Option(["--stage"], metavar="ARCHIVE|FOLDER", help="Start the ranks from a copy of this environment on each node's own "
-                 "disk: a tar file or a folder."),
+                 "disk: a tar file, a SquashFS image or a folder."),
     click.Option(["--container"], metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.Option(["--container-runtime"], metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: "
@@ -136,7 +137,11 @@ def launch(
                 launcher or where.batch.launcher,
                 environ,
             ),
-            stage=_stage(stage, local),
+            stage=_stage(
+                stage,
+                local,
+                f"{where.job}-{_own_hash()}" if restarts is not None and where.batch.keeps_number else "",
+            ),
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
             launcher_options=_words(launcher_options),
@@ -218,13 +223,18 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _stage(source: str | None, local: str | None) -> Any:
+def _stage(source: str | None, local: str | None, job: str) -> Any:
     if source is None:
         return None
     from dask_gpu_mpi.machine.scratch import local_directory
     from dask_gpu_mpi.mpi.staging import find_stage
 
-    return find_stage(source, local_directory(local))
+    return find_stage(source, local_directory(local), job=job)
+
+
+def _own_hash() -> str:
+    """The hash of this command line, which a requeued job has again, and another `launch` in this job has not."""
+    return hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
 
 
 def _container(

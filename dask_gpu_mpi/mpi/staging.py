@@ -2,11 +2,12 @@
 
 `launch` inspects the source (`find_stage`) and starts one process on each node (`main`). The first process reads the source and
 broadcasts it by MPI. Each one pipes what arrives into the programs that unpack it. The SHA-256 of a file comes by the command
-line, and nothing of the copy is run before it is compared. `launch` removes all copies, complete or not, at the end.
+line, and nothing of the copy is run before it is compared. A marker, written last, makes a copy complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -17,14 +18,14 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
+from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, format_bytes
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch
-from dask_gpu_mpi.sites.batch import run_command
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch, remove_scratch
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
@@ -34,10 +35,11 @@ CHUNK = 1 << 23
 RECORD = 1024
 #: The program that decompresses a tar file, by its first bytes.
 PROGRAMS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+SQUASHFS = b"hsqs"
 #: The end of each tar file, without which a part of it is missing.
 TAR_END = bytes(1024)
-#: Seconds for a program of the copy.
-PROGRAM_TIMEOUT = 300.0
+#: Seconds to remove a part of a copy, and for a program of the copy.
+REMOVAL_TIMEOUT, PROGRAM_TIMEOUT = 60.0, 300.0
 #: Errors that are printed; those of other nodes are counted.
 MOST_ERRORS = 3
 #: Imports what a rank does; loading the library fails on a disk from which nothing may be run.
@@ -50,8 +52,11 @@ print("dask-gpu-mpi:" + MPI.Get_library_version().partition("\\n")[0])
 """
 
 
-def find_stage(source: str, local: str) -> Stage:
-    """The source of ``--stage`` and the folder of its copies below the local directory; InputError if it can't be used."""
+def find_stage(source: str, local: str, *, job: str) -> Stage:
+    """The source of ``--stage`` and the folder of its copies below the local directory; InputError if it can't be used.
+
+    `job`: what a requeued job, which uses its copies again, has in common with this one; empty: nothing.
+    """
     path, size, digest = os.path.abspath(source), 0, ""
     try:
         if os.path.isdir(path):
@@ -66,10 +71,10 @@ def find_stage(source: str, local: str) -> Stage:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - len(TAR_END)))
                 is_tar = head[257:262] == b"ustar" and file.read() == TAR_END
-                if not is_tar and not head.startswith(tuple(PROGRAMS)):
+                if not is_tar and not head.startswith((*PROGRAMS, SQUASHFS)):
                     raise InputError(
                         f"launch: --stage {source}: is not a complete archive",
-                        expected="a tar file, which may be compressed",
+                        expected="a tar file, which may be compressed, or a SquashFS image",
                         fix="pack it again: tar -C FOLDER -c . | zstd > ENV.tar.zst",
                     )
                 file.seek(0)
@@ -79,7 +84,8 @@ def find_stage(source: str, local: str) -> Stage:
             f"launch: --stage {source}: can't be read ({error.strerror})",
             expected="an archive or a folder that this node and the first one of the job can read",
         ) from None
-    return Stage(path, os.path.join(os.path.abspath(local), f"dgm-stage-{os.urandom(8).hex()}"), size, digest)
+    name = f"{job}-{digest[:16]}" if job and digest else os.urandom(8).hex()
+    return Stage(path, os.path.join(os.path.abspath(local), f"dgm-stage-{name}"), size, digest)
 
 
 def main() -> None:
@@ -110,41 +116,75 @@ class StagedNode:
         self._world = mpi.COMM_WORLD
         self._wanted = wanted
         self._host = socket.gethostname()
+        self._marker = os.path.join(wanted.folder, "complete")
         self._error = ""
 
     def stage(self) -> None:
-        """Make the copies; if a node has an error, raise an InputError, which rank 0 has to report."""
+        """Make the copies; if a node has an error, remove all and raise an InputError, which rank 0 has to report."""
         begin = time.monotonic()
-        hosts = [host for host, _ in self._exchange("")]
+        exposed = exposed_folder(os.path.dirname(self._wanted.folder))
+        reports = self._exchange("has it" if not exposed and self._is_complete() else "")
+        wanting = [host for host, text in reports if not text]
+        if not wanting:
+            if self._world.rank == 0:
+                say("launch: --stage: all nodes have their copies already")
+            return
+        # a heterogeneous job has several processes on a node; one that has its copy takes part in the broadcast only
+        mine = self._host in wanting and reports.index((self._host, "")) == self._world.rank
         unpacker = None
-        # a heterogeneous job has several processes on a node; the others take part in the broadcast only
-        if hosts.index(self._host) == self._world.rank:
+        try:
+            if mine and exposed:
+                raise InputError(
+                    exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory"
+                )
+            if mine:
+                self._remove()
+        except (InputError, OSError) as error:
+            self._error = str(error)
+        self._world.Barrier()  # if nodes share the folder, the others now fail to make it
+        if mine and not self._error:
             try:
-                if exposed := exposed_folder(os.path.dirname(self._wanted.folder)):
-                    raise InputError(
-                        exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory"
-                    )
-                # if nodes share the folder, all but the first fail here
                 make_scratch(self._wanted.folder)
                 unpacker = Unpacker(self._wanted.folder)
             except (InputError, OSError) as error:
                 self._error = str(error)
-        self._receive(unpacker)
+        digest = self._receive(unpacker)
         if unpacker is not None:
             try:
                 unpacker.finish()
-                self._complete()
+                self._complete(digest)
             except (InputError, OSError) as error:
                 self._error = self._error or str(error)
         failed = [f"{host}: {text}" for host, text in self._exchange(self._error) if text]
-        if failed:
-            more = f"; {len(failed) - MOST_ERRORS} more nodes failed" if len(failed) > MOST_ERRORS else ""
-            raise InputError(
-                "launch: --stage: " + "; ".join(failed[:MOST_ERRORS]) + more, reported=self._world.rank > 0
-            )
-        if self._world.rank == 0:
-            nodes = counted(len(set(hosts)), "node")
-            say(f"launch: --stage: copied to {nodes} in {time.monotonic() - begin:.1f} s")
+        if not failed:
+            if self._world.rank == 0:
+                nodes = counted(len(set(wanting)), "node")
+                say(f"launch: --stage: copied to {nodes} in {time.monotonic() - begin:.1f} s")
+            return
+        if unpacker is not None:
+            # `launch` tries again, and prints where it is left
+            with contextlib.suppress(InputError, OSError):
+                self._remove()
+        more = f"; {len(failed) - MOST_ERRORS} more nodes failed" if len(failed) > MOST_ERRORS else ""
+        raise InputError(
+            "launch: --stage: " + "; ".join(failed[:MOST_ERRORS]) + more, reported=self._world.rank > 0
+        )
+
+    def _is_complete(self) -> bool:
+        try:
+            return bool(self._wanted.sha256) and read_trusted(self._marker) == self._wanted.sha256
+        except (OSError, ValueError, UntrustedFileError):
+            return False
+
+    def _remove(self) -> None:
+        """Remove the copy, first of all the mark that it is complete."""
+        folder, fix = self._wanted.folder, "remove it there, or another --local-directory"
+        if os.path.lexists(folder):
+            remove(self._marker)
+            _run(["chmod", "-R", "u+rwX", folder], fix)
+            remove_scratch(folder, within=REMOVAL_TIMEOUT)
+            if os.path.lexists(folder):
+                raise InputError(f"{folder} of the run before can't be removed", fix=fix)
 
     def _exchange(self, text: str) -> list[tuple[str, str]]:
         """The host and the text of each process."""
@@ -157,8 +197,8 @@ class StagedNode:
         ]
         return [(host, text) for host, _, text in texts]
 
-    def _receive(self, unpacker: Unpacker | None) -> None:
-        """Take part in the broadcast, also after an error, since the others need this process; compare the SHA-256."""
+    def _receive(self, unpacker: Unpacker | None) -> str:
+        """Take part in the broadcast, also after an error, since the others need this process; return the SHA-256."""
         world, byte = self._world, self._mpi.BYTE
         buffer, length = bytearray(CHUNK), bytearray(8)
         found, size = hashlib.sha256(), 0
@@ -188,9 +228,10 @@ class StagedNode:
             self._error = self._error or (
                 f"{size}{wanted} bytes arrived, and their SHA-256 is another. Fix: start again; if it stays, pack it again"
             )
+        return digest.decode()
 
-    def _complete(self) -> None:
-        """Move the environment to its place, and test it."""
+    def _complete(self, digest: str) -> None:
+        """Move the environment to its place, test it, and mark it."""
         if self._error:
             return
         unpacked, place = os.path.join(self._wanted.folder, "unpacked"), os.path.dirname(self._wanted.bin)
@@ -210,6 +251,7 @@ class StagedNode:
             raise InputError(
                 f"its MPI library is {library_name(found)}", expected=library_name(version), fix=fix
             )
+        replace(self._marker, digest.encode())
 
 
 def _read(wanted: Stage, buffer: bytearray) -> Iterator[int]:
@@ -233,8 +275,9 @@ class Unpacker:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._log = os.memfd_create("unpack")
-        #: tar, and before it in the pipe the program that decompresses.
         self._programs: list[Any] = []
+        self._file: IO[bytes] | None = None
+        self._image = ""
         self._error: Exception | None = None
 
     def write(self, chunk: memoryview) -> None:
@@ -242,37 +285,52 @@ class Unpacker:
         if self._error is not None:
             return
         try:
-            if not self._programs:
+            if self._file is None:
                 self._begin(bytes(chunk[:16]))
-            self._programs[-1].stdin.write(chunk)
+            assert self._file is not None
+            self._file.write(chunk)
         except (InputError, OSError) as error:
             self._error = error
 
     def _begin(self, head: bytes) -> None:
         unpacked = os.path.join(self._folder, "unpacked")
+        if head.startswith(SQUASHFS):
+            _find("unsquashfs")
+            self._image = os.path.join(self._folder, "image")
+            self._file = open(self._image, "xb")  # noqa: SIM115
+            return
         os.mkdir(unpacked)
         # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
         lines = [["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]]
         if program := next((each for magic, each in PROGRAMS.items() if head.startswith(magic)), ""):
-            lines.append([program, "-dc"])
-        for program, *_ in lines:
-            if shutil.which(program) is None:
-                raise InputError(
-                    f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz"
-                )
+            lines.insert(0, [program, "-dc"])
         for line in lines:
+            _find(line[0])
+        for line in reversed(lines):
             stdout = self._programs[-1].stdin if self._programs else subprocess.DEVNULL
             self._programs.append(_start(line, self._log, stdin=subprocess.PIPE, stdout=stdout))
             if self._programs[1:]:
                 self._programs[-2].stdin.close()
+        self._file = self._programs[-1].stdin
 
     def finish(self) -> None:
         """Wait until all is unpacked; raise an InputError or OSError if it can't be."""
-        for program in self._programs:
+        for file in (self._file, *(program.stdin for program in self._programs)):
             try:
-                program.stdin.close()
+                if file is not None:
+                    file.close()
             except OSError as error:
                 self._error = self._error or error
+        if self._image and self._error is None:
+            line = [
+                "unsquashfs",
+                "-no-progress",
+                "-no-xattrs",
+                "-d",
+                os.path.join(self._folder, "unpacked"),
+                self._image,
+            ]
+            self._programs.append(_start(line, self._log, stdout=subprocess.DEVNULL))
         codes = [program.wait() for program in self._programs]
         if any(codes) and (self._error is None or isinstance(self._error, BrokenPipeError)):
             status = os.statvfs(self._folder)
@@ -283,8 +341,15 @@ class Unpacker:
             )
         if self._error is not None:
             raise self._error
+        if self._image:
+            os.unlink(self._image)
         # nothing can be renamed in, or removed from, a folder that its owner may not write
         _run(["chmod", "-R", "u+rwX", self._folder], "pack it again")
+
+
+def _find(program: str) -> None:
+    if shutil.which(program) is None:
+        raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
 def _start(line: Sequence[str], log: int, **pipes: Any) -> Any:
@@ -298,9 +363,20 @@ def _first_line(log: int) -> str:
 
 def _run(line: Sequence[str], fix: str) -> str:
     """Run a program of the copy, which must not count as a rank; return its output."""
-    die = partial(die_with_parent, os.getpid())
-    done = run_command(line, scrub(os.environ), PROGRAM_TIMEOUT, prepare=die)
+    try:
+        done = subprocess.run(
+            line,
+            env=scrub(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROGRAM_TIMEOUT,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"{line[0]} did not end within {PROGRAM_TIMEOUT:.0f} s", fix="another --local-directory"
+        ) from None
     if done.returncode:
-        last = done.stderr.strip().splitlines()
+        last = os.fsdecode(done.stderr).strip().splitlines()
         raise InputError(f"{line[0]} fails: {last[-1].strip() if last else done.returncode}", fix=fix)
-    return done.stdout
+    return os.fsdecode(done.stdout)

@@ -224,6 +224,8 @@ class BatchSystem:
     signals_all = False
     #: Whether it requeues a job by the exit code alone. A cancelled job must then end with another code.
     requeues_by_code = False
+    #: Whether a requeued job keeps its number, and `requeue` returns None only for such a job.
+    keeps_number = False
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
 

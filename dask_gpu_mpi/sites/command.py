@@ -28,7 +28,7 @@ START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.mpi.sta
 
 #: Removes a copy on a node. A launcher may end it on the other nodes if it fails on one.
 UNSTAGE = (
-    'chmod -R u+rwX "$0" 2>/dev/null; '
+    'rm -f "$0/complete"; chmod -R u+rwX "$0" 2>/dev/null; '
     'rm -rf "$0" || echo "launch: --stage: $(uname -n): $0 is left. Fix: remove it there" >&2'
 )
 
@@ -111,6 +111,8 @@ class Launch:
     lingers: bool = False
     #: Whether the batch system itself requeues the job after exit code 75 (LSF). A cancelled job then ends with another code.
     requeues_by_code: bool = False
+    #: Whether a requeued job finds the copies of the environment again.
+    keeps_stage: bool = False
 
 
 def decide(
@@ -197,6 +199,7 @@ def decide(
         forwards_warning=not batch.signals_all,
         lingers=batch.lingers(environ, own_launcher=launcher.kind == batch.launcher),
         requeues_by_code=batch.requeues_by_code,
+        keeps_stage=batch.keeps_number,
     )
 
 

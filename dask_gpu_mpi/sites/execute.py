@@ -31,7 +31,7 @@ POLL = 1.0
 #: Seconds for the launcher to end after a job that has lost ranks: it may wait for a rank that is stopped, or whose node is gone.
 LAUNCHER_GRACE = 30.0
 #: Seconds for the copies of an environment, and for their removal.
-STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 60.0
+STAGE_TIMEOUT, UNSTAGE_TIMEOUT = 1800.0, 120.0
 #: si_code of signals of the kernel (sigaction(2)). With SIGINT: a terminal's Ctrl-C, which the whole foreground group gets.
 SI_KERNEL = 0x80
 
@@ -178,13 +178,6 @@ def run_launch(
         requeues = requeue is not None and (code == 75 or lost_node or lost)
         if requeues:
             runner.listen(LINGER)
-            cancelled = runner.stopped_by is not None
-            stack.close()  # remove copies first: the batch system may end this run as soon as it is requeued
-            if runner.stopped_by is not None and not cancelled:
-                say(
-                    "warning: launch: the job was ended while the copies of --stage were removed, so it is not requeued. "
-                    "Fix: submit it again, and checkpoint earlier before the walltime"
-                )
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
@@ -195,7 +188,9 @@ def run_launch(
                 "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
-            answer = requeue()
+            answer = requeue()  # the batch system may end this run by a signal at once
+            if answer is None and launch.keeps_stage:
+                stack.pop_all()
             return 75 if answer is None else answer
     return 1 if lost_node else code
 

@@ -19,6 +19,7 @@ class Lsf(BatchSystem):
     sends_signal = True
     signals_all = True
     requeues_by_code = True
+    keeps_number = True
 
     prefix = "#BSUB "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT}

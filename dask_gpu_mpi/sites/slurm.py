@@ -28,6 +28,7 @@ class Slurm(BatchSystem):
     launcher = "srun"
     tells_mpirun = True
     sends_signal = True
+    keeps_number = True
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({_JOB_END})
 

@@ -17,18 +17,17 @@ SCRIPT = (
 import time
 from pathlib import Path
 from distributed import Client
+from dask_gpu_mpi import current_session
 
 client = Client()
-if os.environ.get("WAITS"):
+node = lambda: (os.environ["SLURMD_NODENAME"], sys.prefix, os.path.exists(sys.prefix + "/first-run"))
+found = sorted(client.run(node).values())
+if os.environ.get("WAITS") and not Path("checkpoint").exists():
+    client.run(lambda: open(sys.prefix + "/first-run", "w").close())
+    current_session().on_walltime(Path("checkpoint").touch, before=1)
     print("the script runs", flush=True)
     time.sleep(600)
-if not Path("checkpoint").exists():
-    Path("checkpoint").touch()
-    sys.exit(75)
-tell(
-    found=sorted(client.run(lambda: (os.environ["SLURMD_NODENAME"], sys.prefix)).values()),
-    restarts=os.environ.get("SLURM_RESTART_COUNT"),
-)
+tell(found=found, restarts=os.environ.get("SLURM_RESTART_COUNT"))
 """
 )
 
@@ -44,25 +43,39 @@ def copies(slurm: Slurm) -> set[str]:
     return {path.name for path in slurm.shared_memory(("h1", "h2")) if path.name.startswith("dgm-stage-")}
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
-def test_a_copy_on_each_node_of_each_run(slurm: Slurm, packed: str, name: str) -> None:
-    """The copies of the first run are gone before the job is requeued."""
+def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
     job = slurm.submit(
-        template(name, ONE),
+        template("slurm-mpirun.sbatch", ONE),
         *TWO,
-        "--exclusive=user",
         args=["--stage", packed, "script.py"],
         files={"script.py": SCRIPT},
         env={"DGM_SCRATCH": "/dev/shm"},
     )
-    job.start_again()
+    ended = job.wait().check()
+    found = facts(ended.output)["found"]
+    assert [host for host, *_ in found] == ["h1", "h2"]
+    # a job that may be requeued finds it by its number
+    assert all(prefix.startswith(f"/dev/shm/dgm-stage-{job.number}-") for _, prefix, _ in found)
+    assert "copied to 2 nodes" in ended.output
     assert copies(slurm) == set()
+
+
+def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None:
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *TWO,
+        "--exclusive=user",
+        args=["--stage", packed, "script.py"],
+        files={"script.py": SCRIPT},
+        env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
+    )
+    job.wait_for("the script runs")
+    slurm.ask("scancel", "-s", "USR1", job.number)
+    job.start_again()
     ended = job.wait().check()
     told = facts(ended.output)
     assert told["restarts"] == "1"
-    assert [host for host, _ in told["found"]] == ["h1", "h2"]
-    assert all(prefix.startswith("/dev/shm/dgm-stage-") for _, prefix in told["found"])
-    assert ended.output.count("copied to 2 nodes") == 2
+    assert [(host, again) for host, _, again in told["found"]] == [("h1", True), ("h2", True)]
     assert copies(slurm) == set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -209,3 +210,28 @@ def test_a_copy_of_an_environment(capsys: pytest.CaptureFixture[str], tmp_path: 
     folder = found[found.index(UNSTAGE) + 1]
     assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
     assert f"{folder}/env/bin/python" in found
+
+
+def test_a_requeued_job_has_the_copies_of_the_same_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "env.tar"
+    small_environment(tmp_path / "env")
+    subprocess.run(["tar", "-cf", archive, "-C", tmp_path / "env", "."], check=True, timeout=30)
+    given = ["--stage", str(archive), "--local-directory", str(tmp_path), "--requeue", "2", "--dry-run"]
+
+    def name(*program: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dask-gpu-mpi", "launch", *given, *program])
+        assert run(*given, *program) == 0
+        found = words(capsys.readouterr().out)
+        return os.path.basename(found[found.index(UNSTAGE) + 1])
+
+    assert name("a.py") != name("a.py")  # no job
+    for variable, value in {
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "h1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    assert name("a.py").startswith("dgm-stage-42-")
+    assert name("a.py") == name("a.py") != name("b.py")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,26 +30,69 @@ Change = Callable[[memoryview], None]
 
 
 class World:
-    """A world of one rank, in which the network may change bytes, and what it has broadcast is on a tape.
+    """A world of one rank, in which the network may change bytes."""
 
-    With a tape it is the second rank of a world, and hears that.
-    """
+    rank, size = 0, 1
 
-    def __init__(self, change: Change | None = None, tape: list[bytes] | None = None) -> None:
+    def __init__(self, change: Change | None = None) -> None:
         self.change = change
-        self.rank, self.size = (0, 1) if tape is None else (1, 2)
-        self.tape = [] if tape is None else tape
+        self.chunks = 0
+
+    def Barrier(self) -> None:
+        pass
 
     def Allgather(self, mine: Any, everyone: Any) -> None:
-        everyone[0][:] = bytes(staging.RECORD) * self.rank + mine[0]
+        everyone[0][:] = mine[0]
 
     def Bcast(self, given: Any, root: int) -> None:
-        if self.rank:
-            given[0][:] = self.tape.pop(0)
-        elif self.change is not None and isinstance(given[0], memoryview):
-            self.change(given[0])
-        else:
-            self.tape.append(bytes(given[0]))
+        if isinstance(given[0], memoryview):
+            self.chunks += 1
+            if self.change is not None:
+                self.change(given[0])
+
+
+class Both:
+    """A world of two ranks, which are threads; each has its view of it."""
+
+    def __init__(self) -> None:
+        self.barrier, self.given = threading.Barrier(2, timeout=20), [b"", b""]
+
+    def of(self, rank: int) -> Any:
+        def pass_on(mine: Any) -> list[bytes]:
+            self.given[rank] = bytes(mine)
+            self.barrier.wait()
+            given = list(self.given)
+            self.barrier.wait()
+            return given
+
+        def gather(mine: Any, everyone: Any) -> None:
+            everyone[0][:] = b"".join(pass_on(mine[0]))
+
+        def broadcast(given: Any, root: int) -> None:
+            given[0][:] = pass_on(given[0])[root]
+
+        return SimpleNamespace(
+            rank=rank, size=2, Barrier=self.barrier.wait, Allgather=gather, Bcast=broadcast
+        )
+
+
+def stage_on_two(source: str, local: Path, job: str = "") -> list[tuple[str, str]]:
+    """The folder of the copy and the error of two nodes, which have their own local directories."""
+    both, name = Both(), find_stage(source, str(local), job=job)
+
+    def on(rank: int) -> tuple[str, str]:
+        folder = os.path.join(local, f"h{rank}", os.path.basename(name.folder))
+        mpi = SimpleNamespace(COMM_WORLD=both.of(rank), BYTE="B", Get_library_version=this_library)
+        node = StagedNode(mpi, replace(name, folder=folder))
+        node._host = f"h{rank}"
+        try:
+            node.stage()
+        except InputError as error:
+            return folder, str(error)
+        return folder, ""
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(on, range(2)))
 
 
 @functools.cache
@@ -55,11 +102,11 @@ def this_library() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def stage(wanted: Stage, world: World | None = None, library: str = "") -> None:
-    mpi = SimpleNamespace(
-        COMM_WORLD=world or World(), BYTE="B", Get_library_version=lambda: library or this_library()
-    )
+def stage(wanted: Stage, change: Change | None = None, library: str = "") -> World:
+    world = World(change)
+    mpi = SimpleNamespace(COMM_WORLD=world, BYTE="B", Get_library_version=lambda: library or this_library())
     StagedNode(mpi, wanted).stage()
+    return world
 
 
 @pytest.fixture
@@ -73,8 +120,13 @@ def packed(source: Path, name: str = "env.tar", *options: str) -> Path:
     return archive
 
 
-def find(source: Path, tmp_path: Path) -> Stage:
-    return find_stage(str(source), str(tmp_path / "local"))
+def find(source: Path, tmp_path: Path, job: str = "") -> Stage:
+    return find_stage(str(source), str(tmp_path / "local"), job=job)
+
+
+def copies(tmp_path: Path) -> list[str]:
+    local = tmp_path / "local"
+    return os.listdir(local) if local.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -100,10 +152,20 @@ def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, .
 
 
 def test_a_folder(source: Path, tmp_path: Path) -> None:
-    wanted = find(source, tmp_path)
+    wanted = find(source, tmp_path, "7")
     stage(wanted)
     assert os.path.exists(os.path.join(wanted.bin, "python"))
-    assert find(source, tmp_path).folder != wanted.folder
+    # its content may be another when the job is requeued
+    assert find(source, tmp_path, "7").folder != wanted.folder
+
+
+@pytest.mark.skipif(not shutil.which("mksquashfs"), reason="no mksquashfs")
+def test_an_image(source: Path, tmp_path: Path) -> None:
+    image = tmp_path / "env.sqsh"
+    subprocess.run(["mksquashfs", source, image, "-quiet"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    wanted = find(image, tmp_path)
+    stage(wanted)
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
 
 
 def test_sources_that_are_refused(source: Path, tmp_path: Path) -> None:
@@ -125,6 +187,7 @@ def test_a_part_of_a_compressed_file(source: Path, tmp_path: Path) -> None:
     os.truncate(archive, archive.stat().st_size // 2)
     with pytest.raises(InputError, match="can't be unpacked.*[Uu]nexpected end of file"):
         stage(find(archive, tmp_path))
+    assert copies(tmp_path) == []
 
 
 def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
@@ -132,7 +195,8 @@ def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
         chunk[-1] ^= 1
 
     with pytest.raises(InputError, match=f"{os.uname().nodename}: .* SHA-256 is another"):
-        stage(find(packed(source), tmp_path), World(change))
+        stage(find(packed(source), tmp_path), change)
+    assert copies(tmp_path) == []
 
 
 def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -145,6 +209,7 @@ def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) ->
     archive.unlink()
     with pytest.raises(InputError, match="env.tar can't be read: .*No such file"):
         stage(wanted)
+    assert copies(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "link/outside"])
@@ -166,8 +231,28 @@ def test_an_archive_writes_nothing_outside(source: Path, tmp_path: Path, name: s
     except InputError as error:
         assert "can't be unpacked" in str(error)  # noqa: PT017
     assert list(outside.iterdir()) == []
+    assert set(copies(tmp_path)) <= {os.path.basename(wanted.folder)}
     assert not (tmp_path / "outside").exists()
     assert not (tmp_path / "local" / "outside").exists()
+
+
+def test_a_requeued_job_uses_a_complete_copy_again(source: Path, tmp_path: Path) -> None:
+    archive = packed(source)
+    wanted = find(archive, tmp_path, "42")
+    assert stage(wanted).chunks == 1
+    (Path(wanted.folder) / "ours").touch()
+    again = find(archive, tmp_path, "42")
+    assert again == wanted
+    assert stage(again).chunks == 0
+    assert (Path(wanted.folder) / "ours").exists()
+    # the first run was killed before it had all
+    (Path(wanted.folder) / "complete").unlink()
+    assert stage(again).chunks == 1
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
+    # another archive has another copy
+    (source / "more").touch()
+    packed(source)
+    assert find(archive, tmp_path, "42").folder != wanted.folder
 
 
 def test_an_environment_without_our_packages(tmp_path: Path) -> None:
@@ -175,12 +260,14 @@ def test_an_environment_without_our_packages(tmp_path: Path) -> None:
     next(source.glob("lib/*/site-packages/these.pth")).unlink()
     with pytest.raises(InputError, match="No module named .*Fix: install the same packages"):
         stage(find(source, tmp_path))
+    assert copies(tmp_path) == []
 
 
 def test_another_mpi_library_than_that_of_launch(source: Path, tmp_path: Path) -> None:
     wanted = find(source, tmp_path)
     with pytest.raises(InputError, match=r"its MPI library is .* \(expected Other MPI 1.0\)"):
         stage(wanted, library="Other MPI 1.0, of a module")
+    assert copies(tmp_path) == []
 
 
 def test_conda_unpack_is_run_at_the_place_of_the_copy(source: Path, tmp_path: Path) -> None:
@@ -196,18 +283,46 @@ def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(staging.shutil, "which", lambda name: None if name == "gzip" else which(name))
     with pytest.raises(InputError, match="command gzip not found in PATH. Fix: install gzip"):
         stage(wanted)
+    assert copies(tmp_path) == []
+
+
+def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
+    wanted = find(packed(source), tmp_path, "42")
+    os.makedirs(wanted.folder)
+    digest = hashlib.sha256(Path(wanted.source).read_bytes()).hexdigest()
+    (Path(wanted.folder) / "complete").write_text(digest)
+    os.chmod(wanted.folder, 0o777)
+    assert stage(wanted).chunks == 1
+    assert sys.version_info  # the copy was made again
+    assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+
+
+def test_a_node_that_has_its_copy_keeps_it(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = str(packed(source))
+    (first, _), (second, _) = stage_on_two(archive, tmp_path / "local", job="42")
+    assert "copied to 2 nodes" in capsys.readouterr().err
+    (Path(first) / "ours").touch()
+    (Path(second) / "complete").unlink()
+    assert stage_on_two(archive, tmp_path / "local", job="42") == [(first, ""), (second, "")]
+    assert "copied to 1 node in" in capsys.readouterr().err
+    assert sorted(os.listdir(first)) == ["complete", "env", "ours"]
+    assert sorted(os.listdir(second)) == ["complete", "env"]
+    stage_on_two(archive, tmp_path / "local", job="42")
+    assert capsys.readouterr().err.endswith("all nodes have their copies already\n")
 
 
 def test_no_node_completes_a_part_of_a_folder(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    completed = []
+    monkeypatch.setattr(staging, "replace", lambda path, digest: completed.append(path))
     tars(tmp_path, monkeypatch, 'echo "tar: x: Input/output error" >&2; exit 2')
-    first, second, world = find(source, tmp_path), find(source, tmp_path), World()
-    with pytest.raises(InputError, match=r"can't be read: tar: x: Input/output error"):
-        stage(first, world)
-    with pytest.raises(InputError, match="SHA-256 is another"):
-        stage(second, World(tape=world.tape))
-    assert [os.path.exists(os.path.dirname(each.bin)) for each in (first, second)] == [False, False]
+    for _, error in stage_on_two(str(source), tmp_path / "local"):
+        assert "h0: " in error
+        assert "can't be read: tar: x: Input/output error" in error
+    assert completed == []
 
 
 def test_a_file_of_a_folder_changes_meanwhile(
@@ -216,7 +331,7 @@ def test_a_file_of_a_folder_changes_meanwhile(
     tars(tmp_path, monkeypatch, 'echo "tar: x: file changed as we read it" >&2; exit 1')
     wanted = find(source, tmp_path)
     stage(wanted)
-    assert os.listdir(wanted.folder) == ["env"]
+    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
 
 
 def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
@@ -238,15 +353,29 @@ def test_folders_that_their_owner_may_not_write(source: Path, tmp_path: Path) ->
         assert os.stat(folder).st_mode & 0o700 == 0o700
 
 
+def test_a_copy_of_the_run_before_that_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = find(packed(source), tmp_path, "42")
+    stage(wanted)
+    (source / "more").touch()
+    packed(source)  # by which the archive is another
+    os.truncate(os.path.join(wanted.folder, "complete"), 1)
+    monkeypatch.setattr(staging, "remove_scratch", lambda folder, within: None)
+    with pytest.raises(InputError, match="can't be removed. Fix: remove it there"):
+        stage(wanted)
+    assert os.listdir(wanted.folder) == ["env"]  # nobody takes it as complete
+
+
 def test_a_local_directory_that_every_user_may_change(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = str(tmp_path / "local")
-    wanted = find_stage(str(packed(source)), local)
+    wanted = find_stage(str(packed(source)), local, job="")
     monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
     with pytest.raises(InputError, match=f"every user .* Fix: chmod \\+t {local}, or another"):
         stage(wanted)
-    assert not os.path.exists(local)
+    assert copies(tmp_path) == []
 
 
 def test_programs_of_the_copy_end_with_the_process() -> None:

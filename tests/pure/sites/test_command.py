@@ -419,9 +419,10 @@ def test_one_process_a_node_makes_the_copy_and_one_removes_it(
 
 
 def test_removal_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that is left does not end the removal on other nodes."""
+    """The mark that a copy is complete goes first; a copy that is left does not end the removal on other nodes."""
     folder = tmp_path / "dgm-stage-1"
     (folder / "env" / "closed").mkdir(parents=True)
+    (folder / "complete").touch()
     (folder / "env" / "closed").chmod(0o555)
 
     def remove() -> str:
@@ -435,6 +436,7 @@ def test_removal_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         assert remove() == f"launch: --stage: {os.uname().nodename}: {folder} is left. Fix: remove it there\n"
+    assert os.listdir(folder) == ["env"]
     assert (folder / "env" / "closed").stat().st_mode & 0o700 == 0o700
     assert remove() == ""
     assert not folder.exists()

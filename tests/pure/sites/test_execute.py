@@ -337,27 +337,31 @@ def echo(word: str, code: int = 0) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("codes", "rc", "order"),
+    ("codes", "answer", "keeps", "rc", "order"),
     [
-        ({}, 0, "stage check run removed"),
-        ({"run": 7}, 7, "stage check run removed"),
-        ({"stage": 2}, 2, "stage removed"),
-        ({"check": 1}, 1, "stage check removed"),
-        # before the batch system may end this run
-        ({"run": 75}, 75, "stage check run removed requeued"),
+        ({}, None, False, 0, "stage check run removed"),
+        ({"run": 7}, None, False, 7, "stage check run removed"),
+        ({"stage": 2}, None, False, 2, "stage removed"),
+        ({"check": 1}, None, False, 1, "stage check removed"),
+        # requeued under its own number, under another one, and not at all
+        ({"run": 75}, None, True, 75, "stage check run"),
+        ({"run": 75}, None, False, 75, "stage check run removed"),
+        ({"run": 75}, 75, True, 75, "stage check run removed"),
     ],
 )
-def test_copies_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: dict[str, int], rc: int, order: str
+def test_copies_are_removed_unless_the_job_comes_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    codes: dict[str, int],
+    answer: int | None,
+    keeps: bool,
+    rc: int,
+    order: str,
 ) -> None:
     monkeypatch.setattr(execute, "LINGER", 0.0)
     check, run, stage = (echo(name, codes.get(name, 0)) for name in ("check", "run", "stage"))
-    launch = Launch({}, check, run, stage, echo("removed"))
-    environ = {**os.environ, "ORDER": str(tmp_path / "order")}
-    assert (
-        run_launch(launch, environ, lambda: subprocess.run(echo("requeued"), env=environ).returncode or None)
-        == rc
-    )
+    launch = Launch({}, check, run, stage, echo("removed"), keeps_stage=keeps)
+    assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}, lambda: answer) == rc
     assert (tmp_path / "order").read_text().split() == order.split()
 
 
@@ -373,11 +377,7 @@ def test_copies_that_hang_end(
     assert "launch: --stage: did not end within 0 s" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("run", ["pass", "raise SystemExit(75)"])
-def test_a_signal_does_not_stop_the_removal_of_copies(run: str) -> None:
-    """But a job that is cancelled meanwhile is not requeued."""
+def test_a_signal_does_not_stop_the_removal_of_copies() -> None:
     signals_launch = "kill -TERM $PPID; sleep 1.5; echo removed"
-    more = repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)})
-    output, _ = communicate(start(run, more=more, LINGER="0.1"))
-    assert output.startswith("removed\n")
-    assert ("so it is not requeued" in output) == ("75" in run)
+    job = start("pass", more=repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}))
+    assert communicate(job)[0] == "removed\n"
