@@ -26,7 +26,8 @@ from dask_gpu_mpi.cli.plan import plan
 from dask_gpu_mpi.cli.top import top
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.job.child_processes import forget_cluster
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.convert import ELSEWHERE
+from dask_gpu_mpi.options.model import OPTIONS, Options
 
 __all__ = ["cli", "main"]
 
@@ -150,8 +151,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         text = error.format_message()
-        if isinstance(error, click.NoSuchOption) and error.option_name == "--nodes":
-            text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
+        if isinstance(error, click.NoSuchOption):
+            ours = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
+            text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?" if ours else text
+            if error.option_name == "--nodes":
+                text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
         refused = InputError(f"command line: {text}")
         if _is_without_ranks(arguments):
             fail(refused)

@@ -22,6 +22,14 @@ from dask_gpu_mpi.base.text import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.model import Kind, Setting, Source
 
+#: Names of options in Coiled and in Dask's LocalCluster, and ours.
+ELSEWHERE = {
+    "worker_gpu": "gpus_per_worker",
+    "worker_memory": "memory_limit",
+    "worker_cpu": "nthreads",
+    "threads_per_worker": "nthreads",
+}
+
 
 def show(value: Any) -> str:
     """Write a value into a message: one line, and not a long one.
@@ -41,8 +49,12 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
     >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
     ('memory_limit', None)
+    >>> nearest("worker_memory", ["memory_limit", "worker_class"])
+    'memory_limit'
     """
     names = {_folded(each): each for each in valid}
+    if (ours := ELSEWHERE.get(_folded(name))) in names:
+        return names[ours]
     near = difflib.get_close_matches(_folded(name), sorted(names), 1)
     return names[near[0]] if near else None
 

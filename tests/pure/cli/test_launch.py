@@ -135,10 +135,12 @@ def test_the_workers_directory_is_in_their_container(
     ("arguments", "message"),
     [
         (["--nodes", "2", "my.py"], "No such option"),
+        (["--worker-gpu", "1", "my.py"], "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
         (
             ["--nodes=2", "my.py"],
             "No such option '--nodes'. A job runs on all its nodes. Fix: leave it out; jobscript has it",
         ),
+        (["--worker-memory=1GB", "my.py"], "Did you mean '--memory-limit'?"),
         (["-n", "0", "my.py"], "0 is not in the range"),
         (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
         (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
