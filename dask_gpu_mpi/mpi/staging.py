@@ -26,6 +26,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, format_bytes
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch, remove_scratch
+from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
@@ -363,20 +364,9 @@ def _first_line(log: int) -> str:
 
 def _run(line: Sequence[str], fix: str) -> str:
     """Run a program of the copy, which must not count as a rank; return its output."""
-    try:
-        done = subprocess.run(
-            line,
-            env=scrub(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROGRAM_TIMEOUT,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(
-            f"{line[0]} did not end within {PROGRAM_TIMEOUT:.0f} s", fix="another --local-directory"
-        ) from None
+    die = partial(die_with_parent, os.getpid())
+    done = run_command(line, scrub(os.environ), PROGRAM_TIMEOUT, prepare=die)
     if done.returncode:
-        last = os.fsdecode(done.stderr).strip().splitlines()
+        last = done.stderr.strip().splitlines()
         raise InputError(f"{line[0]} fails: {last[-1].strip() if last else done.returncode}", fix=fix)
-    return os.fsdecode(done.stdout)
+    return done.stdout

@@ -280,7 +280,9 @@ def test_conda_unpack_is_run_at_the_place_of_the_copy(source: Path, tmp_path: Pa
 def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = find(packed(source, "a.tar.gz", "-z"), tmp_path)
     which = shutil.which
-    monkeypatch.setattr(staging.shutil, "which", lambda name: None if name == "gzip" else which(name))
+    monkeypatch.setattr(
+        staging.shutil, "which", lambda name, **more: None if name == "gzip" else which(name, **more)
+    )
     with pytest.raises(InputError, match="command gzip not found in PATH. Fix: install gzip"):
         stage(wanted)
     assert copies(tmp_path) == []
