@@ -12,11 +12,13 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
-from dask_gpu_mpi.options.model import Options
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.options.model import Options
 
 T = TypeVar("T")
 
