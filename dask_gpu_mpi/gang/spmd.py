@@ -89,6 +89,7 @@ def spmd(
     _check("workers", workers, workers is None or good, "a list of names or addresses, or None")
     _check("fn", fn, callable(fn), "a function")
     names = None if workers is None else [str(worker) for worker in workers]
+    _check("workers", workers, not names or len(set(names)) == len(names), "each worker once: it is one rank")
     limits = {
         "workers": names,
         "timeout": timeout,

@@ -234,6 +234,8 @@ class Link:
         self._comm: Any = None
         #: Whether the scheduler is one of ours; None: not known yet.
         self._ours: bool | None = None
+        #: Packed; it is sent once, since that of a large job has a megabyte.
+        self._plan: bytes | None = None
         self._last: Snapshot | None = None
 
     async def sample(self) -> Snapshot:
@@ -248,8 +250,12 @@ class Link:
                 if not isinstance(identity, dict) or "workers" not in identity:
                     raise ValueError("its answer is not a scheduler's")
                 # Another scheduler logs a warning of an unknown operation, so this is sent to it only once.
-                job = await self._ask(FACTS_OPERATION) if self._ours is not False else None
+                job = None
+                if self._ours is not False:
+                    job = await self._ask(FACTS_OPERATION, plan=self._plan is None)
             self._ours = isinstance(job, dict) and "status" not in job
+            if self._ours and job is not None:
+                job["plan"] = self._plan = self._plan or job["plan"]
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
             self.close()  # a late answer would be read as the next one

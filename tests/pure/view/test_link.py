@@ -47,6 +47,8 @@ def test_a_job_of_ours() -> None:
                 len(scheduler.clients) == 1
             )  # its own, for what is fired and forgotten: nobody has come as a client
             assert not link._comm.closed()
+            (again,) = (await link.sample()).rows  # for which the plan was not sent again
+            assert (again.node, again.gpu_index, again.device) == ("n1", 0, "GPU-0")
 
     linked(body, JobWatch(PLAN))
 
