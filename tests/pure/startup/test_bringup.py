@@ -19,7 +19,6 @@ from dask_gpu_mpi.errors import (
     Problem,
     StartupError,
 )
-from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
@@ -36,50 +35,28 @@ from support.mocks.starts import start_context as context
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
 
 
-def inventory(rank: int, **more: Any) -> Inventory:
-    found = observed(0, gpus=0).inventory
-    assert found is not None
-    return replace(found, rank=rank, host=f"h{rank}", boot_id=f"h{rank}", **more)
-
-
-def registration(rank: int) -> Registration:
-    return Registration(f"h{rank}", inventory(rank), (), None, shared_options(CPUS))
-
-
-class Look:
-    """What the process that asks NVML answers."""
-
-    def __init__(self) -> None:
-        self.answer: Any = (gpu("h", 0),)
-        self.seconds: list[float] = []
-        self.closed = False
-
-    def gpus(self, seconds: float) -> Any:
-        self.seconds.append(seconds)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Process:
-    """What `plan` finds in its process: MPI, its launcher, and NVML."""
+    """What `plan` finds in its process: MPI, its launcher, and a process that asks NVML, which has this answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
         self.mailbox: Any = MockMailbox(rank, payloads=PAYLOADS)
-        self.look = Look()
+        self.answer: Any = (gpu("h", 0),)
+        self.asked: list[str] = []
         self.wrong: LauncherError | None = None
         self.deadlines: list[float] = []
-        self.codes: list[int] = []
+        look = SimpleNamespace(gpus=self._gpus, close=lambda: self.asked.append("closed"))
         mpi = SimpleNamespace(COMM_WORLD=None, Get_library_version=lambda: "Open MPI")
         monkeypatch.setattr(bringup, "load_mpi", lambda *_: mpi)
         monkeypatch.setattr(start_context, "load_mpi", lambda *_: mpi)
         monkeypatch.setattr(start_context, "Mailbox", self._mailbox)
-        monkeypatch.setattr(start_context, "abort", self.codes.append)
         monkeypatch.setattr(bringup.launcher_check, "cross_check", self._cross_check)
-        monkeypatch.setattr(bringup, "start_own_look", lambda: self.look)
+        monkeypatch.setattr(bringup, "start_own_look", lambda: look)
+
+    def _gpus(self, seconds: float) -> Any:
+        self.asked.append("asked")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
     def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **_: Any) -> Any:
         assert self.mailbox.payloads == payloads
@@ -96,12 +73,16 @@ class Process:
 
 def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration(1)))
+    other = observed(0, gpus=0).inventory
+    assert other is not None
+    other = replace(other, rank=1, host="h1", boot_id="h1")
+    registration = Registration("h1", other, (), None, shared_options(CPUS))
+    process.mailbox.mails.append(Event(1, Kind.REGISTRATION, registration))
     made = plan_of_allocation(CPUS)
     assert made is not None
     assert [(worker.rank, worker.host) for worker in made.workers] == [(0, socket.gethostname()), (1, "h1")]
     assert process.sent(Kind.DONE) == [(1, 0)]
-    assert process.look.seconds == []  # nobody looks for GPUs
+    assert process.asked == []  # nobody looks for GPUs
     assert 15 < process.deadlines[0] <= 20
 
 
@@ -113,26 +94,24 @@ def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sent.inventory
     assert (to, sent.host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
     assert [one.uuid for one in found.gpus] == ["GPU-h-0"]
-    assert process.look.closed
+    assert process.asked[-1] == "closed"
 
 
-def refuse(options: Options) -> None:
-    if options.worker_options:
+@pytest.mark.parametrize("options", [OptionError("--nthreads: invalid"), CPUS])
+def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
+    """They can't be read, or an agent would refuse them: the one report has all of that."""
+
+    def refuse(options: Options) -> None:
         raise OptionError("no_such")
 
-
-@pytest.mark.parametrize(
-    "options", [OptionError("--nthreads: invalid"), replace(CPUS, worker_options={"no_such": 1})]
-)
-def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
     process = Process(monkeypatch, rank=1)
     process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Event(0, Kind.FAIL, sent[2]))
     with pytest.raises(OptionError) as caught:
         plan_of_allocation(options, check=refuse)
     assert caught.value.reported
-    assert process.look.seconds == []
-    if isinstance(options, InputError):
-        assert 59 < process.deadlines[0] <= 60
+    assert process.asked == []
+    limit = 60 if isinstance(options, InputError) else 20
+    assert limit - 1 < process.deadlines[0] <= limit
 
 
 @pytest.mark.parametrize(
@@ -144,16 +123,13 @@ def test_gpus_and_launchers_that_do_not_work(
     """NVML is asked however little time is left."""
     process = Process(monkeypatch)
     process.mailbox.size, process.mailbox.hosts = 1, {0: "h"}
-    if isinstance(error, LauncherError):
-        process.wrong = error
-    else:
-        process.look.answer = error
+    process.answer = error
+    asks = not isinstance(error, LauncherError)
+    process.wrong = None if asks else error  # type: ignore[assignment]
     with pytest.raises(type(error), match=error.problem.found) as caught:
         plan_of_allocation(Options(startup_timeout=1.0))
-    assert process.look.closed
-    if not isinstance(error, LauncherError):
-        assert str(caught.value).startswith(f"rank 0 of 1 on {socket.gethostname()}: ")
-        assert len(process.look.seconds) == 1
+    assert process.asked == ["asked"] * asks + ["closed"]
+    assert str(caught.value).startswith(f"rank 0 of 1 on {socket.gethostname()}: ") or not asks
 
 
 # -- from options to what the coordinator needs
@@ -197,12 +173,11 @@ def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
 class Agent:
     """One batch of answers for each look."""
 
-    looks = True
     lost = False
 
-    def __init__(self, *batches: list[tuple[Any, ...]], gpus: Any = ()) -> None:
+    def __init__(self, *batches: list[tuple[Any, ...]], gpus: Any = (), looks: bool = True) -> None:
         self.batches = list(batches)
-        self.found = gpus
+        self.found, self.looks = gpus, looks
 
     def events(self, timeout: float) -> list[tuple[Any, ...]]:
         return self.batches.pop(0) if self.batches else []
@@ -216,13 +191,9 @@ class Agent:
         return "exit code 9"
 
 
-def wait(agent: Any, around: StartContext) -> None:
-    await_agent(agent, around)
-
-
 def test_the_agent_is_waited_for() -> None:
-    agent = Agent([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
-    wait(agent, context())
+    agent: Any = Agent([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
+    assert await_agent(agent, context()) == "/scratch"
     assert agent.batches == [[("later",)]]
 
 
@@ -230,28 +201,27 @@ def test_the_agent_is_waited_for() -> None:
     ("more", "kind"), [((2,), InputError), ((2, "OptionError"), OptionError), ((1,), StartupError)]
 )
 def test_what_the_agent_finds_wrong_is_raised(more: tuple[Any, ...], kind: type[DaskGpuMpiError]) -> None:
+    agent: Any = Agent([("failed", Problem("no such class"), *more)])
     with pytest.raises(kind, match="no such class") as caught:
-        wait(Agent([("failed", Problem("no such class"), *more)]), context())
+        await_agent(agent, context())
     assert type(caught.value) is kind
     assert not caught.value.reported
 
 
 def test_an_agent_that_ends_or_hangs_and_a_signal() -> None:
-    agent = Agent()
+    agent: Any = Agent()
+    with pytest.raises(StartupError, match="did not finish its imports"):
+        await_agent(agent, context(seconds=0.05))
+    with pytest.raises(StartupError, match="SIGINT came while the cluster started"):
+        await_agent(agent, context(signal=2))
     agent.lost = True
     with pytest.raises(StartupError, match=r"ended before it was ready \(exit code 9\)"):
-        wait(agent, context())
-    with pytest.raises(StartupError, match="did not finish its imports"):
-        wait(Agent(), context(seconds=0.05))
-    with pytest.raises(StartupError, match="SIGINT came while the cluster started") as caught:
-        wait(Agent(), context(signal=2))
-    assert caught.value.exit_code == 130
+        await_agent(agent, context())
 
 
 def take(around: StartContext, gpus: Any = (), **options: Any) -> Any:
     channels: Any = SimpleNamespace(rank=1, size=2, begin_step=lambda step: None)
-    agent: Any = Agent([("prepared", "/scratch")], gpus=gpus)
-    agent.looks = "worker_class" not in options
+    agent: Any = Agent([("prepared", "/scratch")], gpus=gpus, looks="worker_class" not in options)
     return inspect(Options(**options), agent, around, channels)
 
 
@@ -274,12 +244,7 @@ def test_nvml_that_fails_or_hangs_is_reported_before_the_deadline() -> None:
 
 
 def test_scratch_that_everyone_may_replace_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(bringup, "exposed_folder", lambda path: asked.append(path) or "/shared")
-    warnings = [*map(str, take(context(), worker_class="distributed.Nanny").warnings)]
-    assert asked == ["/"]
-    text = "host h: every user of the node may replace the workers' files in '/shared'"
-    assert warnings[0].startswith(text)
-    assert warnings[0].endswith(
-        "Fix: chmod +t /shared, or another directory by local_directory (--local-directory)"
-    )
+    monkeypatch.setattr(bringup, "exposed_folder", lambda path: f"/shared of {path}")
+    warning = str(take(context(), worker_class="distributed.Nanny").warnings[0])
+    assert "host h: every user of the node may replace the workers' files in '/shared of /'" in warning
+    assert ". Fix: chmod +t /shared of /, or " in warning

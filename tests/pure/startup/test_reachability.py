@@ -28,10 +28,6 @@ from dask_gpu_mpi.startup.reachability import (
 from support.mocks.inputs import gpu, one_host, plan, rank, worker_plan
 
 
-def listen(test: ReachabilityTest, plan: Plan, addresses: dict[int, str | None]) -> None:
-    test.listen(plan.scheduler.rank, plan.scheduler.host, nodes_of(plan, addresses), addresses)
-
-
 class Rank:
     """The part of one rank, and the last message that it has sent to rank 0."""
 
@@ -41,15 +37,10 @@ class Rank:
         self.part = Connecting(Options(**options), channels)
 
     def send(self, rank: int, kind: str, payload: Any) -> None:
-        assert rank == 0
         self.sent = payload
 
-    def listen(self, wanted: Listen) -> Any:
-        assert self.part.on_message(Kind.LISTEN, wanted)
-        return self.sent
-
-    def connect(self, to: Connect) -> Any:
-        assert self.part.on_message(Kind.CONNECT, to)
+    def answer(self, kind: Kind, order: Listen | Connect) -> Any:
+        assert self.part.on_message(kind, order)
         limit = time.monotonic() + 30
         while self.sent is None and time.monotonic() < limit:
             self.part.poll()
@@ -60,9 +51,10 @@ class Rank:
 def test_on_one_node_nobody_listens_for_workers() -> None:
     sent: list[tuple[int, str, Any]] = []
     test = ReachabilityTest(range(2), lambda *message: sent.append(message))
+    addresses: dict[int, str | None] = {0: "127.0.0.1", 1: "127.0.0.1"}
     worker = worker_plan("1", rank=1, host="a")
     plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
-    listen(test, plan, {0: "127.0.0.1", 1: "127.0.0.1"})
+    test.listen(0, "a", nodes_of(plan, addresses), addresses)
     assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [(0, False, True)]
     assert test.on_listening(0, Listening(scheduler=5))
 
@@ -77,11 +69,12 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
     scheduler, worker, tokens = free_port(), free_port(), Tokens()
     rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
     for _ in range(2):  # a second time, without a rank that did not respond
-        assert rank.listen(Listen("127.0.0.1", tokens, tokens)) == Listening(scheduler, worker)
+        to = Listen("127.0.0.1", tokens, tokens)
+        assert rank.answer(Kind.LISTEN, to) == Listening(scheduler, worker)
     rank.part.close()
     for port in (scheduler, worker):
         Listener("127.0.0.1", port, tokens).close()
-    found = Rank().listen(Listen("127.0.0.1", Tokens(), None))
+    found = Rank().answer(Kind.LISTEN, Listen("127.0.0.1", Tokens(), None))
     assert found.scheduler >= 1024  # given by the system
     assert found.workers == 0
 
@@ -89,71 +82,66 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        rank = Rank(
-            scheduler_port=port,
-            dashboard_address=f"127.0.0.1:{port}",
-            worker_options={"worker_port": port},
-        )
-        in_use = "Address already in use"
+        at = f"127.0.0.1:{port}"
+        rank = Rank(scheduler_port=port, dashboard_address=at, worker_options={"worker_port": port})
         both = Listen("127.0.0.1", Tokens(), Tokens())
-        assert rank.listen(both) == Listening(0, 0, in_use)
-        assert rank.listen(replace(both, dashboard=True)) == Listening(0, 0, in_use, in_use)
+        in_use = "Address already in use"
+        assert rank.answer(Kind.LISTEN, both) == Listening(0, 0, in_use)
+        assert rank.answer(Kind.LISTEN, replace(both, dashboard=True)) == Listening(0, 0, in_use, in_use)
 
 
 def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
     nobody = free_port()
-    peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
-    lost = {"Connection refused": ["h2"]}
     with socket.create_server(("127.0.0.1", 0)) as server:
         running = f"127.0.0.1:{server.getsockname()[1]}"
-        assert Rank().connect(Connect(running, None, peers)) == Reached(Reach(), lost)
-    refused = Rank().connect(Connect(f"127.0.0.1:{nobody}", None, peers))
-    assert refused == Reached(Reach("Connection refused"), lost)
-    assert Rank().connect(Connect("", Tokens())) == Reached(None)  # nobody listens in the scheduler's place
+        peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
+        lost = {"Connection refused": ["h2"]}
+        assert Rank().answer(Kind.CONNECT, Connect(running, None, peers)) == Reached(Reach(), lost)
+    refused = Rank().answer(Kind.CONNECT, Connect(f"127.0.0.1:{nobody}", None))
+    assert refused == Reached(Reach("Connection refused"))
+    # nobody listens in the scheduler's place; and another job in that of a peer
+    listener = Listener("127.0.0.1", 0, tokens := Tokens())
+    peers = tuple(
+        Node(host, 1, "127.0.0.1", key, listener.port)
+        for host, key in (("ours", tokens), ("other", Tokens()))
+    )
+    strange = {"something else answers there": ["other"]}
+    assert Rank().answer(Kind.CONNECT, Connect("", Tokens(), peers)) == Reached(None, strange)
+    listener.close()
 
 
 @pytest.mark.parametrize(
     ("address", "place"),
-    [
-        ("127.0.0.1:8787", ("127.0.0.1", 8787)),
-        (":8787", ("", 8787)),
-        ("127.0.0.1:0", None),
-    ],
+    [("127.0.0.1:8787", ("127.0.0.1", 8787)), (":8787", ("", 8787)), ("127.0.0.1:0", None)],
 )
 def test_where_the_dashboard_would_listen(address: str, place: tuple[str, int] | None) -> None:
     assert _dashboard(Options(dashboard_address=address)) == place
     assert _dashboard(Options(dashboard_address=address, dashboard=False)) is None
 
 
-def test_a_rank_that_does_not_reach_the_scheduler() -> None:
+def problem(reached: Reached, *, encrypts: bool = True) -> tuple[int, str] | None:
+    """What the rank that sends this is told: exit code and text."""
     test = ReachabilityTest(range(1), lambda *_: None)
     test.connect_to_running("10.0.0.1:4")
-    failure = test.problem(Reached(Reach("Connection refused")), encrypts=True)
-    assert failure is not None
-    assert failure.exit_code == 2
-    assert str(failure.problem).startswith(
-        "could not reach the scheduler's host at 10.0.0.1:4 (of another job): Connection refused. Fix: "
-    )
-    assert test.problem(Reached(None), encrypts=True) is None
+    failure = test.problem(reached, encrypts=encrypts)
+    return None if failure is None else (failure.exit_code, str(failure.problem).partition(". Fix: ")[0])
 
 
-@pytest.mark.parametrize(
-    ("ahead", "encrypts", "fails"),
-    [
-        (-BACKDATED - 10.0, True, True),
-        (-BACKDATED + 10.0, True, False),
-        (-BACKDATED - 10.0, False, False),
-        (BACKDATED + 10.0, True, False),
-    ],
-)
-def test_a_clock_that_is_behind_is_named(ahead: float, encrypts: bool, fails: bool) -> None:
-    failure = ReachabilityTest(range(1), lambda *_: None).problem(
-        Reached(Reach("", ahead)), encrypts=encrypts
-    )
-    assert (failure is not None) is fails
-    if failure is not None:
-        assert "the clock of this node is 3610 s behind that of the scheduler's (" in str(failure.problem)
-        assert failure.exit_code == 2
+def test_a_rank_that_does_not_reach_the_scheduler() -> None:
+    text = "could not reach the scheduler's host at 10.0.0.1:4 (of another job): Connection refused"
+    assert problem(Reached(Reach("Connection refused"))) == (2, text)
+    assert problem(Reached(None)) is None
+
+
+def test_a_clock_that_is_behind_is_named() -> None:
+    behind = Reached(Reach("", -BACKDATED - 10.0))
+    found = problem(behind)
+    assert found is not None
+    assert found[0] == 2
+    assert found[1].startswith("the clock of this node is 3610 s behind that of the scheduler's (")
+    assert problem(behind, encrypts=False) is None
+    for ahead in (-BACKDATED + 10.0, BACKDATED + 10.0):
+        assert problem(Reached(Reach("", ahead))) is None
 
 
 # -- what workers send each other over UCX: chosen from the plan and from what the ranks can, and the line that says so
@@ -173,22 +161,21 @@ def able(obstacles: dict[int, Problem | None]) -> dict[int, UcxAbility]:
 @pytest.mark.parametrize(
     ("wanted", "of", "obstacles", "chosen", "words"),
     [
-        (AUTO, GPUS, {}, AUTO, ["TLS, and UCX for GPU memory", "not encrypted"]),
-        (AUTO, GPUS, {1: MISSING}, OFF, ["No UCX: rank 1: distributed-ucxx"]),
-        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, ["No UCX: distributed-ucxx"]),
-        (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, []),
-        (AUTO, ONE_GPU, {}, OFF, []),
-        (AUTO, ONE_GPU, {0: MISSING}, OFF, []),
-        (OFF, GPUS, {}, OFF, []),
-        (ALL, NO_GPUS, {}, ALL, ["UCX for large data", "not encrypted"]),
+        (AUTO, GPUS, {}, AUTO, "TLS, and UCX for GPU memory between workers (authenticated, not encrypted)"),
+        (AUTO, GPUS, {1: MISSING}, OFF, "No UCX: rank 1: distributed-ucxx"),
+        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, "No UCX: distributed-ucxx"),
+        (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, ""),
+        (AUTO, ONE_GPU, {}, OFF, ""),
+        (AUTO, ONE_GPU, {0: MISSING}, OFF, ""),
+        (OFF, GPUS, {}, OFF, ""),
+        (ALL, NO_GPUS, {}, ALL, "TLS, and UCX for large data between workers (authenticated, not encrypted)"),
     ],
 )
 def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  # type: ignore[no-untyped-def]
     found, line, warning, _ = choose_transport(wanted, of, able(obstacles))
     assert (found, warning) == (chosen, None)
     assert bool(str(line)) == bool(words)
-    for word in words:
-        assert word in str(line)
+    assert words in str(line)
 
 
 def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
@@ -201,47 +188,34 @@ def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "gpus", "asked"),
+    ("wanted", "worker_class", "gpus", "expected"),
     [
-        (Options(worker_ucx=OFF), True, None),
-        (Options(worker_ucx=AUTO), True, True),
-        (Options(worker_ucx=AUTO), False, None),
-        (Options(worker_ucx=AUTO, worker_class="dask_cuda.CUDAWorker"), True, True),
-        (Options(worker_ucx=ALL, worker_class="distributed.Nanny"), False, False),
-        (Options(worker_ucx=ALL), True, True),  # its GPUs' memory needs RMM
+        (OFF, "auto", True, ""),
+        (AUTO, "auto", False, ""),
+        (AUTO, "auto", True, "asked for GPUs"),
+        (AUTO, "dask_cuda.CUDAWorker", True, "asked for GPUs"),
+        (AUTO, "my.Class", True, "worker_class is not dask_cuda.CUDAWorker"),
+        (ALL, "distributed.Nanny", False, "asked without GPUs"),
+        (ALL, "distributed.Worker", False, "run in the agent"),
+        (ALL, "auto", True, "asked for GPUs"),  # their memory needs RMM
     ],
 )
-def test_what_is_missing_is_asked_where_it_matters(
-    options: Options, gpus: bool, asked: bool | None, monkeypatch: pytest.MonkeyPatch
+def test_what_keeps_a_rank_from_ucx_is_asked_where_it_matters(
+    wanted: WorkerUcx, worker_class: str, gpus: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[bool] = []
-
     def missing(*, device_memory: bool) -> Problem:
-        calls.append(device_memory)
-        return MISSING
+        return Problem("asked for GPUs" if device_memory else "asked without GPUs")
 
     monkeypatch.setattr(reachability, "missing_ucx", missing)
-    assert ucx_ability(options, gpus=gpus).obstacle == (None if asked is None else MISSING)
-    assert calls == ([] if asked is None else [asked])
-
-
-@pytest.mark.parametrize(
-    ("options", "gpus", "text"),
-    [
-        (Options(worker_ucx=AUTO, worker_class="my.Class"), True, "worker_class"),
-        (Options(worker_ucx=ALL, worker_class="distributed.Worker"), False, "run in the agent"),
-    ],
-)
-def test_classes_of_workers_without_ucx(options: Options, gpus: bool, text: str) -> None:
-    obstacle = ucx_ability(options, gpus=gpus).obstacle
-    assert obstacle is not None
-    assert text in obstacle.text
+    obstacle = ucx_ability(Options(worker_ucx=wanted, worker_class=worker_class), gpus=gpus).obstacle
+    text = "" if obstacle is None else obstacle.text
+    assert expected in text
+    assert bool(expected) == bool(text)
 
 
 def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
-    with pytest.raises(
-        InputError, match="protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
-    ):
+    words = "protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
+    with pytest.raises(InputError, match=words):
         choose_transport(ALL, GPUS, able({1: MISSING}))
 
 
@@ -270,9 +244,8 @@ def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
     without = choose_transport(AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA})
     assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, None)
     assert "of a node" in str(without.line)
-    assert str(without.line).endswith("Between nodes TLS alone: no RDMA device")
-    one = choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA})
-    assert str(one.line).endswith("Between nodes TLS alone: rank 1: no RDMA device")
+    for found, reason in ((without, ""), (choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA}), "rank 1: ")):
+        assert str(found.line).endswith(f"Between nodes TLS alone: {reason}no RDMA device")
     # within one node nobody misses it
     assert choose_transport(AUTO, nodes(2), {0: NO_RDMA}).line == with_rdma.line
 
@@ -287,8 +260,7 @@ def test_nodes_with_one_worker_each_have_no_use_for_ucx_without_rdma(wanted: Wor
 def test_a_port_that_the_user_opens_is_warned_of() -> None:
     found = choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")})
     assert found.ucx is AUTO
-    assert str(found.warning).startswith("UCX_TLS has UCX open a TCP port")
-    assert "anyone who reaches the port can run code as you. Fix: " in str(found.warning)
+    assert "UCX_TLS has UCX open a TCP port" in str(found.warning)
 
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,21 +19,8 @@ from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Registration, Start
-from dask_gpu_mpi.startup.start_context import IN_FILE, NAMED, ON_TERMINAL, Progress, StartContext, until_over
+from dask_gpu_mpi.startup.start_context import NAMED, Progress, StartContext, until_over
 from support.mocks.starts import start_context as context
-
-
-class Agent:
-    closed: float | None = None
-
-    def __init__(self) -> None:
-        self.orders: list[str] = []
-
-    def send(self, order: str) -> None:
-        self.orders.append(order)
-
-    def close(self, timeout: float) -> None:
-        self.closed = timeout
 
 
 def test_a_signal_is_a_failure_with_its_exit_code() -> None:
@@ -44,98 +31,78 @@ def test_a_signal_is_a_failure_with_its_exit_code() -> None:
     assert caught.value.exit_code == 130
 
 
-def test_an_error_that_is_fatal_aborts_the_job(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", codes.append)
+    monkeypatch.setattr(start_context, "abort", codes.append)
+    return codes
+
+
+def test_an_error_that_is_fatal_aborts_the_job(aborts: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[float] = []
+    agent: Any = SimpleNamespace(close=closed.append)
     error = StartupError("nobody there")
     error.fatal = True
-    agent: Any = Agent()
     with pytest.raises(StartupError), context().ending_in_order(agent):
         raise error
-    assert codes == [1]
-    assert agent.closed == 1.0
+    assert (aborts, closed) == ([1], [1.0])
     assert capsys.readouterr().err == "dask_gpu_mpi: error: nobody there\n"
 
 
 @pytest.mark.parametrize("met", [True, False])
-def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", codes.append)
+def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, aborts: list[int]) -> None:
     around = context()
     around._has_met = met
-    with pytest.raises(ZeroDivisionError), around.ending_in_order(None):
-        _ = 1 / 0
-    for other in (InputError("the others know"), KeyboardInterrupt()):
-        with pytest.raises(type(other)), around.ending_in_order(None):
-            raise other
-    assert codes == ([1] if met else [])
+    for error in (InputError("the others know"), KeyboardInterrupt(), ZeroDivisionError()):
+        assert aborts == []
+        with pytest.raises(type(error)), around.ending_in_order(None):
+            raise error
+    assert aborts == [1] * met
+
+
+class Rank:
+    """A rank that meets the others; nothing ends this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
+        self.rank, self.size = 0, size
+        self.met: list[Any] = []
+        self.codes: list[int] = []
+        self.context = context()
+        monkeypatch.setattr(start_context, "Mailbox", lambda *args, **_: self.met.append(args) or self)
+        monkeypatch.setattr(start_context, "load_mpi", lambda *_: SimpleNamespace(COMM_WORLD="world"))
+        monkeypatch.setattr(os, "_exit", self.codes.append)
 
 
 @pytest.mark.parametrize(("size", "given"), [(1, None), (2, "mine")])
 def test_the_ranks_meet(size: int, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(
-        start_context, "Mailbox", lambda *args, **_: calls.append(args) or SimpleNamespace(rank=0, size=size)
-    )
-    monkeypatch.setattr(start_context, "load_mpi", lambda environ, host: SimpleNamespace(COMM_WORLD="world"))
-    around, agent = context(), Agent()
+    rank, orders = Rank(monkeypatch, size), []
+    agent: Any = SimpleNamespace(send=orders.append)
+    around = rank.context
     around.payloads, around.comm = {"later": int}, given
     with around.ending_in_order(None):
-        channels = around.meet(agent)  # type: ignore[arg-type]
-    assert calls == [(given or "world", around.host, around.deadline, {**PAYLOADS, "later": int})]
-    assert (channels.size, channels.agent, around._has_met) == (size, agent, size > 1)
-    assert agent.orders == [Order.JOINED]
-
-
-class Hanging:
-    """A rank 0 whose main thread may hang, and the end of its process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
-        self.aborts: list[int] = []
-        self.ended = threading.Event()
-        self.codes: list[int] = []
-        self.size = size
-        monkeypatch.setattr(start_context, "abort", self.aborts.append)
-        monkeypatch.setattr(start_context, "ALIVE", 0.05)
-        monkeypatch.setattr(os, "_exit", self._exit)
-        monkeypatch.setattr(start_context, "Mailbox", lambda *_, **__: self)
-        mpi = SimpleNamespace(COMM_WORLD="world")
-        monkeypatch.setattr(start_context, "load_mpi", lambda environ, host: mpi)
-        self.rank = 0
-        self.context = context()
-        self.context.deadline = self.context.started - 1
-        self.context.hanging = 1.0
-
-    def _exit(self, code: int) -> None:
-        self.codes.append(code)
-        self.ended.set()
-
-    def send(self, *_: Any) -> None:
-        pass
+        channels = around.meet(agent)
+    assert rank.met == [(given or "world", around.host, around.deadline, {**PAYLOADS, "later": int})]
+    assert (channels.agent, around._has_met, orders) == (agent, size > 1, [Order.JOINED])
 
 
 def test_the_watchdog_of_rank_0_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Hanging(monkeypatch)
-    job.context.deadline += 60
+    """The others have none. That it reports: tests/faults/test_starts.py."""
+    rank = Rank(monkeypatch)
     before = set(threading.enumerate())
-    with job.context.ending_in_order(None):
-        job.context.meet(None)
+    with rank.context.ending_in_order(None):
+        rank.context.meet(None)
         (watchdog,) = set(threading.enumerate()) - before
     watchdog.join(10)
-    assert not watchdog.is_alive()
-    assert job.codes == []
-    job.rank = 1  # which has none
-    job.context.meet(None)
+    rank.rank = 1
+    rank.context.meet(None)
     assert set(threading.enumerate()) <= before
+    assert rank.codes == []
 
 
 def test_rank_0_that_minds_its_messages_after_the_deadline_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was stopped for a while, with all other ranks, and goes on."""
-    job = Hanging(monkeypatch)
     beats = itertools.count()
     enough = threading.Event()
 
@@ -145,12 +112,14 @@ def test_rank_0_that_minds_its_messages_after_the_deadline_does_not_hang(
             enough.set()
         return beat
 
+    rank = Rank(monkeypatch)
+    rank.context.deadline, rank.context.hanging = rank.context.started - 1, 1.0
     monkeypatch.setattr(StartContext, "beats", property(look))
     monkeypatch.setattr(start_context, "ALIVE", 0.001)
-    with job.context.ending_in_order(None):
-        job.context.meet(None)
+    with rank.context.ending_in_order(None):
+        rank.context.meet(None)
         assert enough.wait(10)
-    assert job.codes == []
+    assert rank.codes == []
 
 
 # -- messages that others would have sent, with and without a part in the cluster
@@ -160,31 +129,21 @@ UP = Cluster("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
 
 
-class Mailbox:
-    def __init__(self) -> None:
-        self.to_all: list[tuple[str, Any]] = []
-
-    def send_all(self, kind: str, payload: Any = None) -> None:
-        self.to_all.append((kind, payload))
-
-    def flush(self, timeout: float) -> bool:
-        return True
-
-
 class Channels:
     """One batch of events for each look; what the rank sends to itself comes with the next."""
 
     def __init__(self, rank: int, size: int, *batches: list[Event]) -> None:
         self.rank, self.size = rank, size
-        self.mailbox = Mailbox()
+        self.to_all: list[tuple[str, Any]] = []
+        self.mailbox = SimpleNamespace(
+            send_all=lambda *message: self.to_all.append(message), flush=lambda timeout: True
+        )
         self.batches = list(batches)
         self.sent: list[tuple[int, str, Any]] = []
         self.pushed_back: list[Event] = []
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self.sent.append((rank, kind, payload))
-        if rank == self.rank:
-            self.batches.insert(0, [Event(rank, kind, payload)])
 
     def events(self, timeout: float) -> list[Event]:
         return self.batches.pop(0) if self.batches else []
@@ -205,64 +164,56 @@ class Relay:
         self.events.append(event)
 
 
-def serve(channels: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Cluster:
+def serve(channels: Any, around: StartContext, relay: Any = None, *, left: float | None = None) -> Cluster:
+    """Until the start is over; on rank 0 with a coordinator that has so many seconds `left`."""
+    coordinator = None
+    if left is not None:
+        hosts = {0: "h", 1: "h1"} if channels.size > 1 else {0: "h"}
+        coordinator = FailureCoordinator(hosts, deadline=time.monotonic() + left)
     return until_over(channels, around, coordinator, relay)
 
 
-REGISTRATION = Registration("h", None, (), None, ())
+def registered(rank: int) -> Event:
+    return Event(rank, Kind.REGISTRATION, Registration("h", None, (), None, ()))
 
 
 def test_a_rank_that_takes_part_goes_on() -> None:
+    """Words of its agent are no messages of the coordinator."""
     later = Event(None, "workers-ended", [True])
-    agents = Event(None, "ready", [1, []])
-    channels = Channels(
-        1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.CLUSTER_UP, UP), later]
-    )
-    relay = Relay()
-    assert serve(channels, context(), None, relay) is UP
-    assert relay.events == [Event(0, Kind.START, START), agents]
-    assert relay.polls == 3
-    assert channels.pushed_back == [later]
-
-
-def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
     words = [Event(None, kind, []) for kind in (Kind.CLUSTER_UP, Kind.FAIL, Kind.START)]
+    seen = [Event(0, Kind.START, START), *words]
     relay = Relay()
-    serve(Channels(1, 2, words, [Event(0, Kind.CLUSTER_UP, UP)]), context(), None, relay)
-    assert relay.events == words
+    channels = Channels(1, 2, [], seen, [Event(0, Kind.CLUSTER_UP, UP), later])
+    assert serve(channels, context(), relay) is UP
+    assert (relay.events, relay.polls, channels.pushed_back) == (seen, 3, [later])
 
 
 def test_every_rank_raises_the_one_report() -> None:
     report = Failure(Problem("no GPU"), 2, "PlacementError")
     with pytest.raises(PlacementError, match="no GPU") as caught:
-        serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, None)
+        serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context())
     assert caught.value.reported
 
 
 def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure(Problem("bad option"), 2, "OptionError")
-    channels = Channels(
-        0,
-        2,
-        [Event(1, Kind.REGISTRATION, REGISTRATION), Event(0, Kind.FAILED, failure)],
-    )
-    around = context()
-    with pytest.raises(OptionError, match="rank 0 of 2 on h: bad option") as caught:
-        serve(channels, around, FailureCoordinator({0: "h", 1: "h1"}, deadline=time.monotonic() + 30), None)
+    channels = Channels(0, 2, [registered(1), Event(0, Kind.FAILED, failure)])
+    around, said = context(), "rank 0 of 2 on h: bad option"
+    with pytest.raises(OptionError, match=said) as caught:
+        serve(channels, around, left=30)
     assert caught.value.reported
     assert around.beats > 0  # else its watchdog takes it for one that hangs
-    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
-    ((kind, sent),) = channels.mailbox.to_all
-    assert (kind, str(sent.problem), sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
+    assert capsys.readouterr().err == f"dask_gpu_mpi: error: {said}\n"
+    ((kind, sent),) = channels.to_all
+    assert (kind, str(sent.problem), sent.kind) == (Kind.FAIL, said, "OptionError")
 
 
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    channels = Channels(0, 2, [Event(0, Kind.REGISTRATION, REGISTRATION)])
+    channels = Channels(0, 2, [registered(0)])
     with pytest.raises(StartupError, match="rank 1 of 2 on h1: no response") as caught:
-        serve(channels, context(), FailureCoordinator({0: "h", 1: "h1"}, deadline=time.monotonic() - 1), None)
-    assert caught.value.fatal
-    assert not caught.value.reported  # by who aborts the job
-    assert channels.mailbox.to_all == []
+        serve(channels, context(), left=-1)
+    assert (caught.value.fatal, caught.value.reported) == (True, False)  # reported by who aborts the job
+    assert channels.to_all == []
     assert capsys.readouterr().err == ""
 
 
@@ -272,69 +223,59 @@ def test_worlds_of_one_report_once(
 ) -> None:
     monkeypatch.setattr(start_context.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
     channels = Channels(0, 1, [Event(0, Kind.FAILED, Failure(Problem("bad"), 2))])
-    with pytest.raises(Exception, match="bad") as caught:
-        serve(channels, context(), FailureCoordinator({0: "h"}, deadline=time.monotonic() + 30), None)
-    assert caught.value.reported  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="bad") as caught:
+        serve(channels, context(), left=30)
+    assert caught.value.reported
     assert ("bad" in capsys.readouterr().err) is not silent
 
 
 def test_a_signal_is_reported_once() -> None:
-    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, Failure(Problem("SIGTERM"), 143))])
+    failure = Failure(Problem("SIGTERM came while the cluster started"), 143)
+    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, failure)])
     with pytest.raises(StartupError) as caught:
-        serve(channels, context(signal=15), None, Relay())
+        serve(channels, context(signal=15), Relay())
     assert caught.value.exit_code == 143
-    assert channels.sent == [
-        (0, Kind.FAILED, Failure(Problem("SIGTERM came while the cluster started"), 143))
-    ]
+    assert channels.sent == [(0, Kind.FAILED, failure)]
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever(rank: int) -> None:
     around = context(seconds=-31.0)
     with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout") as caught:
-        serve(Channels(rank, 3), around, None, None)
+        serve(Channels(rank, 3), around)
     assert caught.value.fatal
     assert caught.value.reported is (rank != 1)  # one rank is enough
     # a start message may give more time
     channels = Channels(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.CLUSTER_UP, UP)])
-    assert serve(channels, around, None, Relay()) is UP
+    assert serve(channels, around, Relay()) is UP
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def shown(*at: float, terminal: bool = False, planned: int | None = 64, hosts: Any = ("h17", "h18")) -> str:
+    """The output by these times of a start, in which as many workers are ready as seconds have passed."""
+    out = io.StringIO()
+    out.isatty = lambda: terminal  # type: ignore[method-assign]
+    progress = Progress(100.0, out)
+    for now in at:
+        progress.show(100.0 + now, lambda now=now: (int(now), planned, hosts))  # type: ignore[misc]
+    for _ in range(2):
+        progress.clear()
+    return out.getvalue()
 
 
 def test_a_line_every_ten_seconds_in_a_file() -> None:
-    out = io.StringIO()
-    progress = Progress(100.0, out)
-    for tenth in range(350):
-        progress.show(100.0 + tenth / 10, lambda: (42, 64, ["h17", "h18"]))
-    assert out.getvalue().splitlines() == ["dask_gpu_mpi: 42 of 64 workers, waiting for h[17-18]"] * 3
-    assert IN_FILE == 10.0
+    lines = shown(*(tenth / 10 for tenth in range(350))).splitlines()
+    assert lines == [f"dask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (10, 20, 30)]
 
 
 def test_one_line_that_changes_on_a_terminal() -> None:
-    out = Terminal()
-    progress = Progress(0.0, out)
-    for now, ready in ((0.1, 0), (ON_TERMINAL, 1), (ON_TERMINAL + 0.1, 2), (2 * ON_TERMINAL, 3)):
-        progress.show(now, lambda ready=ready: (ready, 4, ["h1"]))  # type: ignore[misc]
-    lines = "".join(f"\r\x1b[Kdask_gpu_mpi: {ready} of 4 workers, waiting for h1" for ready in (1, 3))
-    assert out.getvalue() == lines
-    progress.clear()
-    progress.clear()
-    assert out.getvalue() == lines + "\r\x1b[K"
+    lines = [f"\r\x1b[Kdask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (0, 2)]
+    assert shown(0.4, 0.5, 0.9, 2.0, terminal=True) == "".join([*lines, "\r\x1b[K"])
+    assert shown(0.4, terminal=True) == ""
 
 
 def test_what_is_awaited() -> None:
-    def told(planned: int | None, hosts: list[str]) -> str:
-        out = io.StringIO()
-        progress = Progress(0.0, out)
-        progress.show(IN_FILE, lambda: (0, planned, hosts))
-        progress.clear()
-        return out.getvalue()
-
-    assert told(None, []) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
-    many = told(99, [f"n{i}x{i % 7}" for i in range(99)])
+    assert shown(10.0, planned=None, hosts=[]) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
+    many = shown(10.0, hosts=[f"n{i}x{i % 7}" for i in range(99)])
     assert " and others" in many
-    assert many.count(",") <= NAMED
+    assert many.count(",") == NAMED
+    assert " and others" not in shown(10.0, hosts=[f"n{i}x" for i in range(NAMED)])
