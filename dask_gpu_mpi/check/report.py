@@ -11,7 +11,7 @@ from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, w
 from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.check.ucx import UcxErrors
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
 from dask_gpu_mpi.network.reachability import Node
@@ -78,7 +78,7 @@ class Evidence:
     #: The results of the tests of a rank; it has kernels, perhaps none, once it has ended all of them.
     kernels: Mapping[int, tuple[KernelResult, ...]] = field(default_factory=dict)
     #: Of the ranks that have tested UCX.
-    ucx: Mapping[int, UcxResult] = field(default_factory=dict)
+    ucx: Mapping[int, UcxErrors] = field(default_factory=dict)
     #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()
     #: Whether kernels run (``--kernel``).

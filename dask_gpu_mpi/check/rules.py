@@ -406,17 +406,14 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
         return
     if warning:
         yield Finding.of("warning", "transport", warning, FIX)
-    failed = False
-    for rank, result in evidence.ucx.items():
-        if result.error:
-            failed = True
-            found = f"UCX does not work: {result.error}; data to and from workers there goes over TLS"
-            yield Finding("warning", "transport", found, FIX, (rank,))
-        for host, error in result.between:
-            failed = True
-            found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
-            yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
-    if not failed:
+    for rank, errors in evidence.ucx.items():
+        for host, error in errors:
+            found, fix = f"UCX does not work: {error}; data to and from workers there goes over TLS", FIX
+            if host:
+                found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
+                fix = BETWEEN_FIX
+            yield Finding("warning", "transport", found, fix, (rank,))
+    if not any(evidence.ucx.values()):
         where = f"within {counted(len(evidence.ucx), 'node')}"
         if between_nodes and len(evidence.ucx) > 1:
             where += " and from each to the next"

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -36,7 +36,7 @@ from dask_gpu_mpi.check.kernel import KernelResult, run_kernels
 from dask_gpu_mpi.check.observations import Observations, observe, of_rank
 from dask_gpu_mpi.check.report import Evidence, Finding, Report
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult, UcxTrial
+from dask_gpu_mpi.check.ucx import UcxErrors, UcxOrder, UcxPairs, UcxPeer, UcxTrial
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
@@ -57,7 +57,7 @@ DEADLINE_NAME = f"the deadline of check ({OBSERVE_TIMEOUT:g} s)"
 class CheckKind(StrEnum):
     """Kinds of messages that a check has in addition to those of the start (`startup.messages.Kind`)."""
 
-    #: Rank 0 to all: a `RankTest`.
+    #: Rank 0 to all: a `RankTests`.
     TEST = "test"
     #: A rank that tests UCX to rank 0: UCX's address of its child; empty: UCX does not work there.
     UCX_ADDRESS = "UCX address"
@@ -67,24 +67,15 @@ class CheckKind(StrEnum):
     TESTED = "tested"
 
 
-@dataclass(frozen=True)
-class RankTest:
-    """The tests for a rank while it connects to others."""
-
-    #: UUIDs of the GPUs on which to run a kernel.
-    gpus: tuple[str, ...]
-    #: Until the kernels must have ended.
-    seconds: float
-    #: None: UCX is not tested here.
-    ucx: UcxOrder | None = None
-
-
+#: The tests for a rank while it connects to others: UUIDs of the GPUs on which to run a kernel, the seconds until all must have
+#: ended, and the test of UCX; None: UCX is not tested here.
+RankTests = tuple[tuple[str, ...], float, UcxOrder | None]
 #: The results of a rank's tests: of its kernels, and of UCX; None: UCX was not tested here.
-Tested = tuple[tuple[KernelResult, ...], UcxResult | None]
+Tested = tuple[tuple[KernelResult, ...], UcxErrors | None]
 #: The type of each kind's payload, in addition to those of the start.
 PAYLOADS: Mapping[str, Any] = {
     Kind.REGISTRATION: Observations,
-    CheckKind.TEST: RankTest,
+    CheckKind.TEST: RankTests,
     CheckKind.UCX_ADDRESS: bytes,
     CheckKind.UCX_PEER: UcxPeer,
     CheckKind.TESTED: Tested,
@@ -203,11 +194,12 @@ class CheckingRank:
             self._channels.begin_step(
                 "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
             )
-            if payload.ucx is not None:
+            gpus, seconds, order = payload
+            if order is not None:
                 # in this thread: a child dies with the thread that has started it
-                self._ucx = UcxTrial(payload.ucx, self._context.environ, payload.seconds)
+                self._ucx = UcxTrial(order, self._context.environ, seconds)
             # in another thread, so that this one can still receive
-            threading.Thread(target=self._test, args=(payload,), daemon=True).start()
+            threading.Thread(target=self._test, args=(gpus, seconds), daemon=True).start()
         elif kind == CheckKind.UCX_PEER and self._ucx is not None:
             self._ucx.introduce(payload)
         else:
@@ -226,8 +218,8 @@ class CheckingRank:
         with contextlib.suppress(queue.Empty):
             self._channels.send(COORDINATOR, CheckKind.TESTED, self._results.get_nowait())
 
-    def _test(self, test: RankTest) -> None:
-        kernels = run_kernels(test.gpus, self._context.environ, test.seconds)
+    def _test(self, gpus: Sequence[str], seconds: float) -> None:
+        kernels = run_kernels(gpus, self._context.environ, seconds)
         ucx = self._ucx.result() if self._ucx is not None else None
         self._results.put((kernels, ucx))
 
@@ -403,8 +395,8 @@ class CheckCoordinator(FailureCoordinator):
             for rank, device in devices.items()
         }
         for rank in range(self.size):
-            test = RankTest(tuple(gpus.get(rank, ())), seconds, ucx.get(rank))
-            self._send(rank, CheckKind.TEST, test)
+            tests: RankTests = (tuple(gpus.get(rank, ())), seconds, ucx.get(rank))
+            self._send(rank, CheckKind.TEST, tests)
         if has_addresses:
             self._test.connect(MOST_IN_CHECK, min(CONNECT_TIMEOUT, seconds / 2))
 

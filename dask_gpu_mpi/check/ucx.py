@@ -53,14 +53,8 @@ class UcxPeer:
     receive_tag: int = 0
 
 
-@dataclass(frozen=True)
-class UcxResult:
-    """The result of the test on one node."""
-
-    #: The error of a transfer within the node; empty: it works.
-    error: str = ""
-    #: Other nodes with which it does not work, each with the error.
-    between: tuple[tuple[str, str], ...] = ()
+#: The errors of the tests of one rank, each after the other node's host name (empty: within its own node); none: UCX works.
+UcxErrors = tuple[tuple[str, str], ...]
 
 
 class UcxTrial:
@@ -87,7 +81,7 @@ class UcxTrial:
             stderr=self._errors,
         )
         self._address: bytes | None = None
-        self._result: UcxResult | None = None
+        self._result: UcxErrors | None = None
         self._reader = threading.Thread(target=self._read, name="UCX trial", daemon=True)
         self._reader.start()
 
@@ -106,7 +100,7 @@ class UcxTrial:
             self._child.stdin.write(line.encode())
             self._child.stdin.flush()
 
-    def result(self) -> UcxResult:
+    def result(self) -> UcxErrors:
         """Wait for the result, until the deadline at most, and end the child. Call it once."""
         self._reader.join(max(0.0, self._deadline - time.monotonic()))
         late = self._reader.is_alive()
@@ -123,9 +117,9 @@ class UcxTrial:
         if self._result is not None:
             return self._result
         if late:
-            return UcxResult(f"no result within {self._seconds:.0f} s")
+            return (("", f"no result within {self._seconds:.0f} s"),)
         last = (text.splitlines() or ["no error output"])[-1]
-        return UcxResult(f"exit code {self._child.returncode}: {last[:_MOST_LETTERS]}")
+        return (("", f"exit code {self._child.returncode}: {last[:_MOST_LETTERS]}"),)
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -136,8 +130,7 @@ class UcxTrial:
                     if "address" in told:
                         self._address = bytes.fromhex(told["address"])
                     else:
-                        between = tuple((str(host), str(error)) for host, error in told["between"])
-                        self._result = UcxResult(str(told["error"]), between)
+                        self._result = tuple((str(host), str(error)) for host, error in told["errors"])
 
 
 class UcxPairs:
@@ -184,12 +177,11 @@ def main() -> None:
     """The child: prints its address, then the result, each as a line of JSON."""
     parent, seconds, order = int(sys.argv[1]), float(sys.argv[2]), UcxOrder(**json.loads(sys.argv[3]))
     die_with_parent(parent)
-    error, between = "", []
     try:
-        between = asyncio.run(_Trial(order, seconds).run())
+        errors = asyncio.run(_Trial(order, seconds).run())
     except Exception as raised:  # an error of UCX, RMM or the driver is the result
-        error = _one_line(raised)
-    _tell(error=error, between=between)
+        errors = [("", _one_line(raised))]
+    _tell(errors=errors)
     os._exit(0)  # the end of UCX with Python is not a part of the test
 
 

@@ -18,9 +18,8 @@ from dask_gpu_mpi.check.run import (
     REPORT_TIMEOUT,
     CheckCoordinator,
     CheckKind,
-    RankTest,
+    RankTests,
 )
-from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
@@ -110,9 +109,9 @@ def test_all_is_well() -> None:
     (rank, mine), (other, its) = job.kind(Kind.LISTEN)
     assert (rank, mine.address, mine.scheduler is None, mine.dashboard) == (0, "10.0.0.1", False, True)
     assert (other, its.address, its.scheduler, its.dashboard) == (1, "10.0.0.1", None, False)
-    tests: list[tuple[int, RankTest]] = job.kind(CheckKind.TEST)
-    assert [(rank, test.gpus, test.ucx) for rank, test in tests] == [(0, (), None), (1, (), None)]
-    assert tests[0][1].seconds == REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
+    tests: list[tuple[int, RankTests]] = job.kind(CheckKind.TEST)
+    seconds = REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
+    assert tests == [(0, ((), seconds, None)), (1, ((), seconds, None))]
     connects = [to for _, to in job.kind(Kind.CONNECT)]
     assert [(to.scheduler, to.tokens, to.timeout) for to in connects] == [
         ("10.0.0.1:4711", mine.scheduler, 5.0)
@@ -168,7 +167,7 @@ def test_each_rank_runs_kernels_on_the_gpus_of_its_workers(kernel: bool) -> None
     job.listen()
     job.test()
     gpus = [(), ("GPU-h2-0", "GPU-h2-1") if kernel else ()]
-    assert [test.gpus for _, test in job.kind(CheckKind.TEST)] == gpus
+    assert [of_rank for _, (of_rank, _, _) in job.kind(CheckKind.TEST)] == gpus
     assert job.evidence.kernel is kernel
 
 
@@ -176,16 +175,16 @@ def test_one_rank_of_each_node_tries_ucx() -> None:
     job = Job(Options(worker_ucx=WorkerUcx.ALL))
     job.register()
     job.listen()
-    orders = [test.ucx for _, test in job.kind(CheckKind.TEST)]
+    orders = [order for _, (_, _, order) in job.kind(CheckKind.TEST)]
     assert [(order.device, order.peers) for order in orders] == [("", 1), ("", 1)]
     for rank in (0, 1):
         job.tell(rank, CheckKind.UCX_ADDRESS, b"address")
     assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
     for rank in (0, 1):
         job.tell(rank, Kind.REACHED, Reached(Reach()))
-        job.tell(rank, CheckKind.TESTED, ((), UcxResult("no device")))
+        job.tell(rank, CheckKind.TESTED, ((), (("", "no device"),)))
     job.tick(3.0)
-    assert job.evidence.ucx == dict.fromkeys((0, 1), UcxResult("no device"))
+    assert job.evidence.ucx == dict.fromkeys((0, 1), (("", "no device"),))
 
 
 def test_ucx_is_tried_over_the_ports_of_the_worker() -> None:
@@ -196,7 +195,7 @@ def test_ucx_is_tried_over_the_ports_of_the_worker() -> None:
     found[0] = replace(found[0], inventory=replace(found[0].inventory, gpus=tuple(gpus)))
     job.register(*found)
     job.listen()
-    orders = [test.ucx for _, test in job.kind(CheckKind.TEST)]
+    orders = [order for _, (_, _, order) in job.kind(CheckKind.TEST)]
     assert [(order.device, order.devices) for order in orders] == [
         ("GPU-h1-0", "mlx5_0:1"),
         ("GPU-h2-0", ""),
@@ -295,5 +294,5 @@ def test_bad_options_of_a_rank_end_the_check_at_once() -> None:
 
 
 def test_what_is_not_for_rank_0() -> None:
-    assert not Job().head.handle(Event(0, CheckKind.TEST, RankTest((), 1.0)), STARTED)
+    assert not Job().head.handle(Event(0, CheckKind.TEST, ((), 1.0, None)), STARTED)
     assert not Job().head.handle(Event(None, CheckKind.TESTED, None), STARTED)

@@ -12,7 +12,7 @@ from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Evidence, Finding, Report
 from dask_gpu_mpi.check.rules import LEAST_SCRATCH, NETWORK, apply_rules, check_transport
 from dask_gpu_mpi.check.run import _tries_of_ucx
-from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.check.ucx import UcxErrors
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
@@ -425,15 +425,15 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
     ("results", "level", "ranks", "texts", "fix"),
     [
         (
-            (UcxResult(), UcxResult()),
+            ((), ()),
             "ok",
             (),
             ("UCX for GPU memory between workers", "UCX works within 2 nodes and from each to the next"),
             "",
         ),
-        ((UcxResult(), UcxResult("no device")), "warning", (1,), ("no device",), ""),
+        (((), (("", "no device"),)), "warning", (1,), ("no device",), ""),
         (
-            (UcxResult(between=(("h2", "nothing came"),)), UcxResult()),
+            ((("h2", "nothing came"),), ()),
             "warning",
             (0,),
             ("UCX does not work to h2: nothing came",),
@@ -443,7 +443,7 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
     ids=["works", "not on one node", "not between nodes"],
 )
 def test_ucx_that_was_tried(
-    results: tuple[UcxResult, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
+    results: tuple[UcxErrors, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
 ) -> None:
     (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, ucx=dict(enumerate(results))))
     assert (finding.level, finding.ranks) == (level, ranks)
