@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
-import threading
 import time
 from typing import Any
 
@@ -54,32 +52,20 @@ def test_as_long_as_the_job_may_run(job_end: float | None, until: float) -> None
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
-    """Let two contexts greet each other; returns the error of the client, or the server's."""
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.settimeout(10)
-    errors: list[str] = []
-
-    def serve() -> None:
+    """Let two contexts greet each other; returns the first error."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in ends * 2:
         try:
-            with server.wrap_socket(ours, server_side=True) as secure:
-                assert secure.recv(10) == b"hello"
-        except OSError as error:
-            errors.append(str(error))
-            ours.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with client.wrap_socket(theirs) as secure:
-            secure.send(b"hello")
-    except OSError as error:
-        errors.insert(0, str(error))
-    finally:
-        theirs.close()
-        thread.join(timeout=10)
-        ours.close()
-    return errors[0] if errors else ""
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            return str(error)
+    return ""
 
 
 def contexts(credentials: dict[str, Any]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -92,19 +78,15 @@ def contexts(credentials: dict[str, Any]) -> tuple[ssl.SSLContext, ssl.SSLContex
     )
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_members_of_one_job_let_each_other_in(strict: bool) -> None:
+def test_members_of_one_job_let_each_other_in_and_nobody_else() -> None:
     server, client = contexts(make_credentials())
-    if strict:
-        for context in (server, client):
-            context.verify_flags |= ssl.VERIFY_X509_STRICT
+    for context in (server, client):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does
     assert shake_hands(server, client) == ""
-
-
-def test_a_member_of_another_job_is_refused() -> None:
-    server, _ = contexts(make_credentials())
-    _, client = contexts(make_credentials())
-    assert re.search(r"(?i)certificate|alert|reset|broken", shake_hands(server, client))
+    _, stranger = contexts(make_credentials())
+    assert "certificate verify failed" in shake_hands(server, stranger)
+    stranger.verify_mode = ssl.CERT_NONE  # the refusal is to be the server's
+    assert "certificate verify failed" in shake_hands(server, stranger)
 
 
 def test_a_member_is_no_authority() -> None:
@@ -129,9 +111,6 @@ def test_a_clock_that_is_wrong_is_named(age: float, problem: str) -> None:
         assert time.strftime("%Y-%m-%d", time.gmtime()) in found
     else:
         assert found == ""
-
-
-# -- links with a token, and what Dask makes its own of
 
 
 def test_the_template_is_dasks() -> None:

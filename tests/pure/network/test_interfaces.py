@@ -27,89 +27,51 @@ def ib(host: int, name: str = "ib0") -> Interface:
     return Interface(name, f"10.1.0.{host}", "10.1.0.0/16")
 
 
+def v6(host: int, name: str = "eth0", **changes: object) -> Interface:
+    return eth(host, name=name, address=f"fd77::{host}", network="fd77::/64", **changes)
+
+
+def cloud(host: int) -> Interface:
+    return Interface("ens4", f"10.0.0.{host}", f"10.0.0.{host}/32", default=True)
+
+
 HSN = [Interface("hsn0", f"10.2.0.{n}", "10.2.0.0/16") for n in (1, 2)]
 DOCKER = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
-#: Of each host: its own address, another one on every host's own network first.
+#: Its own address, and another one on every host's own network first.
 TWO_NETWORKS = [[LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24"), eth(n)] for n in (1, 2)]
+ETH, V6 = ["10.0.0.1", "10.0.0.2"], ["fd77::1", "fd77::2"]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "interfaces", "name", "addresses"),
+    ("interfaces", "name", "addresses"),
     [
-        ("aa", [[LO, eth(1)], [LO, eth(1)]], None, ["127.0.0.1"] * 2),  # one host
-        ("ab", [[LO, eth(1)], [LO, eth(2)]], "eth0", ["10.0.0.1", "10.0.0.2"]),  # the default route
-        # a fast network goes before it, if all hosts have it
-        ("ab", [[LO, eth(1), ib(1), HSN[0]], [LO, eth(2), ib(2), HSN[1]]], "hsn0", ["10.2.0.1", "10.2.0.2"]),
-        ("ab", [[LO, eth(1), ib(1)], [LO, eth(2), ib(2)]], "ib0", ["10.1.0.1", "10.1.0.2"]),
-        ("ab", [[LO, eth(1), ib(1)], [LO, eth(2)]], "eth0", ["10.0.0.1", "10.0.0.2"]),
-        # a bridge has the same address everywhere
-        (
-            "ab",
-            [[LO, DOCKER, eth(n, default=False)] for n in (1, 2)],
-            "eth0",
-            ["10.0.0.1", "10.0.0.2"],
-        ),
-        # one network under two names
-        ("ab", [[LO, eth(1)], [LO, eth(2, name="ens3")]], None, ["10.0.0.1", "10.0.0.2"]),
-        # single addresses: those of the default routes
-        (
-            "ab",
-            [[LO, Interface("ens4", f"10.128.0.{n}", f"10.128.0.{n}/32", default=True)] for n in (0, 1)],
-            None,
-            ["10.128.0.0", "10.128.0.1"],
-        ),
-        # two addresses of one host do not stand for two hosts
-        (
-            "abc",
-            [[LO, eth(1)], [LO, eth(2), eth(3)], [LO, eth(4, name="ens3")]],
-            None,
-            ["10.0.0.1", "10.0.0.2", "10.0.0.4"],
-        ),
-        (
-            "abc",
-            [[LO, eth(1)], [LO, eth(2), eth(3)], [LO, eth(4)]],
-            "eth0",
-            ["10.0.0.1", "10.0.0.2", "10.0.0.4"],
-        ),
-        # nodes without an IPv4 address
-        (
-            "ab",
-            [[LO, Interface("eth0", f"fd77::{n}", "fd77::/64")] for n in (1, 2)],
-            "eth0",
-            ["fd77::1", "fd77::2"],
-        ),
-        # an IPv4 address before them
-        (
-            "ab",
-            [
-                [LO, eth(n, name="eth1"), eth(n, name="hsn0", address=f"fd77::{n}", network="fd77::/64")]
-                for n in (1, 2)
-            ],
-            "eth1",
-            ["10.0.0.1", "10.0.0.2"],
-        ),
-        (
-            "ab",
-            [
-                [
-                    LO,
-                    Interface(name, f"2001:db8::{n}", "2001:db8::/64", default=True),
-                    eth(n, name=name + "x", address=f"203.0.113.{n}", network="203.0.113.0/24"),
-                ]
-                for n, name in ((1, "a"), (2, "b"))
-            ],
-            None,
-            ["203.0.113.1", "203.0.113.2"],
-        ),
-        # the address is on the network that was chosen
-        ("ab", TWO_NETWORKS, "eth0", ["10.0.0.1", "10.0.0.2"]),
+        ([[LO, eth(1)], [LO, eth(2)]], "eth0", ETH),
+        ([[LO, eth(1), ib(1), HSN[0]], [LO, eth(2), ib(2), HSN[1]]], "hsn0", ["10.2.0.1", "10.2.0.2"]),
+        ([[LO, eth(1), ib(1)], [LO, eth(2), ib(2)]], "ib0", ["10.1.0.1", "10.1.0.2"]),
+        ([[LO, eth(1), ib(1)], [LO, eth(2)]], "eth0", ETH),
+        ([[LO, DOCKER, eth(n, default=False)] for n in (1, 2)], "eth0", ETH),
+        ([[LO, eth(1)], [LO, eth(2, name="ens3")]], None, ETH),
+        ([[LO, cloud(1)], [LO, cloud(2)]], None, ETH),
+        ([[LO, eth(1)], [LO, eth(2), eth(3)], [LO, eth(4, name="ens3")]], None, [*ETH, "10.0.0.4"]),
+        ([[LO, v6(1)], [LO, v6(2)]], "eth0", V6),
+        ([[LO, eth(n, name="eth1"), v6(n, "hsn0")] for n in (1, 2)], "eth1", ETH),
+        ([[LO, v6(n, name), eth(n, name=name + "x")] for n, name in ((1, "a"), (2, "b"))], None, ETH),
+        (TWO_NETWORKS, "eth0", ETH),
     ],
-)
+    ids=[
+        "the default route", "a fast network first", "InfiniBand", "InfiniBand of one host alone", "a bridge",
+        "one network, two names", "single addresses", "two addresses of one host", "IPv6 alone",
+        "IPv4 before IPv6", "IPv4 before IPv6, two names", "the address is on the chosen network",
+    ],
+)  # fmt: skip
 def test_what_connects_the_hosts(
-    hosts: str, interfaces: list[list[Interface]], name: str | None, addresses: list[str]
+    interfaces: list[list[Interface]], name: str | None, addresses: list[str]
 ) -> None:
-    found = choose_addresses(list(hosts), dict(enumerate(interfaces)), [None] * len(hosts))
+    hosts = ["a", "b", "c"][: len(interfaces)]
+    found = choose_addresses(hosts, dict(enumerate(interfaces)), [None] * len(hosts))
     assert found == (name, dict(enumerate(addresses)))
+    alone = choose_addresses(["a"] * len(hosts), dict(enumerate(interfaces)), [None] * len(hosts))
+    assert alone == (None, dict.fromkeys(range(len(hosts)), "127.0.0.1"))
 
 
 def test_the_interface_asked_for_is_used() -> None:

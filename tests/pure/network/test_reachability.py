@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,26 +52,39 @@ def test_reaches_and_compares_clocks(address: str) -> None:
     assert abs(found.ahead) <= found.round_trip
 
 
-def test_listener_tells_strangers_nothing(listener: Listener) -> None:
-    assert connect_to("127.0.0.1", listener.port, Tokens()).error == "something else answers there"
+@contextlib.contextmanager
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of another program, which serves in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
 
 
 @pytest.mark.parametrize("echo", [True, False])
 def test_somebody_elses_listener(echo: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            got = connection.recv(4096)
+            if echo:
+                connection.sendall(got + b"\0" * 8)
 
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                got = connection.recv(4096)
-                if echo:
-                    connection.sendall(got + b"\0" * 8)
+    with serving(serve) as port:
+        assert connect_to("127.0.0.1", port, TOKENS, timeout=1.0).error == "something else answers there"
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = connect_to("127.0.0.1", server.getsockname()[1], TOKENS, timeout=1.0)
-        thread.join()
-    assert found.error == "something else answers there"
+
+def test_a_rank_that_was_hung_up_on_asks_again() -> None:
+    def serve(server: socket.socket) -> None:
+        server.accept()[0].close()
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(TOKENS.answer.encode() + b"\0" * 8)
+
+    with serving(serve) as port:
+        assert connect_to("127.0.0.1", port, TOKENS).error == ""
 
 
 def test_nobody_listens() -> None:
@@ -123,7 +135,7 @@ def test_a_crowd_of_strangers_is_one_thread(listener: Listener) -> None:
             stranger.close()
 
 
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 65536])
+@pytest.mark.parametrize("length", [1, 64, 65536])
 def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
     told = b""
     place = ("127.0.0.1", listener.port)
@@ -133,52 +145,25 @@ def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
         stranger.shutdown(socket.SHUT_WR)
         told = stranger.recv(1000)
     assert told == b""
-    assert connect_to("127.0.0.1", listener.port, TOKENS).error == ""
+    assert connect_to(*place, Tokens()).error == "something else answers there"
+    assert connect_to(*place, TOKENS).error == ""
 
 
-def test_a_rank_that_was_hung_up_on_asks_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            server.accept()[0].close()
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(TOKENS.answer.encode() + b"\0" * 8)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        assert connect_to("127.0.0.1", server.getsockname()[1], TOKENS).error == ""
-        thread.join()
-
-
-WITHOUT_DESCRIPTORS = """
-import contextlib, os, resource, socket, time
-from dask_gpu_mpi.network.reachability import Listener, Tokens
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-listener = Listener("127.0.0.1", 0, Tokens())
-client = socket.socket()
-own = []
-with contextlib.suppress(OSError):
-    while True:
-        own.append(os.open("/dev/null", os.O_RDONLY))
-client.connect(("127.0.0.1", listener.port))
-spent = time.process_time()
-time.sleep(1.0)
-print(time.process_time() - spent < 0.5)
-for fd in own:
-    os.close(fd)
-client.sendall(b"x" * 32)
-print(client.recv(1))
-listener.close()
-"""
-
-
-def test_no_descriptors() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=30
-    )
-    assert (done.stdout.splitlines(), done.stderr) == (["True", "b''"], "")
+def test_no_descriptors(listener: Listener) -> None:
+    """Peers wait in the queue of the kernel, and the thread does not keep a core busy meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            client.connect(("127.0.0.1", listener.port))
+            spent = time.process_time()
+            time.sleep(1.0)
+            assert time.process_time() - spent < 0.5
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.settimeout(10)
+        client.sendall(TOKENS.question.encode())
+        assert client.recv(1000).startswith(TOKENS.answer.encode())
 
 
 def nodes(number: int) -> list[Node]:
@@ -255,10 +240,6 @@ def test_connects_to_all_peers_at_once() -> None:
 
 def test_the_report_names_pairs_and_is_bounded() -> None:
     silent = "no answer within 5 s"
-    assert (
-        connection_report({"h2": {silent: ["h3"]}, "h3": {silent: ["h2"]}})
-        == f"from h2 to h3 ({silent}), from h3 to h2 ({silent})"
-    )
     several = connection_report({"a": {silent: ["h1", "h2"], "refused": ["h3"]}})
     assert several == f"from a to h[1-2] ({silent}), from a to h3 (refused)"
     many = connection_report({f"h{i}": {silent: [f"h{100 + i}"]} for i in range(40)})
@@ -269,13 +250,10 @@ def test_the_report_names_pairs_and_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("options", "ports"),
     [
-        ({}, [0]),
         ({"worker_port": 4000}, [4000]),
-        ({"worker_port": "4000"}, [4000]),
         ({"worker_port": "4000:4002"}, [4000, 4001, 4002]),
         ({"worker_port": "4002:4000"}, [0]),
         ({"worker_port": "x"}, [0]),
-        ({"worker_port": 70_000}, [0]),
         ({"worker_port": "65535:65536"}, [0]),
         ({"worker_port": -1}, [0]),
         ({"worker_port": 10**5000}, [0]),

@@ -6,12 +6,14 @@ import asyncio
 import copy
 import gc
 import os
+import socket
 import sys
 import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask
 import pytest
@@ -55,8 +57,7 @@ def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority:
     ("transports", "left"),
     [
         ("all", "all"),
-        ("tcp,cuda_copy,cuda_ipc", "tcp"),
-        ("rc,sm,cuda", "rc,sm"),
+        ("rc,sm,cuda_copy,cuda_ipc,cuda", "rc,sm"),
         ("cuda_ipc", "tcp"),
         ("^cuda_ipc,sm", "^cuda_ipc,sm"),
         ("^sm,cuda_ipc", "^cuda_ipc,sm"),
@@ -212,20 +213,15 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
 @pytest.mark.parametrize("section", ["distributed-ucxx", "distributed.comm.ucx"])
 def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
     # distributed-ucxx puts them into os.environ, which takes nothing else: "str expected, not int"
-    told = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5, "none": None}
-    with dask.config.set({f"{section}.environment": told}):
-        config = connection_config({"enable_nvlink": True})
-        with dask.config.set(config):
-            seen = dict(dask.config.get(f"{section}.environment"))
-    priority = {"sockaddr-tls-priority": "tcp"} if section == "distributed-ucxx" else {}
-    assert seen == {
-        "rndv_thresh": "12345",
-        "warn-unused-env-vars": "n",
-        "tls-x": "all",
-        "frag": "1.5",
-        "none": None,  # which UCX complains of, as before
-        **priority,
-    }
+    given = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5}
+    texts = {"rndv_thresh": "12345", "warn-unused-env-vars": "n", "tls-x": "all", "frag": "1.5"}
+    with dask.config.set({f"{section}.environment": given}), dask.config.set(connection_config({})):
+        assert dask.config.get(f"{section}.environment") == texts
+    with (
+        dask.config.set({f"{section}.environment": ["tls", "all"]}),
+        pytest.raises(InputError, match=rf"{section}\.environment is .* \(expected names and values"),
+    ):
+        connection_config({})
 
 
 def test_workers_ask_for_more_at_a_time_unless_the_user_has_said_how_much() -> None:
@@ -238,64 +234,37 @@ def test_workers_ask_for_more_at_a_time_unless_the_user_has_said_how_much() -> N
         assert transfer_config() == {}
 
 
-def test_configuration_that_is_no_mapping() -> None:
-    with (
-        dask.config.set({"distributed-ucxx.environment": ["tls", "all"]}),
-        pytest.raises(
-            InputError,
-            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\" \(expected names and values",
-        ),
-    ):
-        connection_config({})
-
-
 def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # what the real one does on import, for those that are not set
-    names = ("UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS", "UCX_WARN_UNUSED_ENV_VARS")
-    (tmp_path / "ucxx.py").write_text(
-        f"import os\nfor name in {names[:3]}:\n    os.environ.setdefault(name, 'its own')\n"
-    )
+    names = ("UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS")
+    text = f"import os\nfor name in {names}:\n    os.environ.setdefault(name, 'its own')\n"
+    (tmp_path / "ucxx.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "ucxx", raising=False)
-    for name in names:
-        monkeypatch.setenv(name, "")  # so that it is undone
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("UCX_MAX_RNDV_RAILS", "the environment's")
+    monkeypatch.setattr(os, "environ", {"UCX_MAX_RNDV_RAILS": "the environment's"})
     with dask.config.set({"distributed-ucxx.environment": {"rndv-thresh": "12345", "max-rndv-rails": "2"}}):
         ucx.import_ucx()
+    del sys.modules["ucxx"]
     # distributed-ucxx takes its configuration where the environment has nothing
-    assert "UCX_RNDV_THRESH" not in os.environ
-    assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
-    assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
-    del sys.modules["ucxx"]  # not by monkeypatch, which would put it back
+    assert {name: os.environ.get(name) for name in names} == {
+        "UCX_RNDV_THRESH": None,
+        "UCX_RNDV_FRAG_MEM_TYPE": "its own",
+        "UCX_MAX_RNDV_RAILS": "the environment's",
+    }
 
 
 def test_handshakes_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where ucxx is imported later, and once, however often it is begun."""
-    given: list[float] = []
+    """Also where ucxx is imported later, by the start."""
     backend: Any = types.ModuleType("distributed_ucxx.ucxx")
-    backend.ucxx = None
-
-    def init_once() -> None:
-        if backend.ucxx is None:
-            backend.ucxx = types.SimpleNamespace(
-                create_endpoint=lambda ip, port, connect_timeout=5.0: given.append(connect_timeout),
-                create_listener=lambda callback, port=None, connect_timeout=5.0: given.append(
-                    connect_timeout
-                ),
-            )
-
-    backend.init_once = init_once
+    made = types.SimpleNamespace(create_endpoint=dict, create_listener=dict)
+    backend.init_once = lambda: setattr(backend, "ucxx", made)
     monkeypatch.setitem(sys.modules, "distributed_ucxx.ucxx", backend)
     monkeypatch.setitem(sys.modules, "distributed_ucxx", types.ModuleType("distributed_ucxx"))
     ucx.extend_handshakes()
-    for _ in range(2):
-        backend.init_once()
-        backend.ucxx.create_endpoint("10.0.0.1", 1)
-        backend.ucxx.create_listener(print, port=0)
-    assert given == [ucx.HANDSHAKE_TIMEOUT] * 4
+    backend.init_once()
+    for function in (backend.ucxx.create_endpoint, backend.ucxx.create_listener):
+        assert function(port=0) == {"port": 0, "connect_timeout": ucx.HANDSHAKE_TIMEOUT}
 
 
 def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
@@ -306,19 +275,12 @@ def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
 def test_library_is_loaded_where_it_is_a_package(
     monkeypatch: pytest.MonkeyPatch, fails: OSError | None
 ) -> None:
-    calls = []
-
-    def load() -> None:
-        calls.append(1)
-        if fails is not None:
-            raise fails
-
-    package = types.ModuleType("libucxx")
-    package.load_library = load  # type: ignore[attr-defined]
+    package: Any = types.ModuleType("libucxx")
+    package.load_library = Mock(side_effect=fails)
     monkeypatch.setitem(sys.modules, "libucxx", package)
     monkeypatch.setenv("UCX_WARN_UNUSED_ENV_VARS", "y")
     assert ucx.load_library() is (fails is None)
-    assert calls == [1]
+    package.load_library.assert_called_once_with()
     monkeypatch.setitem(sys.modules, "libucxx", None)
     assert not ucx.load_library()
     assert os.environ["UCX_WARN_UNUSED_ENV_VARS"] == "y"
@@ -329,27 +291,23 @@ def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
     monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """Whether ucxx's asking is still on for this loop; the packages themselves are in tests/ucx."""
-    core: Any = types.ModuleType("ucxx.core")
-    contexts: Any = types.ModuleType("ucxx._lib_async.application_context")
-    monkeypatch.setitem(sys.modules, core.__name__, core)
-    monkeypatch.setitem(sys.modules, contexts.__name__, contexts)
-    descriptor, other = os.pipe()
+    core, contexts = Mock(), Mock()
+    monkeypatch.setitem(sys.modules, "ucxx.core", core)
+    monkeypatch.setitem(sys.modules, "ucxx._lib_async.application_context", contexts)
 
-    async def watched() -> bool:
+    async def watched(watched: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
-        worker = types.SimpleNamespace(epoll_file_descriptor=descriptor)
-        core._ctx = types.SimpleNamespace(worker=worker)
+        core._ctx.worker.epoll_file_descriptor = watched.fileno()
         contexts.ProgressTasks = {loop: None} if asked else {}
-        loop.add_reader(descriptor, lambda: None)
+        loop.add_reader(watched, lambda: None)
         ucx.stop_watching_ucx()
-        still = loop.remove_reader(descriptor)
+        still = loop.remove_reader(watched)
         core._ctx = None  # UCX was not started
         ucx.stop_watching_ucx()
         return still
 
-    assert asyncio.run(watched()) is asked
-    os.close(descriptor)
-    os.close(other)
+    with socket.socket() as descriptor:
+        assert asyncio.run(watched(descriptor)) is asked
 
 
 @pytest.mark.parametrize(
@@ -373,6 +331,7 @@ def test_between_nodes_ucx_needs_rdma(
 ) -> None:
     devices = tmp_path / "infiniband"
     devices.mkdir()
+    monkeypatch.setattr(ucx, "SLINGSHOT", f"{tmp_path}/cxi*")
     if device:
         (devices / "mlx5_0").touch()
     found = None
@@ -384,6 +343,9 @@ def test_between_nodes_ucx_needs_rdma(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
     text = ucx.obstacle_between_nodes(environ, str(devices / "*"))
     assert text.startswith(why) if why else not text
+    (tmp_path / "cxi0").mkdir()
+    text = ucx.obstacle_between_nodes(environ, str(devices / "*"))
+    assert (text == "UCX has no transport for Slingshot") is not device
 
 
 @pytest.mark.parametrize(
@@ -420,10 +382,3 @@ def test_the_section_of_the_configuration_that_counts() -> None:
             assert ucx.configured_environment() == ("distributed-ucxx", {"RNDV_THRESH": "1"})
     with dask.config.set({new: {"tls": "sm", "TLS": "tcp"}}):
         assert ucx.opened_by({}) == f"{new}.tls"
-
-
-def test_slingshot_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx, "SLINGSHOT", f"{tmp_path}/*")
-    assert ucx.obstacle_between_nodes({}, f"{tmp_path}/none") == "no RDMA device"
-    (tmp_path / "cxi0").mkdir()
-    assert ucx.obstacle_between_nodes({}, f"{tmp_path}/none") == "UCX has no transport for Slingshot"
