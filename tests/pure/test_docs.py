@@ -9,9 +9,6 @@ import pytest
 
 from support import PAGES, ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
-
-
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -26,15 +23,10 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def ci_commands(text: str) -> list[str]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return re.findall(r"(?<![\w./-])(?:\./)?(ci/[\w./-]+)", "\n".join(blocks))
-
-
-def test_page_of_options_is_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "docs" / "make_options.py", "--check"], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("page", ["options", "performance"])
+def test_generated_pages_are_current(page: str) -> None:
+    command = [sys.executable, ROOT / "docs" / f"make_{page}.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -54,22 +46,6 @@ def test_relative_links_resolve(page: Path) -> None:
         broken += [] if known else [target]
     links = re.findall(r"\[((?:docs/)?[\w-]+\.md)\]\(([^)#\s]+)", text)
     assert broken + [link for link in links if Path(link[0]).name != Path(link[1]).name] == []
-
-
-def test_the_site_has_every_page() -> None:
-    """In the contents of docs/index.md, or below a page there; what is not there is found by nobody."""
-    docs = ROOT / "docs"
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent == docs)
-    trees = "\n".join(re.findall(r"```{toctree}\n(.*?)```", text, re.S))
-    listed = {"index", *map(str.strip, trees.splitlines())}
-    pages = {page.relative_to(docs).with_suffix("").as_posix() for page in PAGES if docs in page.parents}
-    assert pages - listed == set()
-
-
-def test_ci_commands_of_the_readme_exist() -> None:
-    commands = ci_commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert {"ci/demo.sh", "ci/test.sh"} <= set(commands)
-    assert [command for command in commands if not (ROOT / command).is_file()] == []
 
 
 def test_the_design_has_every_package_and_modules_that_exist() -> None:

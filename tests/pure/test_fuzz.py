@@ -6,6 +6,7 @@ How many inputs: `fuzzing`. What batch systems, launchers, the kernel and progra
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,54 @@ def test_sizes(text: str) -> None:
     assert found is None or (isinstance(found, int) and found >= 0)
 
 
+NAMES = st.sampled_from(sorted(OPTIONS))
+WORKER_OPTIONS = st.sampled_from(["resources", "rmm_pool_size", "env", "nthreads"])
+SECTION = st.sampled_from([*JOB_OPTIONS, "modules", "directives", "x"])
+
+
+def read_section(section: dict[str, Any]) -> None:
+    with dask.config.set({"gpu-mpi.jobscript": section}):
+        request("slurm", (__file__,), {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"})
+
+
+def read_many(options: dict[str, int], times: int) -> None:
+    text = json.dumps(options)[1:-1]
+    resolve({"worker_options": "{" + ",".join([text] * times) + "}"}, source="command line")
+
+
+#: Readers, and what they are given.
+READERS: dict[str, tuple[Callable[..., Any], tuple[st.SearchStrategy[Any], ...]]] = {
+    "memory limit": (parse_memory_limit, (st.one_of(texts, st.integers(), st.floats(), st.none()),)),
+    "command line": (lambda name, text: resolve({name: text}, source="command line"), (NAMES, texts)),
+    "keyword": (lambda name, value: resolve({name: value}, source="keyword"), (NAMES, values)),
+    "configuration": (
+        lambda name, value: convert(OPTIONS[name], value, "gpu-mpi", "configuration"),
+        (NAMES, values),
+    ),
+    "configuration of job scripts": (read_section, (st.dictionaries(SECTION, values, max_size=3),)),
+    "worker options": (
+        lambda options: read_worker_options("dask_cuda.CUDAWorker", options),
+        (st.dictionaries(st.one_of(WORKER_OPTIONS, texts), values, max_size=3),),
+    ),
+    "JSON with many names": (
+        read_many,
+        (st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 100)),
+    ),
+    "names of hosts": (lambda text: fold_names([text, f"{text}1", f"{text}2"]), (texts,)),
+    "program": (
+        lambda kind, text: Program.of([*filter(None, [kind]), text]).check(("run", "check")),
+        (st.sampled_from(["", "-m", "-c"]), variables("my.py", "package.module")),
+    ),
+    "class of workers": (import_worker_class, (near("distributed.Nanny", "dask_cuda.CUDAWorker"),)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @fuzz
-@given(st.one_of(texts, st.integers(), st.floats(), st.none()))
-def test_memory_limits(limit: Any) -> None:
-    soon(parse_memory_limit, limit)
+@given(data=st.data())
+def test_readers(reader: str, data: st.DataObject) -> None:
+    read, inputs = READERS[reader]
+    soon(read, *map(data.draw, inputs))
 
 
 @fuzz
@@ -51,53 +96,6 @@ def test_memory_limits(limit: Any) -> None:
 def test_device_memory(value: Any) -> None:
     asked = soon(device_options, Options(worker_options={"rmm_pool_size": value}))
     assert all(0 <= size < 1 << 63 for size in device_sizes(asked, 1 << 36).values())
-
-
-@fuzz
-@given(st.sampled_from(sorted(OPTIONS)), texts)
-def test_options_of_the_command_line(name: str, text: str) -> None:
-    soon(lambda: resolve({name: text}, source="command line"))
-
-
-@fuzz
-@given(st.sampled_from(sorted(OPTIONS)), values)
-def test_options_of_a_program(name: str, value: Any) -> None:
-    soon(lambda: resolve({name: value}, source="keyword"))
-
-
-@fuzz
-@given(
-    st.dictionaries(
-        st.one_of(st.sampled_from(["resources", "rmm_pool_size", "env", "nthreads"]), texts),
-        values,
-        max_size=3,
-    )
-)
-def test_worker_options(options: dict[str, Any]) -> None:
-    soon(lambda: read_worker_options("dask_cuda.CUDAWorker", options))
-
-
-@fuzz
-@given(texts)
-def test_names_of_hosts(text: str) -> None:
-    assert isinstance(soon(fold_names, [text, f"{text}1", f"{text}2"]), str)
-
-
-@fuzz
-@given(st.sampled_from(sorted(OPTIONS)), values)
-def test_options_of_dasks_configuration(name: str, value: Any) -> None:
-    soon(convert, OPTIONS[name], value, f"configuration gpu-mpi.{name}", "configuration")
-
-
-@fuzz
-@given(st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 10_000))
-def test_json_with_many_names(options: dict[str, int], times: int) -> None:
-    text = json.dumps(options)[1:-1]
-    soon(
-        lambda: resolve(
-            {"worker_options": "{" + ",".join([text] * (times // 100) + [text]) + "}"}, source="command line"
-        )
-    )
 
 
 FLAGS = sorted({flag for option in OPTIONS.values() for name in option.flags for flag in name.split("/")})
@@ -131,19 +129,6 @@ def test_job_scripts(given: dict[str, str], argument: str) -> None:
 
 
 @fuzz
-@given(st.dictionaries(st.sampled_from([*JOB_OPTIONS, "modules", "directives", "x"]), values, max_size=3))
-def test_job_scripts_of_the_configuration(section: dict[str, Any]) -> None:
-    with dask.config.set({"gpu-mpi.jobscript": section}):
-        soon(request, "slurm", (__file__,), {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"})
-
-
-@fuzz
-@given(st.sampled_from(["", "-m", "-c"]), variables("my.py", "package.module"))
-def test_programs(kind: str, text: str) -> None:
-    soon(lambda: Program.of([*filter(None, [kind]), text]).check(("run", "check")))
-
-
-@fuzz
 @given(st.one_of(values.map(json.dumps), texts, st.lists(values, min_size=2, max_size=2).map(json.dumps)))
 def test_records_of_the_environment(text: str) -> None:
     record = soon(_record, {BEFORE: text})
@@ -161,22 +146,12 @@ def test_ports_of_workers(worker_port: Any, port: Any) -> None:
         assert all(0 <= number < 1 << 16 for number in soon(worker_ports, options))
 
 
-@fuzz
-@given(near("distributed.Nanny", "dask_cuda.CUDAWorker"))
-def test_classes_of_workers(text: str) -> None:
-    soon(import_worker_class, text)
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value)
-
-
 credentials = st.one_of(values, st.fixed_dictionaries({"config": values}))
 files = st.fixed_dictionaries({"address": st.one_of(texts, values)}, optional={CREDENTIALS_KEY: credentials})
 
 
 @fuzz
-@given(st.one_of(texts, values.map(as_json), files.map(as_json)))
+@given(st.one_of(texts, values.map(json.dumps), files.map(json.dumps)))
 def test_scheduler_files(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = Path(tmp_path_factory.getbasetemp(), "fuzz.json")
     path.write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -153,31 +153,6 @@ def test_allocations(
 
 
 @fuzz
-@given(near("n1\nn2\n"))
-def test_node_files(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    environ = {"PBS_NODEFILE": str(file_of(tmp_path_factory, text, "nodes"))}
-    assert isinstance(soon(allocated_hosts, environ), str)
-    soon(allocated_hosts, {"PBS_NODEFILE": text})
-    soon(find_allocation, environ)
-
-
-VERSIONS = (
-    "Open MPI v5.0.11, package: x",
-    "MPICH Version:      4.0.2\nMPICH Release",
-    "mpirun (Open MPI) 5.0.11",
-    "Intel(R) MPI",
-)
-
-
-@fuzz
-@given(near(*VERSIONS))
-def test_versions_of_mpi(text: str) -> None:
-    for ask in (family_of, library_name):
-        assert isinstance(soon(ask, text), str)
-    soon(is_mpich_before_5, text)
-
-
-@fuzz
 @given(near("2026.7.1", "26.10.0", "0.52.0a1+cu12"), near("distributed==2026.7.1", "dask>=2026.1"))
 def test_versions_of_packages(version: str, requirement: str) -> None:
     names = ("distributed", "dask-cuda", "ucxx", "bokeh", "libucx-cu12", "numba-cuda")
@@ -247,6 +222,12 @@ def test_interfaces(name: str, address: str, network: str, wanted: str | None) -
     soon(choose_addresses, ["a", "b"], {0: [interface], 1: [interface]}, [wanted, None])
 
 
+VERSIONS = (
+    "Open MPI v5.0.11, package: x",
+    "MPICH Version:      4.0.2\nMPICH Release",
+    "mpirun (Open MPI) 5.0.11",
+    "Intel(R) MPI",
+)
 QSTAT = "Job Id: 4\n    Resource_List.select = 2:ncpus=64\n    Resource_List.walltime = 01:00:00\n"
 #: Readers of one text, texts as they should be, and what each result is.
 READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], bool]]] = {
@@ -278,6 +259,16 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         lambda found: all(isinstance(each, str) for each in found),
     ),
     "Open MPI's files": (SETTING.findall, ("btl = ^tcp\n# so\n--mca pml ucx\n",), lambda found: True),
+    "nodes": (
+        lambda text: allocated_hosts({"PBS_NODEFILE": text}),
+        ("n1\nn2\n",),
+        lambda found: isinstance(found, str),
+    ),
+    "version of MPI": (
+        lambda text: (family_of(text), library_name(text), is_mpich_before_5(text)),
+        VERSIONS,
+        lambda found: True,
+    ),
     "UCX_TLS": (without_gpu_transports, ("^cuda,rc", "all", "tcp,cuda_copy"), bool),
 }
 
