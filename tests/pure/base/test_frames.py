@@ -106,20 +106,18 @@ def test_a_descriptor_that_now_belongs_to_another_file(pipe: tuple[int, int], tm
     assert identity(read) is None
 
 
-def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:
-    read, write = os.pipe()
+def test_a_frame_that_can_not_be_unpickled_is_dropped(pipe: tuple[int, int]) -> None:
+    read, write = pipe
     reader = FrameReader(read)
     os.write(write, struct.pack("<Q", 1) + b"?")
     with pytest.raises(pickle.UnpicklingError):
         reader.read(0.0)
     assert reader.read(0.0) == []
-    os.close(write)
-    reader.close()
 
 
-def test_one_frame_and_no_byte_of_the_next() -> None:
+def test_one_frame_and_no_byte_of_the_next(pipe: tuple[int, int]) -> None:
     """Or none: nothing comes in time, and the other side ends in the middle of one."""
-    read, write = os.pipe()
+    read, write = pipe
     assert read_frame(read, 0.01) is None
     write_frame(write, "first")
     write_frame(write, "second")
@@ -131,4 +129,3 @@ def test_one_frame_and_no_byte_of_the_next() -> None:
     os.close(write)
     assert read_frame(read, 1.0) is None
     assert read_frame(read, 1.0) is None
-    os.close(read)

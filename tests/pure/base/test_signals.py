@@ -5,8 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -179,7 +177,12 @@ def dumps(tmp_path: Path) -> Any:
         faulthandler.unregister(signal.SIGUSR1)
 
 
-def test_faulthandler_goes_on(dumps: Any) -> None:
+def test_all_is_as_it_was_afterwards_and_faulthandler_goes_on(dumps: Any) -> None:
+    def state() -> list[tuple[Any, bool]]:
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+        return [(action.handler, action.in_c) for action in map(Action.now, numbers)]
+
+    before = state()
     signals = Signals()
     thread = threading.Thread(target=signals.take)  # only the main thread can
     thread.start()
@@ -187,17 +190,22 @@ def test_faulthandler_goes_on(dumps: Any) -> None:
     assert not is_ours(signal.SIGTERM)
     signals.take()
     assert is_ours(signal.SIGTERM)
+    assert action_before(signal.SIGTERM).handler == before[0][0]
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.got is not None
+    assert signals.got[0] == signal.SIGTERM
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 1  # a rank that hangs while it joins can be asked why
     signals.give_back()
-    assert not is_ours(signal.SIGTERM)
+    assert state() == before
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 2
     # and where we do handle that signal
-    before = install(signal.SIGUSR1, lambda *_: None)
+    replaced = install(signal.SIGUSR1, lambda *_: None)
     assert is_ours(signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
-    before.restore()
+    replaced.restore()
     assert dumps() == 2
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 3
@@ -226,48 +234,10 @@ def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.Monke
     assert dumps() == 1
 
 
-PDEATHSIG = "import os, subprocess, sys, time\nfrom dask_gpu_mpi.base.signals import die_with_parent\n"
-#: A parent that ends at once; its child, which has taken the number that is said, is what this test waits for.
-PARENT = """
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-child.stdout.readline()
-print(child.pid, flush=True)
-sys.stdin.readline()
-os._exit(0)
-"""
-
-
-def test_it_ends_with_its_parent() -> None:
-    """Its end of the pipe to this test closes with it."""
-    child = "die_with_parent(os.getppid()); print('set', flush=True); os.dup2(2, 1); time.sleep(600)"
-    command = [sys.executable, "-c", PARENT, PDEATHSIG + child]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        assert int(parent.stdout.readline()) > 0
-        # until all that hold the parent's standard error, the child among them, have ended
-        parent.communicate("end\n", timeout=60)
-
-
 def test_a_parent_that_has_gone_already() -> None:
-    assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1); print('lives on')").stdout == ""
-    assert run_python(PDEATHSIG + "die_with_parent(os.getppid() + 1)").returncode == 1
-
-
-def test_all_is_as_it_was_afterwards() -> None:
-    before = [
-        Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    ]
-    signals = Signals()
-    signals.take()
-    assert is_ours(signal.SIGTERM)
-    assert action_before(signal.SIGTERM).handler == before[1].handler
-    os.kill(os.getpid(), signal.SIGUSR2)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.got is not None
-    assert signals.got[0] == signal.SIGTERM
-    signals.give_back()
-    after = [Action.now(action.number) for action in before]
-    assert [(action.handler, action.in_c) for action in after] == [(a.handler, a.in_c) for a in before]
+    """One that goes later: tests/pure/machine/test_gpu_probe.py."""
+    code = (
+        "import os; from dask_gpu_mpi.base.signals import die_with_parent; die_with_parent(os.getppid() + 1)"
+    )
+    done = run_python(code + "; print('lives on')")
+    assert (done.returncode, done.stdout) == (1, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 
 import pytest
@@ -74,25 +73,6 @@ def test_pip_changes_nothing_beside_a_release_of_rapids(
         else:
             versions = (of_rapids[name],) if name in of_rapids else BESIDES.get(name, ())
         assert all(requirement.specifier.contains(version) for version in versions), (text, versions)
-
-
-def test_dask_cuda_is_no_requirement() -> None:
-    """It pins its Dask: a job on CPUs takes any."""
-    names = {Requirement(text).name for text in PROJECT["dependencies"]}
-    assert not names & {"dask-cuda", "cuda-bindings", "numba"}
-    assert "distributed" in names
-
-
-def test_ci_runs_both_ends_and_one_in_the_middle() -> None:
-    script = (ROOT / "ci" / "versions.sh").read_text(encoding="utf-8")
-    run = re.findall(r'"rapids-([0-9.]+) ', script)
-    known = [rapids for rapids, _, _ in RELEASES]
-    assert TESTED["dask-cuda"] == (known[0], known[-1])
-    assert TESTED["distributed"][0] == RELEASES[0][1]
-    assert run[0] == known[0]
-    assert run[-1] == known[-1]
-    assert set(run[1:-1]) & set(known[1:-1])
-    assert f'"dask-{TESTED["distributed"][1]} ' in script
 
 
 def test_the_documentation_has_the_range() -> None:
