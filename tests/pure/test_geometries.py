@@ -243,34 +243,10 @@ def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -
     assert found.warnings == ()
 
 
-# -- examples, with the very names
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        (Shape(ranks=3), "0-0 0-1 1-2 2-3"),
-        (Shape(ranks=6), "0-0 1-1 2-2 3-3"),
-        (Shape(ranks=2, bound="node", scattered=True), "0-0 0-2 1-1 1-3"),
-        (Shape(gpus=8, nodes=4, ranks=4, bound="node", scattered=True), "0-0 0-4 1-1 1-5 2-2 2-6 3-3 3-7"),
-        (Shape(gpus=16, nodes=4, ranks=8, bound="blocks"), " ".join(f"{g // 2}-{g}" for g in range(16))),
-        (Shape(ranks=4, seen="isolated"), "0-0 1-1 2-2 3-3"),
-        (Shape(ranks=2, seen="own", spelled="short"), "0-0 0-2 1-1 1-3"),
-        (Shape(ranks=2, seen="subset", backwards=True), "0-0 1-1"),
-        (Shape(lost=1), "0-0 0-1 0-2"),
-        (Shape(gpus=2, slices=3, ranks=2), "0-0 0-1 0-2 1-3 1-4 1-5"),
-    ],
-)
-def test_names_of_one_host(shape: Shape, expected: str) -> None:
-    assert names(plan(shape)) == expected.split()
-
-
 @pytest.mark.parametrize(
     ("shape", "each", "expected", "devices"),
     [
-        (Shape(), 4, "0-0", "0123"),
         (Shape(scattered=True), 2, "0-0 0-1", "02 13"),
-        (Shape(ranks=2, bound="node", scattered=True), 2, "0-0 1-1", "02 13"),
         (Shape(gpus=6), 2, "0-0 0-2 0-3", "01 25 34"),
         (Shape(ranks=2, seen="own"), 2, "0-0 1-1", "02 13"),
     ],
@@ -308,6 +284,3 @@ def test_groups_that_are_not_full(shape: Shape, each: int, words: str) -> None:
     assert {
         worker.kind for worker in plan(shape, gpus_per_worker=each, worker_class="distributed.Nanny").workers
     } == {"cpu"}
-
-
-# -- what else holds memory

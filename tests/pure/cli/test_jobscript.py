@@ -27,14 +27,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("00:00:01", 1), ("0:01:00", 60), ("01:30:10", 5410), ("0000:00:59", 59), ("9999:59:59", 35999999)],
-)
-def test_walltime(text: str, seconds: int) -> None:
-    assert request("slurm", ["my.py"], SHAPE | {"time": text}).seconds == seconds
-
-
-@pytest.mark.parametrize(
     "text",
     [
         *("00:00:00", "0:00:00", "0000:00:00", "1:60:00", "1:00:60", "10000:00:00", "1:00:001"),
@@ -50,6 +42,7 @@ def test_walltime_that_is_none(text: str) -> None:
     ("system", "text", "seconds"),
     [
         # sbatch(1)
+        *(("slurm", "00:00:01", 1), ("slurm", "9999:59:59", 35999999)),
         *(("slurm", "60", 3600), ("slurm", "90:30", 5430), ("slurm", "1-12", 129600)),
         *(("slurm", "1-12:30", 131400), ("slurm", "1-00:00:00", 86400), ("slurm", "1-0:0:1", 86401)),
         # pbs_resources(7): the last part is seconds
@@ -83,12 +76,6 @@ def test_the_largest_job(shape: dict[str, str], fits: bool, monkeypatch: pytest.
     else:
         with pytest.raises(OptionError, match="too many .expected at most 100000 in the whole job"):
             request("slurm", ["my.py"], SHAPE | shape)
-
-
-def test_what_is_not_set() -> None:
-    job = request("slurm", ["my.py", "1"], {**SHAPE, "account": None, "modules": ()})
-    assert (job.nodes, job.gpus_per_node, job.ranks_per_node, job.program) == (2, 4, 1, ("my.py", "1"))
-    assert (job.words, job.modules, job.directives, job.shared) == ({}, (), (), False)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +133,6 @@ def test_where_a_script_is_saved(tmp_path: Path) -> None:
         assert saved(path) == (0, "", "")
     assert os.read(reader, 100).startswith(b"#!")
     os.close(reader)
-
-
-@pytest.mark.parametrize(
-    ("option", "least"), [("nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0), ("cpus_per_node", 1)]
-)
-def test_the_smallest_job(option: str, least: int) -> None:
-    shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
-    request("pbs", ["my.py"], shape | {option: str(least)})
-    with pytest.raises(OptionError, match=f"^command line: --{option.replace('_', '-')}: "):
-        request("pbs", ["my.py"], shape | {option: str(least - 1)})
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     found = words(out)
     assert found[found.index(START) + 1 :] == ["run", *options, "--no-dashboard", *script]
     assert "--check" not in found[: found.index("run")]
-
-
-def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--hosts", "h1,h2:2", "--dry-run", "--check", "my.py") == 0
     found = words(capsys.readouterr().out)
     assert found.count("h1:1,h2:2") == 2
@@ -103,8 +100,6 @@ def test_settings_of_a_job_script(
     monkeypatch.setenv("DGM_RANKS_PER_NODE", "3")
     assert run("--dry-run", "my.py") == 0
     assert capsys.readouterr().out.startswith("# this machine: 1 node, 3 MPI ranks\n")
-    assert run("--dry-run", "--hosts", "h1,h2:2", "my.py") == 0
-    assert "h1:1,h2:2" in words(capsys.readouterr().out)
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
     assert "four" in capsys.readouterr().err

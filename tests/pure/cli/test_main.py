@@ -60,26 +60,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("words", "argv", "run"),
-    [
-        ("--nthreads 2 my.py --nthreads 3", "argv my.py ['--nthreads', '3']", "my.py"),
-        ("run --nthreads 2 -c text -m --nthreads 3", "argv text ['-m', '--nthreads', '3']", "text"),
-    ],
-)
-def test_the_client_runs_the_script(job: Job, words: str, argv: str, run: str) -> None:
-    job.session = object()
-    assert job.run(*words.split()) == 0
-    assert job.did == ["prepare", argv, f"run {run}"]
-    assert (job.options.nthreads, job.given["has_client"]) == (2, True)
-
-
-def test_other_ranks_serve(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert job.run("my.py") == 7
-    assert "run my.py" not in job.did
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("is_client", [True, False])
 def test_a_cluster_without_a_script(job: Job, is_client: bool, capsys: pytest.CaptureFixture[str]) -> None:
     job.is_client = is_client

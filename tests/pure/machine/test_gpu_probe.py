@@ -13,12 +13,7 @@ import pytest
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
 from support.mocks.gpus import (
-    GIB,
-    SimHost,
     compile_library,
-    compile_nvml,
-    emulated_environ,
-    make_gpus,
 )
 
 pytestmark = [
@@ -88,20 +83,6 @@ def answers(done: subprocess.CompletedProcess[str]) -> str:
     first, second, untouched = done.stdout.splitlines()
     assert (second, untouched, done.stderr) == (first, "False False", "")
     return first
-
-
-def test_it_sees_what_the_rank_sees(tmp_path: Path) -> None:
-    gpus = make_gpus(3, host="one", memory=80 * GIB)
-    environ = emulated_environ(compile_nvml(tmp_path), gpus) | {"CUDA_VISIBLE_DEVICES": "2,0"}
-    assert answers(look(environ)) == f"{gpus[2].uuid}:0,{gpus[0].uuid}:0"
-
-
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
-    lib = compile_nvml(tmp_path)
-    broken = emulated_environ(lib, {"*": SimHost(make_gpus(1, host="one"), init_fail="NO_PERMISSION")})
-    assert answers(look(broken)).startswith("2 NVML does not start: ")
-    hidden = emulated_environ(lib, make_gpus(1, host="one")) | {"CUDA_VISIBLE_DEVICES": "7"}
-    assert answers(look(hidden)).startswith("2 CUDA_VISIBLE_DEVICES='7'")
 
 
 @pytest.mark.parametrize("what", ["abort()", "_exit(3)"])

@@ -23,7 +23,7 @@ from dask_gpu_mpi.machine.nvidia import (
     sees_none,
 )
 from support.jobs.processes import run_python
-from support.mocks.gpus import LOG_VARIABLE, SimGpu, SimMig, compile_cuda, emulated_environ, read_log
+from support.mocks.gpus import SimGpu, SimMig, emulated_environ
 from support.mocks.pynvml import (
     FUNCTION_NOT_FOUND,
     GIB,
@@ -242,40 +242,6 @@ def test_any_text_is_read_or_refused(value: str) -> None:
         assert "\n" not in message
     else:
         assert len({named_gpu.uuid for named_gpu in found}) == len(found)
-
-
-STAGES = """
-import ctypes, json
-from dask_gpu_mpi.machine.nvidia import own_contexts
-
-def loaded():
-    return "libcuda" in open("/proc/self/maps").read()
-
-told = [(own_contexts(), loaded())]
-cuda = ctypes.CDLL("libcuda.so.1")
-told.append((own_contexts(), loaded()))
-cuda.cuInit(0)
-told.append((own_contexts(), loaded()))
-for device in (1, 3):
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
-told.append((own_contexts(), loaded()))
-print(json.dumps(told))
-"""
-
-
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    libdir = compile_cuda(tmp_path / "lib")
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(libdir), "EMULATED_CUDA": "4", LOG_VARIABLE: str(log)}
-    environ.pop("CUDA_VISIBLE_DEVICES", None)
-    done = run_python(STAGES, env=environ)
-    one, three = (
-        f"device {n}, GPU-{f'{n:02x}' * 4}-{'-'.join([f'{n:02x}' * 2] * 3)}-{f'{n:02x}' * 6}" for n in (1, 3)
-    )
-    assert json.loads(done.stdout) == [[[], False], [[], True], [[], True], [[one, three], True]]
-    # what the process itself asked for, and no more
-    assert [function for _, function in read_log(log)] == ["cuInit", *["cuDevicePrimaryCtxRetain"] * 2]
 
 
 FIGURES = """

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import dask.config
 import pytest
 
 from dask_gpu_mpi.options.resolve import resolve
-from support import ROOT
 from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -64,19 +60,6 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     options = keywords(log_directory="logs", report="/r.json")
     assert (options.log_directory, options.report) == (f"{tmp_path}/logs", "/r.json")
-
-
-def test_the_defaults_are_registered_once() -> None:
-    code = (
-        "import dask.config; from dask_gpu_mpi.options.resolve import register_defaults\n"
-        "register_defaults(); register_defaults()\n"
-        "print(sum('gpu-mpi' in known for known in dask.config.defaults), dask.config.get('gpu-mpi.layout'))"
-    )
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "DASK_CONFIG": "/nowhere"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "1 shared\n", done.stderr
 
 
 @pytest.mark.parametrize("section", ["shared", [1]])

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.base.text import parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -123,13 +122,10 @@ def test_the_plan_has_bytes() -> None:
         "rmm_maximum_pool_size": 10**10,
     }
     assert cpu.device_sizes == {}
+    assert device_sizes({"device_memory_limit": None, "rmm_pool_size": 0}, 80 * GIB) == {"rmm_pool_size": 0}
     (unknown,) = hypothetical_job(1, 1, 1)
     unknown = replace(unknown, gpus=tuple(replace(gpu, memory=0) for gpu in unknown.gpus))
     assert check([unknown], **asked).workers[0].device_sizes == {}
-
-
-def test_no_limit_stays_no_limit() -> None:
-    assert device_sizes({"device_memory_limit": None, "rmm_pool_size": 0}, 80 * GIB) == {"rmm_pool_size": 0}
 
 
 def test_options_that_cudaworker_may_have() -> None:
@@ -139,12 +135,6 @@ def test_options_that_cudaworker_may_have() -> None:
     for cls in ("auto", "dask_cuda.CUDAWorker", "somebody.Else"):
         assert device_options(Options(worker_options=asked, worker_class=cls)) == expected
     assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
-
-
-def test_a_size_of_numpys_can_be_sent() -> None:
-    numpy = pytest.importorskip("numpy")
-    found = device_options(Options(worker_options={"rmm_pool_size": numpy.int64(1 << 30)}))
-    assert unpack(pack(found)) == {"rmm_pool_size": 1 << 30}
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,6 @@ def test_of_many_nodes_those_with_a_role_or_a_problem_are_drawn() -> None:
     assert len(picture.text) < 60_000
 
 
-def test_a_worker_of_several_gpus_is_in_each() -> None:
-    texts = Picture(plan(hypothetical_job(1, 1, 4), gpus_per_worker=2)).texts
-    assert [text for text in texts if ", device" in text] == [
-        f"0-{n}, device {d}" for n in (0, 2) for d in (0, 1)
-    ]
-
-
 def test_of_many_cpu_workers_of_a_node_the_others_are_counted() -> None:
     texts = Picture(plan([rank(number, 20) for number in range(20)])).texts
     assert [text for text in texts if text.startswith("worker ")] == [f"worker {n}" for n in range(8)]
@@ -120,18 +113,6 @@ def test_nothing_lies_outside() -> None:
             ends(child, left, top)
 
     ends(root, 0, 0)
-
-
-def test_light_and_dark_and_nothing_from_elsewhere() -> None:
-    text = svg(plan(hypothetical_job(1, 1, 1)))
-    style = text.partition("<style>")[2].partition("</style>")[0]
-    assert "@media (prefers-color-scheme: dark)" in style
-    rules = [line for line in style.splitlines() if "{" in line and not line.startswith("@")]
-    assert all(
-        part.strip().startswith(".dgm-plan ") for rule in rules for part in rule.split("{")[0].split(",")
-    )
-    assert text.count("http") == 1  # the namespace
-    assert " id=" not in text
 
 
 def test_the_example_of_the_docs_is_current() -> None:

@@ -50,14 +50,6 @@ def test_json_has_the_schema_of_the_design() -> None:
     }
 
 
-def test_it_is_shown_in_one_short_line() -> None:
-    found = plan(hypothetical_job(64, 1, 4))
-    assert repr(found) == (
-        "<Plan: 64 nodes, 256 GPUs, 256 workers, 64 ranks, layout shared; scheduler: rank 0 on h1; client: rank 0 on h1>"
-    )
-    assert repr(plan(hypothetical_job(1, 2, 1))).endswith("on h1; 1 warning>")
-
-
 # -- the plan as a table
 
 

@@ -88,11 +88,6 @@ def test_layout_exclusive_keeps_ranks_for_what_there_is(
     assert (found.scheduler.rank, found.client.rank, names(found)) == (scheduler, client, workers)
 
 
-def test_other_ranks_for_the_roles() -> None:
-    found = plan(hypothetical_job(3, 1, 0), scheduler_rank=2, client_rank=1)
-    assert (found.scheduler.rank, found.scheduler.host, found.client.rank) == (2, "h3", 1)
-
-
 @pytest.mark.parametrize(
     ("size", "options", "words"),
     [

@@ -84,15 +84,11 @@ def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
     ("limit", "each", "warned"),
     [
         ("auto", 128 * GIB, False),
-        ("4GB", 4 * 10**9, False),
-        (4e9, 4 * 10**9, False),
         ("4000000000", 4 * 10**9, False),
         (0.25, 64 * GIB, False),
-        ("0.25", 64 * GIB, False),
         (1, 256 * GIB, True),
         ("200 GiB", 200 * GIB, True),
         (0, 0, False),
-        ("0", 0, False),
         (None, 0, False),
     ],
 )
