@@ -2,8 +2,8 @@
 
 Dask's dashboard has no login, and shows every user of the node the keys, tracebacks and call stacks of tasks. Here it needs the
 token of the link, as in Jupyter: in the query of the first page, which sets a cookie; then in that cookie; or as
-``Authorization: Bearer TOKEN``, for Prometheus. The gate replaces the server's application, so it comes before all routes:
-pages, static files, websockets, and those that are added later.
+``Authorization: Bearer TOKEN``, for Prometheus. The server calls the gate instead of the application, so it comes before all
+routes: pages, static files, websockets, and those that are added later.
 
 Until it has shown the token, a connection has half a minute for each request, and is among the first to be closed when
 descriptors run out. Otherwise, silent connections to the dashboard could lock the job's processes out of the scheduler.
@@ -16,6 +16,7 @@ Requests without the token are not logged. The token is not logged either: code 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import weakref
@@ -24,6 +25,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
+from distributed import node
+from tornado.httpserver import HTTPServer
 from tornado.httputil import (
     HTTPHeaders,
     HTTPMessageDelegate,
@@ -76,6 +79,26 @@ CLOSED = (
 )
 
 
+def guard_servers(token: str) -> None:
+    """Let the HTTP servers that distributed makes in this process from now on be of the class `GuardedServer`."""
+    node.HTTPServer = functools.partial(GuardedServer, token=token)  # type: ignore[assignment, attr-defined]
+
+
+class GuardedServer(HTTPServer):
+    """An HTTP server with the gate in front of its `application`, which gets more routes later."""
+
+    def initialize(self, application: Router, *, token: str, **options: Any) -> None:  # type: ignore[override]
+        """Called by tornado's constructor with its arguments."""
+        self.application = application
+        self._gate = TokenGate(application, token)
+        super().initialize(self._gate, idle_connection_timeout=REQUEST_TIMEOUT, **options)
+
+    def handle_stream(self, stream: Any, address: Any) -> Any:
+        """Called by tornado with a new connection."""
+        self._gate.expect(stream)
+        return super().handle_stream(stream, address)
+
+
 class TokenGate(Router):
     """The gate: an `HTTPServer` calls it instead of `application`. An empty token lets everyone in."""
 
@@ -87,19 +110,11 @@ class TokenGate(Router):
         #: By connection: the function to call when it has shown the token.
         self._unknown: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
-    def guard(self, server: Any) -> None:
-        """Guard an `HTTPServer` that has accepted no connection yet."""
-        handle = server.handle_stream
-
-        def handle_stream(stream: Any, address: Any) -> Any:
-            is_known = self._unknown[stream] = until_known(stream.close)
-            # by then it has shown the token, or is closed
-            asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)
-            return handle(stream, address)
-
-        server.handle_stream = handle_stream
-        server.conn_params.header_timeout = REQUEST_TIMEOUT
-        server.request_callback = self
+    def expect(self, stream: Any) -> None:
+        """Register a new connection, whose requests are to show the token."""
+        is_known = self._unknown[stream] = until_known(stream.close)
+        # by then it has shown the token, or is closed
+        asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the object that answers this request; called by tornado when it has the headers."""

@@ -22,7 +22,12 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, TokenGate, report_no_server
+from dask_gpu_mpi.agent.dashboard_gate import (
+    NO_SCHEDULER_ROUTES,
+    GuardedServer,
+    guard_servers,
+    report_no_server,
+)
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
@@ -148,6 +153,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     from dask_gpu_mpi.view.job_watch import JobWatch
 
     guard_listeners()  # the standard fork server has not
+    guard_servers(settings.token)
     # The dashboard's pages need bokeh.
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
     # distributed would query NVML for device 0, and a lost one would end the scheduler.
@@ -171,9 +177,9 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             dashboard=False,
             dashboard_address=options.dashboard_address,
         )
-        if dashboard:
-            # It listens already, and accepts no connection before the next turn of this loop.
-            TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
+        # It listens already, and accepts no connection before the next turn of this loop.
+        if dashboard and not isinstance(scheduler.services["dashboard"], GuardedServer):
+            raise TypeError("this version of distributed has an HTTP server of another class")
         _compare_versions_once(scheduler)
         watch = JobWatch(settings.plan)
         watch.attach(scheduler)
@@ -184,7 +190,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         return 1
     if options.default_workers == "gpu":
         scheduler.add_plugin(GpuByDefault())
-    http_port = scheduler.http_server.port if dashboard else None
+    http_port = scheduler.services["dashboard"].port if dashboard else None
     if not dashboard:
         report_no_server(scheduler)
     _record(scheduler, from_start=options.recorded)
@@ -290,7 +296,8 @@ async def _attach_dashboard(scheduler: Any) -> None:
             await asyncio.sleep(0.25)
         module = await loop.run_in_executor(None, importlib.import_module, "distributed.dashboard.scheduler")
         _name_gpu_page(module, scheduler)
-        module.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
+        server = scheduler.services["dashboard"]
+        module.connect(server.application, server, scheduler, prefix="/")
     except Exception as error:  # a cluster without pages is better than none
         import logging
 

@@ -308,10 +308,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.node",
-        "ServerNode.http_server ServerNode.http_application",
-        "agent/scheduler",
+        "HTTPServer",
+        "agent/dashboard_gate",
         _DISTRIBUTED,
-        why="as `connect`; the port of the link to it, and the gate in front of it",
+        why="replaced by a subclass: the gate that asks for the token, and a deadline for each request",
         without="the scheduler does not start, and the job ends with one line that says so",
     ),
     *_of(
@@ -325,18 +325,10 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed",
         "Scheduler.services",
-        "agent/dashboard_gate",
+        "agent/dashboard_gate agent/scheduler",
         _DISTRIBUTED,
-        why="clients look up the dashboard's port there, where there is none too",
-        without="`Client.dashboard_link` of a job without a dashboard raises KeyError",
-    ),
-    *_of(
-        "tornado.httpserver",
-        "HTTPServer.request_callback HTTPServer.handle_stream HTTPServer.conn_params",
-        "agent/dashboard_gate",
-        "tornado 6.4 to 6.6",
-        why="replaced: the gate that asks for the token, and a deadline for each request",
-        without="the test of this module fails: nothing would ask for it",
+        why="the HTTP server with its port; and clients look up the port there, where there is none too",
+        without="the scheduler does not start; `Client.dashboard_link` of a job without a dashboard raises KeyError",
     ),
     *_of(
         "distributed.protocol.core",

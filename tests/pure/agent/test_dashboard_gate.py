@@ -14,7 +14,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from dask_gpu_mpi.agent import dashboard_gate
-from dask_gpu_mpi.agent.dashboard_gate import TokenGate
+from dask_gpu_mpi.agent.dashboard_gate import TokenGate, guard_servers
 from dask_gpu_mpi.network import listeners
 
 TOKEN = "right-T0ken_"
@@ -26,7 +26,8 @@ class Site:
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        self.host = f"127.0.0.1:{scheduler.http_server.port}"
+        self.server = scheduler.services["dashboard"]
+        self.host = f"127.0.0.1:{self.server.port}"
 
     async def fetch(self, path: str, headers: dict[str, str] | None = None, **request: Any) -> HTTPResponse:
         answer = await AsyncHTTPClient().fetch(
@@ -51,15 +52,18 @@ class Site:
 async def a_site(*, pages: bool = False, token: str = TOKEN) -> AsyncIterator[Site]:
     from distributed import Scheduler
 
-    scheduler: Any = Scheduler(
-        host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
-    )
-    TokenGate(scheduler.http_application, token).guard(scheduler.http_server)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("distributed.node.HTTPServer", None)
+        guard_servers(token)
+        scheduler: Any = Scheduler(
+            host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
+        )
     async with scheduler:
+        site = Site(scheduler)
         if pages:
             dashboard = pytest.importorskip("distributed.dashboard.scheduler", exc_type=ImportError)
-            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
-        yield Site(scheduler)
+            dashboard.connect(site.server.application, site.server, scheduler, prefix="/")
+        yield site
 
 
 def visit(visitor: Callable[[Site], Awaitable[None]], **site: Any) -> None:
@@ -128,7 +132,7 @@ def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -
         ):
             assert (await site.fetch(path, headers)).headers.get("X-Frame-Options") == expected
         # another job's has another name, since tunnels to both may end at the same host
-        assert TokenGate(site.scheduler.http_application, WRONG)._cookie not in cookie
+        assert TokenGate(site.server.application, WRONG)._cookie not in cookie
 
     visit(visitor)
 

@@ -33,6 +33,7 @@ def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     # of the whole process; without the listeners themselves
     monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
     monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
+    monkeypatch.setattr("distributed.node.HTTPServer", distributed.node.HTTPServer)
     with warnings.catch_warnings():
         yield
 
@@ -162,12 +163,28 @@ def test_nobody_comes_in_without_the_token() -> None:
     assert served(OPTIONS, Order.CLOSE, visit=visit)[0] == 0
 
 
+def test_it_does_not_start_with_a_server_that_asks_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[distributed.node.HTTPServer] = []
+
+    class Unguarded(distributed.node.HTTPServer):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            made.append(self)
+
+    async def stop(*_: Any) -> None:
+        made[0].stop()
+
+    monkeypatch.setattr("distributed.node.HTTPServer", Unguarded)
+    monkeypatch.setattr(scheduler, "guard_servers", lambda token: None)
+    code, (kind, problem, *_) = served(OPTIONS, visit=stop)
+    assert (code, kind) == (1, Answer.FAILED)
+    assert "HTTP server of another class" in problem.text
+
+
 class Pages:
     """A scheduler whose dashboard is to come up, with a number of clients that grows."""
 
-    http_application = http_server = None
-
     def __init__(self, *resources: str) -> None:
+        self.services = {"dashboard": types.SimpleNamespace(application=None)}
         self.polls = 0
         self.workers = {name: types.SimpleNamespace(resources={name: 1.0}) for name in resources}
 
