@@ -18,8 +18,8 @@ from dask_gpu_mpi.check.run import (
     REPORT_TIMEOUT,
     CheckCoordinator,
     CheckKind,
-    RankTests,
 )
+from dask_gpu_mpi.check.ucx import UcxOrder
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
@@ -76,11 +76,11 @@ class Job:
             self.tell(rank, CheckKind.TESTED, ((), None))
         self.tick(3.0)
 
-    def whole(self, *found: Reached) -> Job:
+    def whole(self, *found: Observations, reached: tuple[Reached, ...] = ()) -> Job:
         """From the registrations to the tests."""
-        self.register()
+        self.register(*found)
         self.listen()
-        self.test(*found)
+        self.test(*reached)
         return self
 
     def kind(self, kind: str) -> list[tuple[int, Any]]:
@@ -103,24 +103,16 @@ def test_all_is_well() -> None:
     assert (evidence.silent, list(evidence.observations), list(evidence.kernels)) == ((), [0, 1], [0, 1])
     assert job.errors() == []
     assert (evidence.address, evidence.listening) == ("10.0.0.1", Listening(4711, 4712))
-    assert evidence.plan is not None
-    assert [worker.kind for worker in evidence.plan.workers] == ["cpu", "cpu"]
     assert evidence.steps[1] == ("h2", "the GPUs")
     (rank, mine), (other, its) = job.kind(Kind.LISTEN)
     assert (rank, mine.address, mine.scheduler is None, mine.dashboard) == (0, "10.0.0.1", False, True)
     assert (other, its.address, its.scheduler, its.dashboard) == (1, "10.0.0.1", None, False)
-    tests: list[tuple[int, RankTests]] = job.kind(CheckKind.TEST)
     seconds = REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
-    assert tests == [(0, ((), seconds, None)), (1, ((), seconds, None))]
+    assert job.kind(CheckKind.TEST) == [(rank, ((), seconds, None)) for rank in (0, 1)]
     connects = [to for _, to in job.kind(Kind.CONNECT)]
-    assert [(to.scheduler, to.tokens, to.timeout) for to in connects] == [
-        ("10.0.0.1:4711", mine.scheduler, 5.0)
-    ] * 2
-    assert [[(peer.host, peer.port) for peer in to.peers] for to in connects] == [
-        [("h2", 4713)],
-        [("h1", 4712)],
-    ]
-    assert connects[0].peers[0].tokens == its.workers
+    for to, peer in zip(connects, [("h2", 4713, its.workers), ("h1", 4712, mine.workers)], strict=True):
+        assert (to.scheduler, to.tokens, to.timeout) == ("10.0.0.1:4711", mine.scheduler, 5.0)
+        assert [(each.host, each.port, each.tokens) for each in to.peers] == [peer]
     assert [(node.host, node.port) for node in evidence.nodes] == [("h1", 4712), ("h2", 4713)]
 
 
@@ -156,27 +148,28 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     [("", [("node pairs", (1,))]), ("no route", [("network", (1,)), ("node pairs", (1,))])],
 )
 def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str, tuple[int, ...]]]) -> None:
-    job = Job().whole(Reached(Reach()), Reached(Reach(scheduler), {"no answer within 5 s": ["h1"]}))
-    assert job.errors() == errors
+    lost = Reached(Reach(scheduler), {"no answer within 5 s": ["h1"]})
+    assert Job().whole(reached=(Reached(Reach()), lost)).errors() == errors
 
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_each_rank_runs_kernels_on_the_gpus_of_its_workers(kernel: bool) -> None:
     job = Job(kernel=kernel)
-    job.register(job.observed(0), job.observed(1, gpus=2))
-    job.listen()
-    job.test()
+    job.whole(job.observed(0), job.observed(1, gpus=2))
     gpus = [(), ("GPU-h2-0", "GPU-h2-1") if kernel else ()]
     assert [of_rank for _, (of_rank, _, _) in job.kind(CheckKind.TEST)] == gpus
     assert job.evidence.kernel is kernel
 
 
-def test_one_rank_of_each_node_tries_ucx() -> None:
+def test_one_rank_of_each_node_tries_ucx_over_the_ports_of_its_first_worker() -> None:
     job = Job(Options(worker_ucx=WorkerUcx.ALL))
-    job.register()
+    found = [job.observed(rank, gpus=2) for rank in (0, 1)]
+    gpus = tuple(gpu("h1", index, nics=f"mlx5_{index}:1") for index in (0, 1))
+    found[0] = replace(found[0], inventory=replace(found[0].inventory, gpus=gpus))  # type: ignore[type-var]
+    job.register(*found)
     job.listen()
     orders = [order for _, (_, _, order) in job.kind(CheckKind.TEST)]
-    assert [(order.device, order.peers) for order in orders] == [("", 1), ("", 1)]
+    assert orders == [UcxOrder("GPU-h1-0", 1, "mlx5_0:1"), UcxOrder("GPU-h2-0", 1, "")]
     for rank in (0, 1):
         job.tell(rank, CheckKind.UCX_ADDRESS, b"address")
     assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
@@ -185,21 +178,6 @@ def test_one_rank_of_each_node_tries_ucx() -> None:
         job.tell(rank, CheckKind.TESTED, ((), (("", "no device"),)))
     job.tick(3.0)
     assert job.evidence.ucx == dict.fromkeys((0, 1), (("", "no device"),))
-
-
-def test_ucx_is_tried_over_the_ports_of_the_worker() -> None:
-    job = Job(Options(worker_ucx=WorkerUcx.ALL))
-    found = [job.observed(rank, gpus=2) for rank in (0, 1)]
-    gpus = [gpu("h1", index, nics=f"mlx5_{index}:1") for index in (0, 1)]
-    assert found[0].inventory is not None
-    found[0] = replace(found[0], inventory=replace(found[0].inventory, gpus=tuple(gpus)))
-    job.register(*found)
-    job.listen()
-    orders = [order for _, (_, _, order) in job.kind(CheckKind.TEST)]
-    assert [(order.device, order.devices) for order in orders] == [
-        ("GPU-h1-0", "mlx5_0:1"),
-        ("GPU-h2-0", ""),
-    ]
 
 
 def test_rank_that_does_not_respond() -> None:
@@ -262,18 +240,14 @@ def test_plan_that_can_not_be_made() -> None:
     assert "3 MPI ranks" in str(job.evidence.plan_problem)
     # what is wrong with a rank that has no inventory is reported as its own
     blind = Job(Options(layout="exclusive"))
-    blind.register(blind.observed(0), blind.observed(1, inventory=None))
-    blind.listen()
-    blind.test()
+    blind.whole(blind.observed(0), blind.observed(1, inventory=None))
     assert (blind.evidence.plan, blind.evidence.plan_problem) == (None, None)
 
 
 def test_ranks_with_different_options() -> None:
     """The start would refuse them."""
     job = Job()
-    job.register(job.observed(0), job.observed(1, shared_options=shared_options(Options(nthreads=3))))
-    job.listen()
-    job.test()
+    job.whole(job.observed(0), job.observed(1, shared_options=shared_options(Options(nthreads=3))))
     (found,) = [found for found in apply_rules(job.evidence) if found.level == "error"]
     assert found.what == "placement"
     assert found.found.startswith("option nthreads is None on rank 0 (h1) and 3 on rank 1 (h2)")
@@ -291,8 +265,3 @@ def test_bad_options_of_a_rank_end_the_check_at_once() -> None:
     assert not job.head.outcome.fatal
     assert job.head.phase is Phase.REGISTER
     assert job.sent == []
-
-
-def test_what_is_not_for_rank_0() -> None:
-    assert not Job().head.handle(Event(0, CheckKind.TEST, ((), 1.0, None)), STARTED)
-    assert not Job().head.handle(Event(None, CheckKind.TESTED, None), STARTED)

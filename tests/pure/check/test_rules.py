@@ -70,7 +70,7 @@ def test_silent_rank_is_named_with_its_host() -> None:
     assert unheard.ranks == (1,)
     assert "no response" in unheard.found
     (alone,) = apply_rules(Evidence(1, silent=(0,)))
-    assert (alone.what, alone.level, alone.ranks, alone.hosts) == ("ranks", "error", (0,), ())
+    assert (alone.what, alone.ranks, alone.hosts) == ("ranks", (0,), ())
 
 
 def test_busy_gpu() -> None:
@@ -175,25 +175,19 @@ def test_the_largest_number_of_a_nodes_ranks_is_expected() -> None:
     assert [finding.found for finding in bad(evidence(one, blind))] == ["NVML failed"]
 
 
-def with_kernels(*results: KernelResult, rank: int = 1) -> Evidence:
+@pytest.mark.parametrize(
+    ("kind", "level", "found"),
+    [
+        ("import", "error", "failed on GPU-h2-1: what was seen"),
+        ("late", "error", "failed on GPU-h2-1: what was seen"),
+        ("slow", "warning", "not run on GPU-h2-1: what was seen; the file system is probably slow"),
+    ],
+)
+def test_kernel_that_fails(kind: str, level: str, found: str) -> None:
     good = evidence()
-    return replace(good, kernels={**good.kernels, rank: results})
-
-
-@pytest.mark.parametrize("kind", ["import", "cuda", "wrong", "late", "died"])
-def test_kernel_that_fails(kind: str) -> None:
-    finding = only(
-        with_kernels(KernelResult("GPU-h2-0", seconds=1.0), KernelResult("GPU-h2-1", kind, "what was seen"))
-    )
-    assert (finding.what, finding.level, finding.ranks) == ("kernel", "error", (1,))
-    assert finding.found == "failed on GPU-h2-1: what was seen"
-
-
-def test_kernel_that_was_still_being_imported() -> None:
-    slow = KernelResult("GPU-h2-1", "slow", "the import of numba took longer than 12 s")
-    finding = only(with_kernels(KernelResult("GPU-h2-0", seconds=1.0), slow))
-    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("kernel", "warning", (1,), ("h2",))
-    assert finding.found == f"not run on GPU-h2-1: {slow.text}; the file system is probably slow"
+    results = (KernelResult("GPU-h2-0", seconds=1.0), KernelResult("GPU-h2-1", kind, "what was seen"))
+    finding = only(replace(good, kernels={**good.kernels, 1: results}))
+    assert (finding.what, finding.level, finding.ranks, finding.found) == ("kernel", level, (1,), found)
     assert finding.fix
 
 
@@ -210,9 +204,7 @@ def test_kernel_that_was_not_run() -> None:
     assert bad(cpus) == bad(replace(cpus, kernel=False)) == []
 
 
-@pytest.mark.parametrize(
-    ("gpus", "named"), [(4, "a, b, c, d"), (5, "a, b, c, d and 1 more"), (6, "a, b, c, d and 2 more")]
-)
+@pytest.mark.parametrize(("gpus", "named"), [(4, "a, b, c, d"), (6, "a, b, c, d and 2 more")])
 def test_failed_kernels_share_a_line(gpus: int, named: str) -> None:
     kernels = tuple(KernelResult(uuid, "cuda", "no driver") for uuid in "abcdef"[:gpus])
     finding = only(replace(evidence(), kernels={0: kernels[:1], 1: kernels[1:]}))
@@ -220,18 +212,9 @@ def test_failed_kernels_share_a_line(gpus: int, named: str) -> None:
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:
-    finding = only(reaching(FINE, Reach("Connection refused")))
-    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("network", "error", (1,), ("h2",))
-    assert "rank 0 on h1 at 10.0.0.1:4711: Connection refused" in finding.found
     finding = only(replace(reaching(FINE, Reach("Connection refused")), address="fd77::1"))
-    assert "at [fd77::1]:4711: " in finding.found
-
-
-def test_hosts_that_share_no_network() -> None:
-    problem = Problem("the hosts share no network; name the interface to use with interface (--interface)")
-    (finding,) = bad(evidence(network_problem=problem, listening=None))
-    assert (finding.what, finding.level) == ("network", "error")
-    assert "--interface" in finding.fix
+    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("network", "error", (1,), ("h2",))
+    assert "rank 0 on h1 at [fd77::1]:4711: Connection refused" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -287,7 +270,7 @@ def test_green_lines_name_addresses_and_times() -> None:
     reached = "all ranks reach the scheduler's rank 0 on h1 at 10.0.0.1 (round trip 2500.0 ms at most)"
     assert found["network"] == reached
     assert found["clocks"] == "they differ by 0.250 s at most"
-    assert green(evidence(scheduler_port=8786))["ports"] == "the scheduler can listen at 10.0.0.1, port 8786"
+    assert green(evidence(scheduler_port=8786))["ports"].endswith(", port 8786")
     assert green(missing())["node pairs"] == "3 pairs of nodes (all) connected in both directions"
     many = "32000 pairs of nodes (a ring and a sample of 499500) connected in both directions"
     assert green(evidence(nodes=nodes(1000)))["node pairs"] == many
