@@ -69,15 +69,10 @@ def test_a_worker_as_planned() -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     (nanny,) = worker.nannies
     assert nanny.env == {"OWN": "1", "UCX_TLS": "tcp,cuda_copy", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
-
-
-def test_variables_of_the_user_are_the_nannys() -> None:
-    """CUDAWorker can't take them: it gives its nannies an `env` of its own."""
+    # variables of the user are the nanny's: CUDAWorker gives its nannies an `env` of its own
     worker = made(env={"MINE": "2", "CUDA_VISIBLE_DEVICES": "7"})
     assert "env" not in worker.given
-    (nanny,) = worker.nannies
-    assert nanny.env["MINE"] == "2"
-    assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x,GPU-y"
+    assert worker.nannies[0].env == nanny.env | {"MINE": "2"}
 
 
 def test_the_plans_cores_and_our_plugins() -> None:
@@ -102,7 +97,6 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({}, True),
         ({"enable_nvlink": None}, True),
         ({"enable_nvlink": True}, False),
         ({"enable_infiniband": False}, False),
@@ -118,26 +112,15 @@ def test_a_switch_says_how_connections_are_made(options: dict[str, Any], kept: b
 
 @pytest.mark.parametrize(
     ("resources", "text"),
-    [
-        ({"FOO": 2}, "GPU=1 FOO=2.0"),
-        ("FOO=0.5", "GPU=1 FOO=0.5"),
-        (None, "GPU=1"),
-        ({}, "GPU=1"),
-        ("", "GPU=1"),
-    ],
+    [({"FOO": 2}, "GPU=1 FOO=2.0"), ("FOO=0.5", "GPU=1 FOO=0.5"), (None, "GPU=1"), ("", "GPU=1")],
 )
 def test_resources_are_added_to_the_plans(resources: Any, text: str) -> None:
     assert made(resources=resources).given["resources"] == text
 
 
 def test_the_users_options_win() -> None:
-    given = made(nthreads=4, memory_limit="1GB", death_timeout=60, host="h.example").given
-    assert (given["nthreads"], given["memory_limit"], given["death_timeout"], given["host"]) == (
-        4,
-        "1GB",
-        60,
-        "h.example",
-    )
+    mine = {"nthreads": 4, "memory_limit": "1GB", "death_timeout": 60, "host": "h.example"}
+    assert made(**mine).given.items() >= mine.items()
 
 
 @pytest.mark.parametrize(
@@ -168,6 +151,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         ({"rmm_pool_size": "1GB"}, ("rmm_pool_size of worker 0-1 on h", "'rmm'", "dask-gpu-mpi[cuda12]")),
         ({"enable_cudf_spill": True}, ("enable_cudf_spill", "'cudf'", "Fix: install cudf")),
         ({"pre_import": "cupy,torch.nn"}, ("pre_import", "'torch.nn'")),
+        ({"rmm_allocator_external_lib_list": "cupy"}, ("rmm_allocator_external_lib_list", "'rmm'")),
     ],
 )  # fmt: skip
 def test_modules_that_are_not_installed(
@@ -177,20 +161,9 @@ def test_modules_that_are_not_installed(
         made(**options)
     for word in words:
         assert word in str(caught.value)
+    made(**{"rmm_async": False} | dict.fromkeys(options))  # off: no module is needed
     installed |= {"rmm", "cudf", "torch"}
     made(**options)
-
-
-def test_libraries_that_are_to_use_rmm(installed: set[str]) -> None:
-    installed.add("rmm")
-    made(rmm_allocator_external_lib_list="cupy")
-    with pytest.raises(InputError, match=r"rmm_allocator_external_lib_list .* requires the module 'torch'"):
-        made(rmm_allocator_external_lib_list="cupy, torch")
-
-
-@pytest.mark.usefixtures("installed")
-def test_options_that_are_off_need_no_module() -> None:
-    made(rmm_pool_size=None, rmm_async=False, enable_cudf_spill=False, pre_import="cupy.linalg")
 
 
 def test_the_directory_of_rmms_logs_is_made(tmp_path: Path, installed: set[str]) -> None:

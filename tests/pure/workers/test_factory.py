@@ -102,13 +102,10 @@ def test_ucx_stays_on_loopback_where_the_cluster_is(
     assert offer.ways["loopback"] is loopback
 
 
-def test_a_worker_in_the_agent_offers_no_ucx(tmp_path: Path) -> None:
-    worker = make(CPU, "distributed.Worker", tmp_path, ucx=WorkerUcx.ALL)
-    assert not any(isinstance(each, UcxBetweenWorkers) for each in worker._pending_plugins)
-
-
 def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
-    nanny = make(CPU, Nanny, tmp_path, config={"probe": 1})
+    nanny = make(replace(CPU, memory_limit=0), Nanny, tmp_path, config={"probe": 1})
+    assert nanny.memory_manager.memory_limit is None
+    assert "CUDA_VISIBLE_DEVICES" not in nanny.env  # a job without GPUs: it keeps the devices that it sees
     # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
     assert nanny.worker_kwargs["metrics"] == {}
     assert nanny.config["distributed.diagnostics.nvml"] is False
@@ -125,19 +122,9 @@ def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Pat
         assert nanny.config.get("distributed.diagnostics.nvml") is None
 
 
-def test_a_cpu_worker_of_a_job_without_gpus_keeps_the_devices_it_sees(tmp_path: Path) -> None:
-    assert "CUDA_VISIBLE_DEVICES" not in make(CPU, "auto", tmp_path).env
-
-
 def test_a_nanny_as_planned(tmp_path: Path) -> None:
-    nanny = make(
-        replace(CPU, resources={"CPU": 2}),
-        "auto",
-        tmp_path,
-        resources="FOO=1",
-        env={"MINE": "1"},
-        lifetime="1 hour",
-    )
+    plan = replace(CPU, resources={"CPU": 2})
+    nanny = make(plan, "auto", tmp_path, resources="FOO=1", env={"MINE": "1"}, lifetime="1 hour")
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1.0}
     assert nanny.env["MINE"] == "1"
@@ -149,12 +136,8 @@ def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert label.text == "[raised by worker a, rank 0 on host h]"
 
 
-@pytest.mark.parametrize(("limit", "timeout"), [(0.0, 5.0), (400.0, 400.0)])
-def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(
-    limit: float, timeout: float, tmp_path: Path
-) -> None:
-    nanny = make(CPU, "distributed.Nanny", tmp_path, start=replace(START, limit=limit))
-    assert nanny.death_timeout == timeout
+def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(tmp_path: Path) -> None:
+    assert make(CPU, Nanny, tmp_path, start=replace(START, limit=400.0)).death_timeout == 400.0
 
 
 def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
@@ -167,10 +150,6 @@ def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
     found = make(CPU, Nanny, tmp_path, plugins=(mine,)).worker_kwargs["plugins"]
     assert mine in found
     assert len(found) == 4
-
-
-def test_no_memory_limit_is_none(tmp_path: Path) -> None:
-    assert make(replace(CPU, memory_limit=0), "auto", tmp_path).memory_manager.memory_limit is None
 
 
 def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> None:
@@ -193,12 +172,11 @@ def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Path) -> 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             given.update(kwargs, address=args[0])
 
-    make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, gpus=True)
-    assert "env" not in given
-    assert "metrics" not in given
+    make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, ucx=WorkerUcx.ALL)
+    assert given.keys().isdisjoint({"env", "metrics"})
+    assert not any(isinstance(each, UcxBetweenWorkers) for each in given["plugins"])
+    assert (given["address"], given["protocol"]) == ("tcp://127.0.0.1:1", "tcp")
     assert given["resources"] == {"CPU": 2}
-    assert given["address"] == "tcp://127.0.0.1:1"
-    assert given["protocol"] == "tcp"
 
 
 def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
@@ -210,16 +188,3 @@ def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
         "name": "a", "nthreads": 3, "memory_limit": 10**9, "local_directory": str(tmp_path), "protocol": "tcp",
         "interface": "ib0", "own": "x",
     }  # fmt: skip
-
-
-def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributed.diagnostics import nvml
-
-    from dask_gpu_mpi.agent.main import _leave_gpus_alone
-
-    monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
-    configured = dask.config.get("distributed.diagnostics.nvml")
-    _leave_gpus_alone()
-    assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
-    assert nvml.device_get_count() == 0
-    assert dask.config.get("distributed.diagnostics.nvml") is configured is True

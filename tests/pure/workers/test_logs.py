@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -17,12 +16,7 @@ from dask_gpu_mpi.workers.logs import last_output
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: what is tested changes the loggers of the whole process."""
     return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ},
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
 
 
@@ -102,11 +96,9 @@ logger.error("no news")
         assert text not in done.stderr
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
-def test_whoever_wants_everything_gets_it(tmp_path: Path, level: str) -> None:
-    done = python(
-        begin(tmp_path, level) + "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n"
-    )
+def test_whoever_wants_everything_gets_it(tmp_path: Path) -> None:
+    code = "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n"
+    done = python(begin(tmp_path, "info") + code)
     assert "soft" in done.stderr
     assert "at the end" in done.stderr
 
@@ -132,14 +124,12 @@ logging.getLogger("of.the.user").error("user's")
     text = file.read_text()
     for word in ("to the file", "tornado's", "user's"):
         assert text.count(word) == 1, text
-    assert "WARNING" in text
 
 
 def test_a_scratch_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
     done = python(begin(tmp_path / "gone") + "logger.error('still said')\n")
     assert done.stderr.count("still said") == 1
     assert "Traceback" not in done.stderr
-    assert logging.getLogger("distributed") is not None
 
 
 @pytest.mark.parametrize("quiet", [False, True], ids=["standard error", "log directory"])
