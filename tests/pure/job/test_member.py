@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.base.timeouts import RANK_0_LOST, TERM_GRACE
+from dask_gpu_mpi.base.timeouts import RANK_0_LOST
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job import member as module
@@ -29,7 +29,6 @@ LAUNCHED = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM
 class Agent:
     """Notes what it is sent, and never answers."""
 
-    killed = False
     scratch = "/scratch"
 
     def __init__(self, said: list[Any]) -> None:
@@ -114,16 +113,11 @@ def mail(kind: str, payload: Any = None, source: int = 0) -> list[Event]:
     return [Event(source, kind, payload)]
 
 
+OVER = mail("closed", 1, 1)
+
+
 def of_agent(kind: str, *payload: Any) -> list[Event]:
     return [Event(None, kind, list(payload))]
-
-
-class Signals:
-    got: tuple[int, float] | None = None
-    given_back = False
-
-    def give_back(self) -> None:
-        self.given_back = True
 
 
 def member(
@@ -133,10 +127,10 @@ def member(
     has_client: bool = True,
     is_client: bool = False,
     has_scheduler: bool = False,
-    environ: dict[str, str] | None = None,
     workers: str = "1",
     timed: Any = (),
     shutdown_timeout: float = 1.0,
+    got: tuple[int, float] | None = None,
 ) -> tuple[Member, Channels]:
     channels = Channels(rank, list(heard), list(timed))
     plan = SimpleNamespace(
@@ -146,14 +140,14 @@ def member(
     joined: Any = SimpleNamespace(
         channels=channels,
         options=Options(shutdown_timeout=shutdown_timeout),
-        environ=environ or {},
+        environ={},
         host="h1",
         start=Start("tls://h:1", "tls", None, own, {"key": "secret"}, is_client=is_client),
         scheduler_file=None,
         has_scheduler=has_scheduler,
         cluster=SimpleNamespace(plan=plan, absent=()),
     )
-    signals: Any = Signals()
+    signals: Any = SimpleNamespace(got=got, give_back=lambda: channels.said.append(("given back", None)))
     return Member(joined, signals, leave_open=leave_open, has_client=has_client), channels
 
 
@@ -182,22 +176,19 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     if has_client:
-        rank, channels = member([], mail("end", 0), leave_open=True)
-        rank.signals.got = (15, 0.0)
+        rank, channels = member([], mail("end", 0), leave_open=True, got=(15, 0.0))
     else:
-        heard = [mail("signal", 15, 1), [], mail("closed", 1, 1)]
+        heard = [mail("signal", 15, 1), [], OVER]
         rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
-    assert rank.serve() == 0
-    assert raised == [15]
-    assert rank.signals.given_back  # type: ignore[attr-defined]
+    assert (rank.serve(), raised) == (0, [15])
+    assert channels.kinds[-1] == "given back"
     assert channels.freed[-1] is False
 
 
 def test_a_signal_where_the_script_has_written_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks end with its code, where a launcher makes one of those of all."""
     monkeypatch.setattr(module, "is_ours", lambda number: True)
-    rank, _ = member([], mail("end", 75), leave_open=True)
-    rank.signals.got = (15, 0.0)
+    rank, _ = member([], mail("end", 75), leave_open=True, got=(15, 0.0))
     with pytest.raises(SystemExit) as ended:
         rank.serve()
     assert ended.value.code == 75
@@ -214,32 +205,22 @@ def test_a_stop_and_then_the_end(is_client: bool) -> None:
         assert happened(rank) == "stopped ended closed"
 
 
-@pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
-def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
-    rank, _ = member()
-    assert rank.signal_relay.leaves(15, -passed) is leaves
-
-
-def test_a_signal_while_the_script_is_busy() -> None:
-    """Its `finally` runs: the end is told."""
-    rank, _ = member(mail("busy"), [], [], mail("end", 0))
-    rank.signals.got = (15, -TERM_GRACE - 1)
-    assert rank.serve() == 0
-
-
-def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
-    rank, channels = member([], [], [], mail("end", 0))
-    rank.signals.got = (15, -TERM_GRACE + 0.5)
-    assert rank.serve() == 0
-    assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]
+@pytest.mark.parametrize(("passed", "busy", "code"), [(4.5, False, 0), (5.1, False, 143), (5.1, True, 0)])
+def test_a_rank_leaves_five_seconds_after_its_signal_if_the_script_does_not_clean_up(
+    passed: float, busy: bool, code: int
+) -> None:
+    """It has reported the signal once, and waits for the end."""
+    rank, channels = member(mail("busy") if busy else [], [], [], mail("end", 0), got=(15, -passed))
+    assert rank.serve() == code
+    assert channels.kinds.count("signal") == 1
 
 
 @pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
 def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
     leave_open: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard = [of_agent("scheduler-ended", 9), [], mail("closed", 1, 1)]
-    rank, _ = member(*heard, rank=0, has_client=False, leave_open=leave_open)
+    ended = of_agent("scheduler-ended", 9)
+    rank, _ = member(ended, [], OVER, rank=0, has_client=False, leave_open=leave_open)
     with pytest.raises(ClusterLostError, match="exit code 9"):
         rank.serve()
     assert capsys.readouterr().err.count("the cluster is lost") == 1
@@ -271,18 +252,16 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
     aborts: list[int] = []
     monkeypatch.setattr(ending, "abort", aborts.append)
     rank, channels = member(mail("over", (False, None, 0), 1), rank=0)
-    rank.pump(0.0)
-    rank.pump(0.0)
+    for _ in range(2):
+        rank.pump(0.0)
     rank.leave()
-    assert happened(rank) == "stopped closed"
-    assert aborts == []
+    assert (happened(rank), aborts) == ("stopped closed", [])
     channels.heard.append(mail("over", (True, None, 0), 1))
     rank.pump(0.0)
-    if answers:
-        channels.heard += [[], mail("closed", 1, 1)]
+    channels.heard += [[], OVER if answers else []]
     since = Channels.now
     rank.leave()
-    assert aborts == ([] if answers else [1])
+    assert aborts == [1] * (not answers)
     # the shutdown timeout, and a second
     assert Channels.now - since == pytest.approx(0.02 if answers else 2.0, abs=0.015)
 
@@ -299,30 +278,22 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
     ],
 )
 def test_a_lost_agent(has_scheduler: bool, taken: bool, said: str | None) -> None:
-    rank, channels = member(of_agent("agent-lost", "killed", taken), has_scheduler=has_scheduler)
+    lost = of_agent("agent-lost", "killed", taken)
+    rank, channels = member(lost, has_scheduler=has_scheduler)
     rank.pump(0.0)
     assert channels.said == ([] if said is None else [("over", (False, said, 0))])
-    assert (rank._restarts.due is not None) is (said is None)
-    assert rank.descriptors_lost is taken
+    assert (rank._restarts.due is not None, rank.descriptors_lost) == (said is None, taken)
+    rank, channels = member(mail("stop"), lost, has_scheduler=has_scheduler)  # after the end it is no news
+    for _ in range(2):
+        rank.pump(0.0)
+    assert (channels.said, rank._restarts.due) == ([], None)
 
 
-def test_what_an_agent_says_after_the_end_is_no_news() -> None:
-    rank, channels = member(mail("stop"), of_agent("agent-lost", "killed", False))
+def test_an_agent_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    rank, _ = member(of_agent("failed", "why", 1))
     rank.pump(0.0)
-    rank.pump(0.0)
-    assert channels.said == []
-    assert rank._restarts.due is None
-
-
-@pytest.mark.parametrize(("failed", "tried", "delay"), [(False, 1, ""), (True, 0, "0.5"), (True, 1, "2")])
-def test_an_agent_that_fails(
-    failed: bool, tried: int, delay: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rank, _ = member(of_agent("failed", "why", 1) if failed else [])
-    rank._restarts.tried = tried
-    rank.pump(0.0)
-    line = f"dask_gpu_mpi: the agent of rank 1 on h1 failed (why); restarting it in {delay} s"
-    assert capsys.readouterr().err.splitlines() == [line] * failed
+    line = "dask_gpu_mpi: the agent of rank 1 on h1 failed (why); restarting it in 0.5 s\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -354,68 +325,60 @@ def test_an_agent_that_cannot_be_started_again(
         rank.pump(10.0)
     assert channels.said == [("workers-ended", (1, True))]
     said = capsys.readouterr().err.splitlines()
-    assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]
-    assert said[1].endswith("could not be started (Too many open files); restarting it in 2 s")
-    assert said[3:] == [
-        "dask_gpu_mpi: the agent of rank 1 on h1 could not be started (Too many open files); rank 1 removed, "
-        "continuing with the other ranks"
+    begin = "dask_gpu_mpi: the agent of rank 1 on h1 could not be started (Too many open files); "
+    assert said[1:] == [
+        *(f"{begin}restarting it in {seconds} s" for seconds in (2, 8)),
+        f"{begin}rank 1 removed, continuing with the other ranks",
     ]
 
 
 def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the workers that have not ended for good."""
     started: list[Any] = []
-    rank, channels = member(workers="1-0 1-1", environ={"A": "1"})
+    rank, channels = member(workers="1-0 1-1")
     agent, again = Agent(channels.said), rank._restarts
     monkeypatch.setattr(module, "start_agent", lambda *args: started.append(args) or agent)
     again.start_if_due()
     again.worker_ended("1-0", "five deaths")
     again.lost("it died")
-    assert (again.due, again.tried) == (0.5, 1)
-    Channels.now = 0.5
-    again.start_if_due()
-    assert started == []
-    Channels.now = 0.6
-    again.start_if_due()
-    again.start_if_due()
-    assert started == [(Options(shutdown_timeout=1.0), {"A": "1"})]
-    assert (channels.agent, again.due) == (agent, None)
+    for Channels.now, begun in ((0.5, 0), (0.6, 1), (0.7, 1)):
+        again.start_if_due()
+        assert len(started) == begun
+    assert channels.agent is agent
     again.start_workers()
     *before, (order, start) = channels.said
-    assert before == [("configure", False), (Order.JOINED, None)]
-    assert order == Order.START_WORKERS
+    assert (before, order) == ([("configure", False), (Order.JOINED, None)], Order.START_WORKERS)
     assert ([worker.name for worker in start.workers], start.config) == (["1-1"], {"key": "secret"})
 
 
 # -- closing: with an agent that never answers
 
 
-def wind_down(rank: int = 0, **more: Any) -> tuple[Member, Channels]:
+def wind_down(rank: int = 0, **more: Any) -> tuple[list[int] | None, Channels]:
+    """The ranks that are silent at the end, if rank 0 closes its part; and what was said."""
     closing, channels = member(rank=rank, is_client=True, **{"shutdown_timeout": 10.0, **more})
     channels.agent = Agent(channels.said)
     closing._closing.run()
     assert happened(closing) == "closed"
-    return closing, channels
+    return closing.coordinator and closing.coordinator.silent, channels
 
 
 @pytest.mark.parametrize("has_scheduler", [False, True])
 def test_a_slow_rank_0_tells_first_and_still_hears_the_others(has_scheduler: bool) -> None:
     closed = [(2.0, Event(1, "closed", 1))]
-    rank, channels = wind_down(timed=closed, has_scheduler=has_scheduler)
+    silent, channels = wind_down(timed=closed, has_scheduler=has_scheduler)
     assert channels.kinds[:4] == ["close-workers", "killed", "closed", "removed"]
-    assert rank.coordinator is not None
-    assert rank.coordinator.silent == []
+    assert silent == []
 
 
 @pytest.mark.parametrize(("timeout", "slack"), [(5.0, 3.0), (10.0, 3.0), (60.0, 18.0)])
 def test_a_silent_rank_is_found_and_waited_for_within_a_deadline(timeout: float, slack: float) -> None:
     """Workers get their grace and a second; the other ranks a share of the shutdown timeout more."""
-    rank, channels = wind_down(shutdown_timeout=timeout)
+    silent, channels = wind_down(shutdown_timeout=timeout)
     workers = min(2.0, timeout / 2) + 1.0
     assert Channels.now == pytest.approx(workers + 500.0 + slack, abs=0.03)
     assert channels.flushed == [1.0]
-    assert rank.coordinator is not None
-    assert rank.coordinator.silent == [1]
+    assert silent == [1]
 
 
 def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting() -> None:
@@ -429,18 +392,15 @@ def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting() -> None:
 def test_scratch_that_can_not_be_removed_in_time_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stays, goes = tmp_path / "stays", tmp_path / "goes"
-    stays.mkdir()
     seconds: list[float] = []
     monkeypatch.setattr(ending, "remove_scratch", lambda path, *, within: seconds.append(within))
     closing, channels = member(rank=0, shutdown_timeout=10.0)
-    channels.agent, channels.left = Agent(channels.said), [str(stays), str(goes)]
+    channels.agent, channels.left = Agent(channels.said), [str(tmp_path), "/goes"]
     closing._closing.run()
-    assert len(seconds) == 2
-    assert seconds[0] == pytest.approx(10.0 - 500.0, abs=0.03)  # this agent took all of it
+    assert seconds == [pytest.approx(10.0 - 500.0, abs=0.03)] * 2  # this agent took all of it
     said = capsys.readouterr().err
-    assert f"could not remove all of {stays} within 10 s" in said
-    assert str(goes) not in said
+    assert f"could not remove all of {tmp_path} within 10 s" in said
+    assert "/goes" not in said
     assert channels.left == []
 
 

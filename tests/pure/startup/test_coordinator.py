@@ -194,6 +194,16 @@ def test_a_start_without_a_rank_that_hangs_after_it_has_registered() -> None:
     assert driver.coordinator.outcome.absent == (1,)
 
 
+def test_a_start_without_workers_that_are_late_but_not_without_the_scheduler() -> None:
+    late, lost = (Driver(2, tolerate_lost_ranks=1, scheduler_rank=rank) for rank in (0, 1))
+    for driver in (late, lost):
+        driver.register()
+    late.tell(0, Kind.ADDRESS, ADDRESS)
+    late.tell(0, Kind.READY)
+    assert "rank 1 not ready before" in str(late.outcome_at(100.5).plan.warnings)
+    assert isinstance(lost.outcome_at(100.5), StartupError)
+
+
 @pytest.mark.parametrize(("come", "tolerated"), [([0], 1), ([1, 2], 2), ([0, 1], 0)])
 def test_no_start_without_rank_0_or_too_many(come: list[int], tolerated: int) -> None:
     driver = Driver(3, tolerate_lost_ranks=tolerated, startup_timeout=50.0)
