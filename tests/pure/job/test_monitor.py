@@ -5,6 +5,7 @@ With real jobs: tests/faults.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import threading
@@ -15,19 +16,30 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.signals import LOST, Action, install
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import monitor as module
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 
 
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """They are as they were afterwards."""
+    actions = [Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, LOST)]
+    yield
+    for action in actions:
+        action.restore()
+
+
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that this process would have been sent."""
     numbers: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: numbers.append(number))
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, LOST)}
-    yield numbers
-    for number, handler in before.items():
-        signal.signal(number, handler)
+
+    def kill(pid: int, number: int) -> None:
+        assert pid == os.getpid()
+        numbers.append(number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    return numbers
 
 
 def pass_on(number: int) -> None:
@@ -38,6 +50,11 @@ def pass_on(number: int) -> None:
 
 
 def test_a_signal_is_passed_on_whose_handler_is_ours_or_pythons(sent: list[int]) -> None:
+    """But none that the script handles or ignores."""
+    for handler in (signal.SIG_IGN, signal.SIG_DFL, lambda *_: None):
+        signal.signal(signal.SIGTERM, handler)
+        pass_on(signal.SIGTERM)
+    assert sent == []
     install(signal.SIGTERM, lambda *_: None)
     pass_on(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,13 +82,6 @@ def test_sigint_that_the_script_has_had_itself(sent: list[int]) -> None:
     assert sent == [signal.SIGINT]
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, lambda *_: None])
-def test_a_signal_that_the_script_handles_or_ignores(handler: Any, sent: list[int]) -> None:
-    signal.signal(signal.SIGTERM, handler)
-    pass_on(signal.SIGTERM)
-    assert sent == []
-
-
 def test_failure_at_the_end_is_nobodys(sent: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     def fail(timeout: float) -> None:
         monitor.stop()
@@ -80,75 +90,54 @@ def test_failure_at_the_end_is_nobodys(sent: list[int], capsys: pytest.CaptureFi
     member: Any = SimpleNamespace(pump=fail)
     monitor = Monitor(member, member)
     monitor._run()
-    assert sent == []
-    assert capsys.readouterr().err == ""
+    assert (sent, capsys.readouterr().err) == ([], "")
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """What SIGTERM and SIGUSR2 do is as it was afterwards."""
-    actions = [Action.now(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
-    yield
-    for action in actions:
-        action.restore()
-
-
-@pytest.mark.usefixtures("signals")
-def test_another_thread_can_not_replace_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)
+def test_another_thread_can_not_replace_a_handler(clock: Clock) -> None:
     walltime = Walltime({}, None, lambda *_: None)
-    errors: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            walltime.call_back(print, 30.0)
-        except InputError as error:
-            errors.append(error)
-
-    def in_a_thread() -> None:
-        thread = threading.Thread(target=call, name="mine")
-        thread.start()
-        thread.join()
+    def in_a_thread() -> str:
+        with concurrent.futures.ThreadPoolExecutor(1, "mine") as pool:
+            return str(pool.submit(walltime.call_back, print, 30.0).exception())
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    in_a_thread()
-    assert "called in the thread 'mine', while SIGTERM has another handler" in str(errors[0])
+    assert "called in the thread 'mine_0', while SIGTERM has another handler" in in_a_thread()
     walltime.call_back(print, 30.0)
-    in_a_thread()
-    assert len(errors) == 1
+    assert in_a_thread() == "None"
 
 
 class Clock:
-    """Seconds since the epoch, the end of the job, and the signals that this process was sent."""
+    """Seconds since the epoch, and the end of the job."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: float | None = 1000.0) -> None:
-        self.now = 900.0
-        self.asked = 0
-        self.sent: list[tuple[int, int]] = []
-        self._end = end
-        monkeypatch.setattr(module, "end_time", self._end_time)
-        monkeypatch.setattr(module.time, "time", lambda: self.now)
-        monkeypatch.setattr(module.os, "kill", lambda *what: self.sent.append(what))
+    now = 900.0
+    end: float | None = 1000.0
+    asked = 0
 
-    def _end_time(self, environ: Any) -> float | None:
+    def end_time(self, environ: Any) -> float | None:
         self.asked += 1
-        return self._end
+        return self.end
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "end_time", clock.end_time)
+    monkeypatch.setattr(module.time, "time", lambda: clock.now)
+    return clock
+
+
 @pytest.mark.parametrize("end", [1000.0, None])
-def test_the_time_that_is_left(end: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_is_left(end: float | None, clock: Clock, sent: list[int]) -> None:
     """It is queried once. Without an end there is no signal."""
-    clock = Clock(monkeypatch, end)
+    clock.end = end
     walltime = Walltime({}, None, lambda *_: None)
     for clock.now, left in ((900.0, 100.0), (999.5, 0.5), (1001.0, 0.0)):
         assert walltime.time_left() == (left if end else None)
     walltime.call_back(print, 30.0)
     walltime.check()
-    assert (clock.asked, bool(clock.sent)) == (1, end is not None)
+    assert (clock.asked, bool(sent)) == (1, end is not None)
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_signal_during_the_query_of_the_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
@@ -163,33 +152,22 @@ def test_a_signal_during_the_query_of_the_batch_system(monkeypatch: pytest.Monke
     assert calls == ["checkpoint"]
 
 
-@pytest.mark.usefixtures("signals")
-def test_the_signal_comes_in_time_and_the_callback_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Clock, sent: list[int]) -> None:
     calls: list[str] = []
     walltime = Walltime({}, None, lambda *_: None)
     assert not walltime.run_callback(signal.SIGTERM, None)
     clock.now = 2000.0
     walltime.check()  # nobody has asked for it
-    clock.now = 900.0
     walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
-    assert clock.asked == 1
-    clock.now = 970.0
-    walltime.check()
-    assert clock.sent == []
-    clock.now = 970.5
-    for _ in range(2):
+    for clock.now, times in ((970.0, 0), (970.5, 1), (971.0, 1)):
         walltime.check()
-    assert clock.sent == [(os.getpid(), signal.SIGTERM)]
+        assert sent == [signal.SIGTERM] * times
     assert [walltime.run_callback(signal.SIGTERM, None) for _ in range(2)] == [True, False]
     assert calls == ["checkpoint"]
 
 
-@pytest.mark.usefixtures("signals")
-def test_a_handler_that_replaces_ours_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Clock(monkeypatch)
+@pytest.mark.usefixtures("clock")
+def test_a_handler_that_replaces_ours_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     walltime = Walltime({}, "USR2", lambda *_: None)
     walltime.call_back(print, 30.0)
     walltime.check()

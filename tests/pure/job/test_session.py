@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
@@ -22,18 +23,14 @@ from dask_gpu_mpi.options.model import Options
 class Member:
     """One that does nothing."""
 
-    leave_open = False
-    descriptors_lost = False
+    leave_open = descriptors_lost = gone = False
 
     def __init__(self) -> None:
-        cluster = SimpleNamespace(
-            plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
-        )
-        options = SimpleNamespace(
-            walltime_signal=None, shutdown_timeout=1.0, report=None, scheduler=False, tolerate_lost_ranks=0
-        )
-        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
+        plan = SimpleNamespace(workers=(SimpleNamespace(kind="gpu", devices=()),), hosts=())
+        cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=LINK, config={})
+        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
         self.ending = Ending()
+        self.had_client = True
         self.done: list[bool] = []
         self.interruptions: list[bool] = []
         self.signal_relay = SimpleNamespace(script_is_interrupted=lambda: self.interruptions.append(True))
@@ -48,7 +45,10 @@ class Member:
         pass
 
     def launcher_gone(self) -> bool:
-        return False
+        return self.gone
+
+
+LINK = "http://localhost:8787/status?token=abc"
 
 
 @pytest.fixture
@@ -63,10 +63,6 @@ def make_end(member: Any) -> ClientEnd:
     return ClientEnd(member, 0.0, lambda *_: None)
 
 
-def make(member: Any) -> Session:
-    return Session(make_end(member))
-
-
 @pytest.mark.parametrize("others_go_on", [True, False])
 def test_the_end_is_told_once(
     others_go_on: bool, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,12 +71,10 @@ def test_the_end_is_told_once(
     unregistered: list[Any] = []
     monkeypatch.setattr(module.atexit, "unregister", unregistered.append)
     member.leave_open = others_go_on
-    with make(member) as session:
-        assert (session.closed, repr(session).endswith(" open>")) == (False, True)
-        assert "(open)" in session._repr_html_()
+    with Session(make_end(member)) as session:
+        assert (session.closed, "(open)" in session._repr_html_()) == (False, True)
     session.close()
-    assert (session.closed, repr(session).endswith(" closed>")) == (True, True)
-    assert "(closed)" in session._repr_html_()
+    assert (session.closed, "(closed)" in session._repr_html_()) == (True, True)
     assert (member.done, len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
         session._end.finish()  # called when MPI is finalized, or at the end of the process
@@ -111,23 +105,23 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    session = make(member)
-    monkeypatch.setattr(session._end, part, interrupted)
-    session._end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
+    end = make_end(member)
+    monkeypatch.setattr(end, part, interrupted)
+    end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
     with pytest.raises(KeyboardInterrupt):
-        session.close()
+        end.close()
     assert (member.done, dask.config.get("scheduler-address", None)) == ([False], None)
 
 
 def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
-    session = make(member)
+    end = make_end(member)
     pid = os.fork()
     if not pid:
-        session.close()
-        session._end.finish()
-        os._exit(len(member.done) if session.closed else 9)
+        end.close()
+        end.finish()
+        os._exit(len(member.done) if end.closed else 9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not session.closed
+    assert not end.closed
 
 
 def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
@@ -143,14 +137,11 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
     assert lost.value.reported
 
 
-@pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
+@pytest.mark.parametrize("attribute", ["gone", "descriptors_lost"])
 def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(module.os, "_exit", codes.append)
-    if attribute == "launcher":
-        monkeypatch.setattr(member, "launcher_gone", lambda: True)
-    else:
-        member.descriptors_lost = True
+    setattr(member, attribute, True)
     make_end(member).finish()
     assert codes == [1]
 
@@ -168,9 +159,7 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize(
-    "error", [None, ValueError("x"), InputError("x")], ids=lambda each: type(each).__name__
-)
+@pytest.mark.parametrize("error", [None, ValueError("x"), InputError("x")], ids=repr)
 def test_the_excepthook_stays_while_it_has_something_to_report(
     error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,12 +168,10 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
     monkeypatch.setattr(module.outcome, "retire", lambda: retired.append(True))
     end = make_end(member)
     member.ending.lost = "the scheduler" if lost else None
-    try:
+    with contextlib.suppress(Exception), contextlib.ExitStack() as raised:
+        raised.callback(end.give_back)
         if error is not None:
             raise error
-        end.give_back()
-    except Exception:
-        end.give_back()
     assert bool(retired) is not (lost or isinstance(error, InputError))
 
 
@@ -193,18 +180,11 @@ def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pyte
     for name in ("prefer_cluster", "before_finalize", "ChildrenOfCluster"):
         monkeypatch.setattr(module, name, lambda *_: SimpleNamespace(release=lambda: None))
     monkeypatch.setattr(module.Monitor, "start", lambda monitor: None)
-    member.joined.options = Options()  # type: ignore[assignment]
-    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
-    member.joined.cluster.plan.workers = (SimpleNamespace(kind="gpu", devices=()),)
     keys = ("scheduler-address", "distributed.dashboard.link", "dataframe.shuffle.method")
     importlib.import_module("distributed")  # its defaults, which a session imports
     before = [dask.config.get(key, None) for key in keys]
     end = make_end(member)
     end.open()
-    assert [dask.config.get(key) for key in keys] == [
-        "tls://nowhere",
-        member.joined.cluster.dashboard,
-        "tasks",
-    ]
+    assert [dask.config.get(key) for key in keys] == ["tls://nowhere", LINK, "tasks"]
     end.close()
     assert [dask.config.get(key, None) for key in keys] == before
