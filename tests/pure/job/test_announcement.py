@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,26 +12,25 @@ import pytest
 from dask_gpu_mpi.job import announcement
 from dask_gpu_mpi.job.announcement import announce, card, open_warnings
 from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.startup.messages import Cluster
+from support.mocks.inputs import plan_of, worker_plan
 
 
 @pytest.mark.parametrize(
-    ("devices", "nodes", "line"),
+    ("devices", "line"),
     [
-        (["u", "v", ""], "ab", "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
-        ([""], "a", "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
+        (("u", "v", None), "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
+        ((None,), "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
     ],
 )
 def test_what_came_up(
-    devices: list[str],
-    nodes: str,
+    devices: tuple[str | None, ...],
     line: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers = [SimpleNamespace(devices=tuple(of.split())) for of in devices]
-    scheduler = SimpleNamespace(host="n1")
-    plan = SimpleNamespace(scheduler=scheduler, workers=workers, hosts=nodes, warnings=("of the plan",))
-    cluster = SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS")
+    workers = [worker_plan(n, device, host=f"n{min(n, 1)}") for n, device in enumerate(devices)]
+    cluster = Cluster("tls://h:1", "http://d", plan_of(*workers, warnings=("of the plan",)), "TLS")
     options = Options(warnings=("of options",))  # type: ignore[arg-type]
     joined: Any = SimpleNamespace(cluster=cluster, options=options, environ={})
 
@@ -42,36 +42,21 @@ def test_what_came_up(
     warnings = [f"warning: {of}" for of in ("of options", "of the plan", f"of versions, {any(devices)}")]
     assert said() == [line, *warnings, "transport: TLS", "dashboard at http://d"]
     monkeypatch.setattr(announcement.importlib.util, "find_spec", lambda _: None)
-    cluster.dashboard, cluster.transport = None, ""
+    joined.cluster = replace(cluster, dashboard=None, transport="")
     assert said()[4].startswith("no dashboard: bokeh is not installed")
 
 
-@pytest.mark.parametrize(
-    ("installed", "gpus", "expected"),
-    [
-        ("distributed 2026.9.0", False, ["distributed 2026.9.0 is newer"]),
-        (
-            "distributed 2026.8.0 dask-cuda 26.12.0",
-            True,
-            ["dask-cuda 26.12.0 is newer", "distributed 2026.8.0 does not match dask-cuda 26.12.0"],
-        ),
-        ("", True, []),
-    ],
-)
-def test_warnings_about_versions(
-    installed: str, gpus: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = dict(zip(installed.split()[::2], installed.split()[1::2], strict=True))
-
-    def version(name: str) -> str:
-        if name not in found:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+@pytest.mark.parametrize("gpus", [False, True])
+def test_warnings_about_versions(gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of dask-cuda are for GPU workers."""
+    found = {"distributed": "2026.9.0", "dask-cuda": "26.12.0"}
+    monkeypatch.setattr(importlib.metadata, "version", found.__getitem__)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["distributed==2026.1.1"])
+    begin = ["distributed 2026.9.0 is newer"]
+    if gpus:
+        begin += ["dask-cuda 26.12.0 is newer", "distributed 2026.9.0 does not match dask-cuda 26.12.0"]
     warnings = map(str, announcement.version_warnings(gpus=gpus))
-    assert all(text.startswith(start) for text, start in zip(warnings, expected, strict=True))
+    assert all(text.startswith(start) for text, start in zip(warnings, begin, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -91,15 +76,16 @@ def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None
 
 def test_the_card_of_a_session() -> None:
     """Its link has the token, its text has not; nothing in it is markup of somebody else's."""
-    plan: Any = SimpleNamespace(
-        hosts=[SimpleNamespace(host=f"<n{number}>") for number in range(5)], workers=[]
-    )
+    plan = plan_of(*(worker_plan(number, host=f"<n{number}>") for number in range(5)))
     link = "http://localhost:8787/status?token=abc&theme=dark"
     shown = card(plan, "tls://<h>:1", link, closed=False, seconds_left=3725.0)
-    assert "5 (&lt;n0&gt;, &lt;n1&gt;, &lt;n2&gt;, &lt;n3&gt;, ...)" in shown
-    assert "tls://&lt;h&gt;:1" in shown
-    assert 'href="http://localhost:8787/status?token=abc&amp;theme=dark"' in shown
-    assert ">http://localhost:8787/status</a>" in shown
-    assert "1:02:05" in shown
+    for part in (
+        "5 (&lt;n0&gt;, &lt;n1&gt;, &lt;n2&gt;, &lt;n3&gt;, ...)",
+        "tls://&lt;h&gt;:1",
+        'href="http://localhost:8787/status?token=abc&amp;theme=dark"',
+        ">http://localhost:8787/status</a>",
+        "1:02:05",
+    ):
+        assert part in shown
     assert "abc" not in card(plan, "tls://h:1", link, closed=True, seconds_left=None)
     assert "<a" not in card(plan, "tls://h:1", "javascript:alert(1)", closed=False, seconds_left=None)

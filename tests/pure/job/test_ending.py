@@ -11,21 +11,14 @@ import pytest
 from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job.ending import Closing, EndCoordinator, Ending
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Plan, Role
+from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
+from support.mocks.inputs import worker_plan
 
 
 class Rank0:
     """Rank 0 of three, with workers on the last two."""
 
-    def __init__(
-        self,
-        *,
-        has_client: bool = True,
-        attaches: bool = False,
-        log_directory: Path | None = None,
-        tolerates: int = 0,
-        absent: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, *, has_client: bool = True, absent: tuple[int, ...] = (), **options: Any) -> None:
         self.said: list[Any] = []
         channels = SimpleNamespace(
             size=3,
@@ -37,31 +30,33 @@ class Rank0:
             send=lambda *message: self.said.append(message),
             order=lambda *order: self.said.append(order),
         )
-        workers = tuple(SimpleNamespace(rank=rank, name=rank, devices=()) for rank in (1, 2))
-        hosts = tuple(SimpleNamespace(host=f"h{rank}", ranks=(rank,)) for rank in range(3))
-        plan: Any = Plan("shared", 3, Role(1, "h1"), Role(0, "h0"), hosts, workers)
-        self.joined: Any = SimpleNamespace(
+        self.lost: set[int] = channels.mailbox.lost
+        workers = tuple(worker_plan(rank, rank=rank) for rank in (1, 2))
+        hosts = tuple(HostPlan(f"h{rank}", (rank,), (), 0) for rank in range(3))
+        plan = Plan("shared", 3, Role(1, "h1"), Role(0, "h0"), hosts, workers)
+        joined: Any = SimpleNamespace(
             channels=channels,
             cluster=SimpleNamespace(plan=plan, absent=absent),
-            options=SimpleNamespace(
-                log_directory=log_directory,
-                scheduler=not attaches,
-                tolerate_lost_ranks=tolerates,
-                shutdown_timeout=1.0,
-            ),
+            options=Options(shutdown_timeout=1.0, **options),
         )
         self.ending = Ending()
-        self.end = EndCoordinator(self.joined, self.ending, has_client=has_client)
+        self.end = EndCoordinator(joined, self.ending, has_client=has_client)
 
     @property
     def state(self) -> str:
         """How far its end has come."""
         return " ".join(each for each in ("stopped", "ended") if getattr(self.ending, each))
 
+    def finish(self, *closed: int, code: int = 0, flushed: bool = True) -> None:
+        """The script has ended with this code, these ranks have closed, and so does this one."""
+        self.end.end_cluster(final=True, code=code)
+        for rank in closed:
+            self.end.on_message("closed", rank)
+        self.end.finish(flushed=flushed, final=True)
+
 
 def test_a_rank_without_which_the_job_has_started_is_not_waited_for() -> None:
-    rank = Rank0(tolerates=1, absent=(2,))
-    assert rank.end.silent == [0, 1]
+    assert Rank0(tolerate_lost_ranks=1, absent=(2,)).end.silent == [0, 1]
 
 
 def test_a_stop_and_then_the_end_each_once() -> None:
@@ -119,7 +114,7 @@ def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: str, lost: str | None) -> None:
-    rank = Rank0(attaches=attaches)
+    rank = Rank0(scheduler=not attaches)
     rank.end.on_message("workers-ended", (1, failed[0]))
     assert rank.state == ""
     rank.end.on_message("workers-ended", (2, failed[1]))
@@ -135,22 +130,16 @@ def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank0()
-    rank.end.end_cluster(final=True)
-    for closed in (0, 1):
-        rank.end.on_message("closed", closed)
-    assert rank.end.silent == [2]
     rank.end.release_scheduler()
-    assert rank.said[-1] == (1, "release")
-    rank.end.finish(flushed=True, final=True)
-    assert aborts == [1]
+    assert rank.said == [(1, "release")]
+    rank.finish(0, 1)
+    assert (aborts, rank.end.silent) == ([1], [2])
     (line,) = capsys.readouterr().err.splitlines()
     said = "dask_gpu_mpi: error: no response from rank 2 of 3 at the end; aborting the job. Fix: "
     assert line.startswith(said)
-    rank.end.on_message("closed", 2)
-    assert rank.end.silent == []
-    rank.end.finish(flushed=True, final=True)
-    assert aborts == [1]
-    rank.end.finish(flushed=False, final=True)
+    rank.finish(2)
+    assert (aborts, rank.end.silent) == ([1], [])
+    rank.finish(flushed=False)
     assert aborts == [1, 1]
 
 
@@ -163,9 +152,7 @@ def test_the_scripts_code_is_that_of_the_abort(
     rank = Rank0()
     if elsewhere:
         rank.end.on_message("over", (True, None, code))
-    else:
-        rank.end.end_cluster(final=True, code=code)
-    rank.end.finish(flushed=True, final=True)
+    rank.finish(code=0 if elsewhere else code)
     assert aborts == [aborted]
 
 
@@ -178,12 +165,9 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     rank.end.end_cluster(final=False)
     rank.end.leave_mark(0)
     assert not mark.exists()
-    rank.end.end_cluster(final=True)
-    for closed in range(3):
-        rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=False, final=True)
+    rank.finish(0, 1, 2, flushed=False)
     assert not mark.exists()
-    rank.end.finish(flushed=True, final=True)
+    rank.finish()
     assert mark.exists()
 
 
@@ -191,18 +175,10 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
 SILENT = 60.0
 
 
-class Clock:
-    """Stands in for `time`: it goes on when it is told to."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stands in for `time`: it goes on when it is told to."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(ending, "time", clock)
     return clock
 
@@ -216,14 +192,14 @@ def finalizes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_rank_that_may_be_lost(
-    clock: Clock, aborts: list[int], finalizes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clock: Any, aborts: list[int], finalizes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others continue, and the end waits for nobody; the mark has the script's code."""
-    rank = Rank0(tolerates=1, log_directory=tmp_path)
+    rank = Rank0(tolerate_lost_ranks=1, log_directory=tmp_path)
     clock.now = SILENT
     rank.end.on_message("alive", 1)
     rank.end.on_unreachable(["1", "2"])  # rank 1 starts another agent
-    assert rank.joined.channels.mailbox.lost == {2}
+    assert rank.lost == {2}
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "dask_gpu_mpi: warning: rank 2 on h2 lost: its processes or its node died, or its network is down; it had 1 worker and "
@@ -233,36 +209,23 @@ def test_a_rank_that_may_be_lost(
     assert rank.said == [("lost-rank", (["2"], line.removeprefix("dask_gpu_mpi: warning: ")))]
     rank.end.on_unreachable(["2"])  # reported again until the order has arrived
     assert (rank.state, capsys.readouterr().err) == ("", "")
-    rank.end.end_cluster(final=True, code=3)
-    for closed in (0, 1):
-        rank.end.on_message("closed", closed)
-    assert rank.end.silent == []
-    rank.end.finish(flushed=False, final=True)  # what was sent to it does not leave
-    assert (aborts, finalizes, rank.said[-1]) == ([], ["not finalized"], "given up")
+    rank.finish(0, 1, code=3, flushed=False)  # what was sent to it does not leave
+    assert (rank.end.silent, aborts, finalizes, rank.said[-1]) == ([], [], ["not finalized"], "given up")
     assert (tmp_path / "ended").read_text() == "3\n"
 
 
 @pytest.mark.parametrize("tolerates", [0, 1])
+@pytest.mark.usefixtures("finalizes")
 def test_more_ranks_than_may_be_lost(
-    clock: Clock,
-    aborts: list[int],
-    finalizes: list[str],
-    tolerates: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    clock: Any, aborts: list[int], tolerates: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rank = Rank0(tolerates=tolerates, log_directory=tmp_path)
+    rank = Rank0(tolerate_lost_ranks=tolerates, log_directory=tmp_path)
     clock.now = SILENT
     rank.end.on_unreachable(["1", "2"])
     assert (rank.state, rank.ending.exit_code()) == ("stopped", 1)
-    if tolerates:
-        assert (
-            "2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost"
-            in capsys.readouterr().err
-        )
-    rank.end.end_cluster(final=True, code=7)
-    rank.end.on_message("closed", 0)
-    rank.end.finish(flushed=True, final=True)
+    said = "2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost"
+    assert (said in capsys.readouterr().err) is bool(tolerates)
+    rank.finish(0, code=7)
     assert (aborts, (tmp_path / "ended").read_text()) == ([], "1 lost\n" if tolerates else "")
 
 
@@ -274,33 +237,24 @@ def test_a_rank_that_is_silent_at_the_end(
     finalizes: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rank = Rank0(tolerates=tolerates)
-    rank.end.end_cluster(final=True, code=75)
-    for closed in (0, 1):
-        rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=False, final=True)
-    assert aborts == aborted
-    assert bool(finalizes) is not bool(aborted)
+    Rank0(tolerate_lost_ranks=tolerates).finish(0, 1, code=75, flushed=False)
+    assert (aborts, bool(finalizes)) == (aborted, not aborted)
     assert capsys.readouterr().err.count("no response from rank 2 of 3 at the end") == 1
 
 
 def test_a_rank_whose_agent_died_too_often_can_still_be_talked_to(
     aborts: list[int], finalizes: list[str]
 ) -> None:
-    rank = Rank0(tolerates=1)
+    rank = Rank0(tolerate_lost_ranks=1)
     rank.end.on_message("workers-ended", (2, True))
     assert rank.said[0][0] == "lost-rank"
-    rank.end.end_cluster(final=True)
-    for closed in range(3):
-        rank.end.on_message("closed", closed)
-    rank.end.finish(flushed=True, final=True)
+    rank.finish(0, 1, 2)
     assert (aborts, finalizes) == ([], [])
 
 
 @pytest.mark.parametrize(("variable", "seconds"), [("CUDA_INJECTION64_PATH", 6.0), ("OTHER", 3.0)])
-def test_a_rank_waits_as_long_as_its_workers_may_take_to_close(
-    clock: Clock, variable: str, seconds: float
-) -> None:
+@pytest.mark.usefixtures("clock")
+def test_a_rank_waits_as_long_as_its_workers_may_take_to_close(variable: str, seconds: float) -> None:
     """With a profiler, which writes its data then, half of `shutdown_timeout`; then it kills them."""
     limits: list[float] = []
     agent = SimpleNamespace(send=lambda order: None, kill=lambda: limits.append(-1.0))
