@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from types import SimpleNamespace
@@ -36,21 +37,21 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
     return found
 
 
-def test_those_of_this_cluster_are_closed(clients: list[Client]) -> None:
+def states(clients: list[Client]) -> list[str]:
+    return [client.status for client in clients]
+
+
+def test_those_of_this_cluster_are_closed_or_abandoned(clients: list[Client]) -> None:
     clients += [Client(fails=True), Client(), Client(address="tcp://other:2"), Client(asynchronous=True)]
     clients += [Client("connecting")]
     dask_client.close_clients(HERE)
-    assert [client.status for client in clients] == ["running", "closed", "running", "running", "connecting"]
-
-
-def test_what_could_not_be_closed_is_abandoned(clients: list[Client]) -> None:
-    clients += [Client(fails=True), Client("closing", "tcp://other:2"), Client(address="tcp://other:2")]
+    assert states(clients) == ["running", "closed", "running", "running", "connecting"]
+    clients[1:] = [Client("closing", "tcp://other:2"), Client(address="tcp://other:2")]
     dask_client.abandon_clients(HERE)
-    assert [client.status for client in clients] == ["closed", "closed", "running"]
+    assert states(clients) == ["closed", "closed", "running"]
 
 
 def test_a_lost_client(clients: list[Client]) -> None:
-    assert not dask_client.has_lost_client()
     clients.append(Client())
     assert not dask_client.has_lost_client()
     clients.append(Client("connecting"))
@@ -73,35 +74,26 @@ def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
 
 def test_a_client_that_knows_its_dashboard() -> None:
     """Each its own, whatever is configured for the process; and the user's way there is kept."""
-    import asyncio
-
     import distributed
 
     link = "http://localhost:8788/status?token=abc"
+    at = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
     async def links() -> list[Any]:
-        async with distributed.Scheduler(
-            host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
-        ) as scheduler:
-            found = []
+        found = []
+        async with distributed.Scheduler(protocol="tcp", **at) as scheduler:
             for known in (link, "", None):
                 cls = dask_client.client_with_link(known)
                 async with cls(scheduler.address, asynchronous=True) as client:
                     found.append(client.dashboard_link)
                     with dask.config.set({"distributed.dashboard.link": "https://hub/{port}"}):
                         found.append(client.dashboard_link)
-            port = scheduler.http_server.port
-            return [text.replace(str(port), "PORT") if text else text for text in found]
+            port = str(scheduler.http_server.port)
+            return [text.replace(port, "PORT") if text else text for text in found]
 
-    assert asyncio.run(asyncio.wait_for(links(), 30)) == [
-        link,
-        "https://hub/PORT?token=abc",
-        "",
-        "",
-        "http://127.0.0.1:PORT/status",
-        "https://hub/PORT",
-    ]
-    assert dask_client.client_with_link(None) is distributed.Client
+    ours = [link, "https://hub/PORT?token=abc"]
+    dasks = ["http://127.0.0.1:PORT/status", "https://hub/PORT"]
+    assert asyncio.run(asyncio.wait_for(links(), 30)) == [*ours, "", "", *dasks]
 
 
 SETTINGS = {
@@ -117,14 +109,13 @@ pytestmark = pytest.mark.usefixtures("dask_config")
 
 def test_taken_back() -> None:
     dask.config.set({"gpu-probe": "mine"})
-    config, defaults = copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
+    before = copy.deepcopy((dask.config.config, dask.config.defaults))
     for _ in range(2):
         settings = DaskSettings(SETTINGS)
         assert {key: dask.config.get(key) for key in SETTINGS} == SETTINGS
-        settings.take_back()
-        settings.take_back()
-        assert dask.config.config == config
-        assert dask.config.defaults == defaults
+        for _ in range(2):
+            settings.take_back()
+            assert (dask.config.config, dask.config.defaults) == before
 
 
 def test_a_refresh_keeps_them_until_then() -> None:
