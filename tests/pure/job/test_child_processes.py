@@ -37,26 +37,21 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher
 
 
-def test_children_of_a_cluster_until_it_is_over() -> None:
-    before, execs = dict(os.environ), (os.execv, os.execve)
-    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
-    assert child() == ["tls://h:1", None, None, None]
-    assert os.execv is not execs[0]
-    for _ in range(2):
-        children.release()
-    assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
-
-
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """They still replace themselves as children; found or not, until the cluster is over."""
+
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, "ClusterFile", full)
-    before = dict(os.environ)
-    ChildrenOfCluster({"scheduler-address": "tls://h:1"}).release()
-    assert dict(os.environ) == before
+    before, execs = dict(os.environ), (os.execv, os.execve)
+    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
+    assert os.execv is not execs[0]
+    for _ in range(2):
+        children.release()
+        assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
     said = capsys.readouterr().err
     assert "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the" in said
 
@@ -140,19 +135,24 @@ USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"
 
 
 def test_the_users_configuration_holds_in_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But does not override the cluster's, in files or in variables."""
     folder = tmp_path / "it's my\nfolder"
     folder.mkdir()
-    (folder / "a.yaml").write_text("mine: {a: 0, b: 2}")
+    (folder / "a.yaml").write_text("mine: {a: 0, b: 2, c: 4}")
     (folder / "z.yml").write_text(USERS)
-    (folder / "no").write_text("mine: {a: 7}")
+    (folder / "no").write_text("mine: {b: 7}")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("DASK_CONFIG", ".")
+    for name in ("DASK_SCHEDULER_ADDRESS", "DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY", "dask_nothing"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("DASK_MINE__C", "3")
+    before = dict(os.environ)
     file = ClusterFile(SETTINGS)
     monkeypatch.chdir(tmp_path)
-    assert child() == ["tls://h:1", KEY, True, 1]
-    assert "b: 2" in Path(file.path).read_text()
+    keys = ("scheduler-address", "distributed.comm.tls.client.key", "mine")
+    assert child(ASK.replace(repr(KEYS), repr(keys))) == ["tls://h:1", KEY, {"a": 1, "b": 2, "c": 3}]
     file.close()
-    assert os.environ["DASK_CONFIG"] == "."
+    assert dict(os.environ) == before
 
 
 def test_a_pipe_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +162,6 @@ def test_a_pipe_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DASK_CONFIG", str(pipe))
     ClusterFile(SETTINGS).close()
     assert os.environ["DASK_CONFIG"] == str(pipe)
-
-
-def test_variables_do_not_override_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DASK_SCHEDULER_ADDRESS", "DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY", "dask_nothing"):
-        monkeypatch.setenv(name, "mine")
-    monkeypatch.setenv("DASK_MINE__A", "3")
-    before = dict(os.environ)
-    file = ClusterFile(SETTINGS)
-    assert child() == ["tls://h:1", KEY, True, 3]
-    file.close()
-    assert dict(os.environ) == before
 
 
 def test_what_the_script_has_set_since_stays() -> None:

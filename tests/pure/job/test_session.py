@@ -86,18 +86,6 @@ def test_the_end_is_told_once(
         session.spmd(print)
 
 
-@pytest.mark.parametrize("way", [ClientEnd.close, ClientEnd.finish])
-def test_what_the_script_starts_at_its_end_is_without_the_cluster(
-    way: Callable[[ClientEnd], None], member: Member
-) -> None:
-    end = make_end(member)
-    released: list[bool] = []
-    children: Any = SimpleNamespace(release=lambda: released.append(True))
-    end._children = children
-    way(end)
-    assert len(released) == 1
-
-
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
 def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
     part: str, member: Member, monkeypatch: pytest.MonkeyPatch

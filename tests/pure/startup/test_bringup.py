@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup, start_context
@@ -135,36 +133,20 @@ def test_gpus_and_launchers_that_do_not_work(
 # -- from options to what the coordinator needs
 
 
-def sent_by_one_rank(**options: Any) -> tuple[str, Any]:
-    """What the coordinator of a job of one rank sends first: its kind and its payload."""
-    sent: list[tuple[str, Any]] = []
-    mailbox = SimpleNamespace(hosts={0: "h"})
+@pytest.mark.parametrize("protocol", Protocol)
+def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None:
+    """A job that attaches, and its names: tests/mpi/test_joining.py."""
+    sent: list[Any] = []
     channels: Any = SimpleNamespace(
-        mailbox=mailbox, send=lambda _, kind, payload: sent.append((kind, payload))
+        mailbox=SimpleNamespace(hosts={0: "h"}), send=lambda *message: sent.append(message)
     )
-    coordinator = make_coordinator(Options(**options), context(), channels)
+    coordinator = make_coordinator(Options(protocol=protocol), context(), channels)
     (found,) = hypothetical_job(1, 1, 0)
     interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"),)
     coordinator.handle(Event(0, Kind.REGISTRATION, Registration("h", found, interfaces, None, ())), 1.0)
-    return sent[0]
-
-
-@pytest.mark.parametrize("protocol", Protocol)
-def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None:
-    kind, settings = sent_by_one_rank(protocol=protocol)
+    ((_, kind, settings),) = sent
     assert kind == Kind.SCHEDULER
     assert ("distributed.comm.tls.ca-file" in settings.config) is (protocol is Protocol.TLS)
-
-
-def test_workers_that_attach_have_names_of_their_own(tmp_path: Path) -> None:
-    """And start no scheduler."""
-    running: dict[str, Any] = {"scheduler": False, "protocol": Protocol.TLS}
-    write_scheduler_file(str(tmp_path / "s.json"), "tls://10.0.0.9:5", None, "a", {})
-    kind, start = sent_by_one_rank(**running, scheduler_file=str(tmp_path / "s.json"))
-    assert (kind, start.address) == (Kind.START, "tls://10.0.0.9:5")
-    assert [str(worker.name)[:5] for worker in start.workers] == ["join-"]
-    with pytest.raises(InputError):
-        sent_by_one_rank(**running, scheduler_file=str(tmp_path / "none.json"))
 
 
 # -- what a rank waits for before it takes its inventory

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
 from dask_gpu_mpi.startup.start_context import NAMED, Progress, StartContext, until_over
 from support.mocks.starts import start_context as context
 
@@ -65,29 +64,17 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 2) -> None:
         self.rank, self.size = 0, size
-        self.met: list[Any] = []
         self.codes: list[int] = []
         self.context = context()
-        monkeypatch.setattr(start_context, "Mailbox", lambda *args, **_: self.met.append(args) or self)
+        monkeypatch.setattr(start_context, "Mailbox", lambda *_, **__: self)
         monkeypatch.setattr(start_context, "load_mpi", lambda *_: SimpleNamespace(COMM_WORLD="world"))
         monkeypatch.setattr(os, "_exit", self.codes.append)
 
 
-@pytest.mark.parametrize(("size", "given"), [(1, None), (2, "mine")])
-def test_the_ranks_meet(size: int, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, orders = Rank(monkeypatch, size), []
-    agent: Any = SimpleNamespace(send=orders.append)
-    around = rank.context
-    around.payloads, around.comm = {"later": int}, given
-    with around.ending_in_order(None):
-        channels = around.meet(agent)
-    assert rank.met == [(given or "world", around.host, around.deadline, {**PAYLOADS, "later": int})]
-    assert (channels.agent, around._has_met, orders) == (agent, size > 1, [Order.JOINED])
-
-
-def test_the_watchdog_of_rank_0_ends_with_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_watchdog_of_rank_0_ends_with_the_start(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have none. That it reports: tests/faults/test_starts.py."""
-    rank = Rank(monkeypatch)
+    rank = Rank(monkeypatch, size)
     before = set(threading.enumerate())
     with rank.context.ending_in_order(None):
         rank.context.meet(None)
@@ -96,7 +83,7 @@ def test_the_watchdog_of_rank_0_ends_with_the_start(monkeypatch: pytest.MonkeyPa
     rank.rank = 1
     rank.context.meet(None)
     assert set(threading.enumerate()) <= before
-    assert rank.codes == []
+    assert (rank.codes, rank.context._has_met) == ([], size > 1)
 
 
 def test_rank_0_that_minds_its_messages_after_the_deadline_does_not_hang(
