@@ -26,39 +26,25 @@ def worker(name: str, address: str = "", **resources: float) -> Any:
     return SimpleNamespace(name=name, address=address, host="h", resources=resources)
 
 
-def made() -> Gang:
+@in_loop
+async def test_deaths_and_who_runs_until_when() -> None:
     gang = Gang("g", "client", 5.0)
     gang.assign(rank_members(worker(name) for name in "012"))
-    return gang
-
-
-@in_loop
-async def test_deaths_after_the_first_failure() -> None:
-    gang = made()
-    gang.die(0)
-    gang.over.set_result(GangEnd("died", 0))
-    assert (gang.died, gang.notes) == ({0}, [])
-    gang.die(1)
-    gang.ends_members = True
-    gang.die(2)
-    assert (gang.died, gang.notes) == ({0, 1}, [(1, "died afterwards, which may be the cause")])
-
-
-@in_loop
-async def test_who_runs_until_when() -> None:
-    gang = made()
     for rank in range(3):
         gang.join(rank, "h")
     gang.leave(0)
     gang.die(1)
     gang.leave(1)  # the answer to its call comes after its death
-    assert [member.rank for member in gang.at(MemberStage.JOINED)] == [2]
-    assert [member.rank for member in gang.at(MemberStage.DEAD)] == [1]
     assert gang.stages == [MemberStage.LEFT, MemberStage.DEAD, MemberStage.JOINED]
+    assert [member.rank for member in gang.at(MemberStage.DEAD)] == [1]
     gang.over.set_result(GangEnd("died", 1))
     assert [member.rank for member in gang.to_end()] == [2]
-    gang.leave(2)
+    assert (gang.died, gang.notes) == ({1}, [])
+    gang.die(0)
+    gang.ends_members = True
+    gang.die(2)
     assert gang.to_end() == []
+    assert (gang.died, gang.notes) == ({0, 1}, [(0, "died afterwards, which may be the cause")])
 
 
 def test_all_workers_with_a_gpu_where_there_are_some() -> None:
@@ -66,7 +52,6 @@ def test_all_workers_with_a_gpu_where_there_are_some() -> None:
     assert choose(None, [gpu, cpu]) == (["0-0"], [])
     assert choose(None, [cpu]) == (["0-cpu-0"], [])
     assert choose(["0-cpu-0", "b", "a"], [gpu, cpu]) == (["0-cpu-0", "0-0"], [])
-    assert choose(None, []) == ([], [])
 
 
 @given(st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=12))

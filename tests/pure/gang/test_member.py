@@ -22,26 +22,18 @@ def group(cancelled: threading.Event, master: str = "10.0.0.1") -> Group:
     return Group(5, hosts, lambda *_: {}, cancelled, **place, device=None, master=(master, 4000))
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
-def test_every_exception_is_a_failure(error: BaseException) -> None:
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GangCancelledError("it is over")])
+def test_every_exception_is_a_failure_but_the_end_of_the_gang(error: BaseException, over: bool) -> None:
     def function(group: Group) -> None:
         raise error
 
+    cancelled = threading.Event()
+    if over:
+        cancelled.set()
     told: list[BaseException] = []
-    assert member._run(function, group(threading.Event()), (), told.append) == (False, None)
-    assert told == [error]
-
-
-def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
-    def function(group: Group) -> None:
-        raise GangCancelledError("it is over")
-
-    over, running = threading.Event(), threading.Event()
-    over.set()
-    assert member._run(function, group(over), (), pytest.fail) == (False, None)
-    told: list[BaseException] = []
-    member._run(function, group(running), (), told.append)
-    assert len(told) == 1
+    assert member._run(function, group(cancelled), (), told.append) == (False, None)
+    assert told == ([] if over and isinstance(error, GangCancelledError) else [error])
 
 
 def test_a_failure_is_told_before_what_the_function_had_is_freed() -> None:
@@ -84,20 +76,15 @@ def test_interface_of_an_address() -> None:
     assert member.interface_of("203.0.113.7") is None
 
 
-def variables(master: str = "10.0.0.1", interface: str | None = "ib0") -> dict[str, str]:
-    return variables_of(group(threading.Event(), master), 2, interface)
-
-
-def test_names_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of both nodes; all of one node's: tests/mpi/test_spmd.py."""
-    found = variables()
+def test_variables() -> None:
+    """All of one node, and NCCL's that the user has set: tests/mpi/scripts/group.py."""
+    found = variables_of(group(threading.Event(), "fd00::1"), 2, None)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     assert [found[name] for name in names] == ["5", "8", "1", "4", "1", "2"]
+    assert found["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
+    assert "NCCL_SOCKET_IFNAME" not in found
+    found = variables_of(group(threading.Event()), 2, "ib0")
     assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
-    assert variables("fd00::1")["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
-    assert "NCCL_SOCKET_IFNAME" not in variables(interface=None)
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "of the user")
-    assert "NCCL_SOCKET_IFNAME" not in variables()
 
 
 @pytest.mark.parametrize(
