@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,32 +48,31 @@ while True:
 """
 
 
-#: What the test that runs has started: it ends with the test, which may have failed.
-STARTED: list[subprocess.Popen[str]] = []
+Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture(autouse=True)
-def _leave_no_process() -> Iterator[None]:
-    yield
-    while STARTED:
-        job = STARTED.pop()
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `launch`; it ends with the test, which may have failed."""
+    jobs = []
+
+    def started(run: str, *, check: str = "", more: str = "{}") -> subprocess.Popen[str]:
+        job = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, check, run, more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            # what a shell's background jobs and nohup ignore, this one would as well
+            preexec_fn=_hear_signals,
+        )
+        jobs.append(job)
+        return job
+
+    yield started
+    for job in jobs:
         job.kill()  # its launcher is sent TERM then
         job.wait(30)
-
-
-def start(run: str, *, check: str = "", more: str = "{}", **env: str) -> subprocess.Popen[str]:
-    job = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, check, textwrap.dedent(run), more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "GONE": "1", **env},
-        start_new_session=True,
-        # what a shell's background jobs and nohup ignore, this one would as well
-        preexec_fn=_hear_signals,
-    )
-    STARTED.append(job)
-    return job
 
 
 def _hear_signals() -> None:
@@ -80,17 +80,27 @@ def _hear_signals() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def communicate(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it has printed, without the line that says which signal ends it; and that line."""
-    output, _ = job.communicate(timeout=30)
+def split(output: str) -> tuple[str, str]:
+    """What was printed, without the line that says which signal ends the job; and that line."""
     said = "".join(line for line in output.splitlines(keepends=True) if "received; ending the job" in line)
     return output.replace(said, "") if said else output, said
 
 
-def ran(run: str, *, check: str = "", more: str = "{}", **env: str) -> tuple[int, str]:
-    job = start(run, check=check, more=more, **env)
-    output, _ = communicate(job)
+def end(job: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = split(job.communicate(timeout=30)[0])
     return job.returncode, output
+
+
+def ran(run: str, *, check: str = "", more: str = "{}", linger: float = 0.1) -> tuple[int, str]:
+    done = run_python(
+        LAUNCH,
+        *(check, textwrap.dedent(run), more),
+        capture_output=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "GONE": "1", "LINGER": str(linger)},
+    )
+    return done.returncode, split(done.stdout)[0]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +120,7 @@ def ran(run: str, *, check: str = "", more: str = "{}", **env: str) -> tuple[int
     ],
 )
 def test_exit_code(run: str, check: str, rc: int, output: str) -> None:
-    assert ran(run, check=check, LINGER="0.1") == (rc, output)
+    assert ran(run, check=check) == (rc, output)
 
 
 def up(job: subprocess.Popen[str]) -> int:
@@ -121,72 +131,61 @@ def up(job: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "rc"),
+    ("given", "signals", "rc", "heard"),
     [
-        (signal.SIGTERM, 9, 9),
-        (signal.SIGINT, 9, 9),
-        (signal.SIGHUP, 9, 9),
-        (signal.SIGINT, 143, 130),  # the launcher was sent SIGTERM, but the user Ctrl-C
+        ({}, [signal.SIGTERM] * 2, 9, ["SIGTERM"]),
+        ({}, [signal.SIGINT] * 2, 9, ["SIGTERM"]),
+        ({}, [signal.SIGHUP], 9, ["SIGTERM"]),
+        ({"code": 143}, [signal.SIGINT], 130, ["SIGTERM"]),  # of Ctrl-C
+        ({}, [signal.SIGUSR1, signal.SIGTERM], 9, ["SIGUSR1", "SIGTERM"]),
+        ({"code": 0, "is_check": True}, [signal.SIGUSR1, signal.SIGTERM], 143, ["SIGTERM"]),
+        ({"code": 75}, [signal.SIGTERM], 75, ["SIGTERM"]),
+        ({"code": 75, "more": "{'requeues_by_code': True}"}, [signal.SIGTERM], 143, ["SIGTERM"]),
     ],
-)
-def test_the_end_is_forwarded_once(number: int, code: int, rc: int) -> None:
-    job = start(HEARS.replace("sys.exit(9)", f"sys.exit({code})"))
+    ids=[
+        "once", "Ctrl-C, once", "the terminal is gone", "code of Ctrl-C", "before the walltime",
+        "the preflight gets no warning, and ends the job", "cancelled, not requeued", "cancelled, not requeued by LSF",
+    ],
+)  # fmt: skip
+def test_signals_are_forwarded(
+    start: Start, given: dict[str, Any], signals: list[signal.Signals], rc: int, heard: list[str]
+) -> None:
+    launcher = HEARS.replace("sys.exit(9)", f"sys.exit({given.get('code', 9)})")
+    commands = {"run": "print('the job')", "check": launcher} if "is_check" in given else {"run": launcher}
+    job = start(**commands, more=given.get("more", "{}"))
     up(job)
-    job.send_signal(number)
-    job.send_signal(number)
-    output, said = communicate(job)
-    assert (job.returncode, output) == (rc, "heard SIGTERM\n")
-    assert said == f"dask_gpu_mpi: launch: {signal.Signals(number).name} received; ending the job\n"
+    for number in signals:
+        job.send_signal(number)
+    output, said = split(job.communicate(timeout=30)[0])
+    assert (job.returncode, output) == (rc, "".join(f"heard {name}\n" for name in heard))
+    assert said == f"dask_gpu_mpi: launch: {signals[-1].name} received; ending the job\n"
 
 
-def test_launcher_that_has_heard_it_itself_is_not_told_again() -> None:
+def test_launcher_that_has_heard_it_itself_is_not_told_again(start: Start) -> None:
     """As by `timeout`, which tells the whole group."""
     job = start(HEARS.replace("time.sleep(1.5)", "pass"))
     up(job)
     os.killpg(job.pid, signal.SIGTERM)
-    output, _ = communicate(job)
-    assert (job.returncode, output) == (9, "heard SIGTERM\n")
+    assert end(job) == (9, "heard SIGTERM\n")
 
 
-def test_signal_before_the_walltime() -> None:
-    job = start(HEARS)
+def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
+    job = start(HEARS.replace("time.sleep(1.5)", "return signal.signal(number, lambda *_: sys.exit(9))"))
     up(job)
-    job.send_signal(signal.SIGUSR1)
-    assert job.stdout is not None
-    assert job.stdout.readline() == "heard SIGUSR1\n"
-    job.send_signal(signal.SIGTERM)
-    assert (communicate(job)[0], job.returncode) == ("heard SIGTERM\n", 9)
+    for _ in range(2):
+        job.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+    assert end(job) == (9, "heard SIGTERM\n")
 
 
-def test_batch_system_that_tells_the_ranks_itself() -> None:
+def test_batch_system_that_tells_the_ranks_itself(start: Start) -> None:
     job = start(HEARS, more="{'forwards_end': False, 'forwards_warning': False}")
     pid = up(job)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         job.send_signal(number)
     time.sleep(1.5)  # longer than a forwarded signal would take
     os.kill(pid, signal.SIGINT)
-    output, _ = communicate(job)
-    assert (job.returncode, output) == (9, "heard SIGINT\n")
-
-
-@pytest.mark.parametrize(
-    ("more", "rc"),
-    [("{}", 75), ("{'requeues_by_code': True}", 143)],  # LSF would requeue it
-)
-def test_job_that_was_cancelled_is_not_requeued(more: str, rc: int) -> None:
-    job = start(HEARS.replace("sys.exit(9)", "sys.exit(75)"), more=more)
-    up(job)
-    job.send_signal(signal.SIGTERM)
-    assert (communicate(job)[0], job.returncode) == ("heard SIGTERM\n", rc)
-
-
-def test_the_preflight_gets_no_warning_and_ends_the_job() -> None:
-    job = start("print('the job')", check=HEARS.replace("sys.exit(9)", "sys.exit(0)"))
-    up(job)
-    job.send_signal(signal.SIGUSR1)  # before the walltime
-    time.sleep(0.5)
-    job.send_signal(signal.SIGTERM)
-    assert (communicate(job)[0], job.returncode) == ("heard SIGTERM\n", 143)
+    assert end(job) == (9, "heard SIGINT\n")
 
 
 #: A launcher that ends with a checkpoint; the signal that cancels the job comes a moment before or after its end.
@@ -208,7 +207,7 @@ CANCELLED = {
 @pytest.mark.parametrize("more", ["{}", "{'lingers': True}"])
 def test_job_that_is_cancelled_while_it_ends_is_not_requeued(when: str, more: str) -> None:
     # `launch` waits for what is left on other nodes, which cleans up
-    assert ran(CANCELLED[when], more=more) == (75, "lingers\n" * ("lingers" in more))
+    assert ran(CANCELLED[when], more=more, linger=3.0) == (75, "lingers\n" * ("lingers" in more))
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -219,19 +218,11 @@ def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch(number: 
     assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
 
 
-def test_launcher_ends_with_launch() -> None:
-    job = start(HEARS)
-    up(job)
-    job.kill()
-    output, _ = communicate(job)  # the child has the pipe, too: it has ended
-    assert output == "heard SIGTERM\n"
-
-
 def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
     mark = tmp_path / "ended"
     mark.touch()  # of the run before
     more = repr({"mark": str(mark)})
-    rc, output = ran("pass", more=more, LINGER="0.1")
+    rc, output = ran("pass", more=more)
     assert rc == 75  # it can't go on without the node: it is requeued
     assert "exited with code 0, but the job has not completed" in output
     assert output.endswith("requeued\n")
@@ -254,7 +245,7 @@ def test_code_of_a_job_that_has_lost_ranks(tmp_path: Path, text: str, code: int,
     """Whatever the launcher makes of the ranks that were killed."""
     mark = tmp_path / "ended"
     run = f"import sys; open({str(mark)!r}, 'w').write({text!r}); sys.exit(9)"
-    found = ran(run, more=repr({"mark": str(mark)}), LINGER="0.1")
+    found = ran(run, more=repr({"mark": str(mark)}))
     assert found == (code, "requeued\n" * requeued)
 
 
@@ -320,18 +311,6 @@ def test_preflight_leaves_standard_input_to_the_script() -> None:
     assert run_python(LAUNCH, reads, reads, "{}", input="hello").stdout == "''\n'hello'\n"
 
 
-def test_end_that_is_sent_again_is_forwarded_again() -> None:
-    twice = "import signal, sys, time; heard = []; [signal.signal(n, lambda n, f: heard.append(n)) for n in (2, 15)]\n"
-    twice += "print('up', 0, flush=True)\nwhile len(heard) < 2: time.sleep(0.05)\nprint(heard); sys.exit(9)"
-    job = start(twice)
-    up(job)
-    for _ in range(2):
-        job.send_signal(signal.SIGTERM)
-        time.sleep(1.5)
-    output, _ = communicate(job)
-    assert (job.returncode, output) == (9, "[15, 15]\n")
-
-
 def echo(word: str, code: int = 0) -> tuple[str, ...]:
     return ("sh", "-c", f"echo {word} >> $ORDER; exit {code}")
 
@@ -379,5 +358,5 @@ def test_copies_that_hang_end(
 
 def test_a_signal_does_not_stop_the_removal_of_copies() -> None:
     signals_launch = "kill -TERM $PPID; sleep 1.5; echo removed"
-    job = start("pass", more=repr({"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}))
-    assert communicate(job)[0] == "removed\n"
+    more = {"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}
+    assert ran("pass", more=repr(more)) == (0, "removed\n")
