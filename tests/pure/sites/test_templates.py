@@ -90,20 +90,6 @@ def test_setup_file(batch: FakeBatch, path: Path) -> None:
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
 
 
-@pytest.mark.slow
-def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch) -> None:
-    batch.answers["start"] = ("", 75)
-    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")
-    assert (ran.rc, ran.of("scontrol")) == (75, [["requeue", "42"]])
-    # 2030-01-02T03:04:05
-    (job,) = [row for row in ran.rows if row["name"] == "python" and "run" in row["argv"]]
-    assert job["env"]["SLURM_JOB_END_TIME"] == "1893553445"
-    batch.answers |= {"start": ("", 3), "squeue": ("N/A", 0)}
-    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_CHECK="no")
-    assert (ran.rc, ran.of("scontrol")) == (3, [])
-    assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
-
-
 def test_walltime_signal_of_flux_is_an_example_that_works(batch: FakeBatch) -> None:
     """It is a setting, not a directive."""
     text = (ROOT / "jobscripts" / "flux.sh").read_text()
