@@ -132,12 +132,17 @@ def test_an_interface_without_an_ipv4_address_has_its_ipv6_addresses(
     entries = {
         "eth0": [entry("fd77::5", half), entry("fe80::1%eth0", half)],
         "eth1": [entry("10.0.0.5", "255.255.255.0"), entry("fd78::5", half)],
+        "eth2": [entry("fd79::5", half)],
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
     zero = "0" * 32
     routes = tmp_path / "ipv6_route"
-    routes.write_text(f"{zero} 00 {zero} 00 fd77{'0' * 27}1 00000400 00000003 00000000 00000003     eth0\n")
+    other = f"{'0' * 31}1"  # no default route
+    for name, net in (("eth0", zero), ("eth2", other)):
+        with routes.open("a") as file:
+            file.write(f"{net} 00 {zero} 00 fd77{'0' * 27}1 00000400 00000003 00000000 00000003     {name}\n")
     assert list_interfaces(str(tmp_path / "none"), str(routes)) == (
         Interface("eth0", "fd77::5", "fd77::/64", True),
         Interface("eth1", "10.0.0.5", "10.0.0.0/24", False),
+        Interface("eth2", "fd79::5", "fd79::/64", False),
     )

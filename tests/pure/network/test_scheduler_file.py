@@ -24,6 +24,11 @@ from dask_gpu_mpi.options.resolve import resolve
 CONFIG = {"distributed.comm.require-encryption": True}
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.json"
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "with space 'and quote.json"
     path.write_text("an older file")
@@ -45,8 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_only_its_owner_removes_it(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
+def test_only_its_owner_removes_it(path: Path) -> None:
     write_scheduler_file(str(path), "tls://h:1", None, "second", {})
     remove_scheduler_file(str(path), "first")
     assert path.exists()
@@ -73,8 +77,7 @@ def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
         '{"address": "tcp://h:1", "dask-gpu-mpi": {"dashboard": "javascript:alert(1)"}}',
     ],
 )  # fmt: skip
-def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "s.json"
+def test_a_file_that_is_none(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="is not a scheduler file"):
         read_scheduler_file(path)
@@ -87,8 +90,7 @@ def test_names_of_two_joining_jobs_differ() -> None:
     assert target.unique_name("mine").startswith("mine-")
 
 
-def test_a_loopback_cluster_is_not_for_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "s.json"
+def test_a_loopback_cluster_is_not_for_other_hosts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scheduler_file(str(path), "tls://127.0.0.1:1", None, "a", CONFIG)
     assert read_scheduler_file(path).address == "tls://127.0.0.1:1"
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
@@ -96,16 +98,14 @@ def test_a_loopback_cluster_is_not_for_other_hosts(tmp_path: Path, monkeypatch: 
         read_scheduler_file(path)
 
 
-def test_file_that_others_may_write_is_not_taken(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
+def test_file_that_others_may_write_is_not_taken(path: Path) -> None:
     write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     path.chmod(0o666)
     with pytest.raises(InputError, match=r"s.json' is not used: others may write .* Fix: chmod go-w"):
         read_scheduler_file(path)
 
 
-def test_only_what_is_of_the_connection_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
+def test_only_what_is_of_the_connection_is_taken(path: Path) -> None:
     taken = {"distributed.comm.tls.ca-file": "PEM", "distributed-ucxx.environment.tls": "tcp"}
     refused = {
         "distributed.worker.preload": ["evil"],
@@ -126,8 +126,7 @@ def joins(address: str, file: Path | None = None, **options: Any) -> Target:
 
 
 @pytest.mark.parametrize("options", [{"security": True}, {"protocol": "tls"}])
-def test_encryption_that_is_asked_for_is_not_dropped(tmp_path: Path, options: dict[str, Any]) -> None:
-    path = tmp_path / "s.json"
+def test_encryption_that_is_asked_for_is_not_dropped(path: Path, options: dict[str, Any]) -> None:
     write_scheduler_file(str(path), "tcp://h:1", None, "a", {})
     with pytest.raises(
         InputError,
@@ -142,9 +141,8 @@ def test_encryption_that_is_asked_for_is_not_dropped(tmp_path: Path, options: di
 
 
 def test_open_cluster_is_warned_of_unless_that_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "s.json"
     write_scheduler_file(str(path), "ucx://h:1", None, "a", {})
     for given in (("h:1",), ("", path)):
         target = joins(*given)

@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -68,15 +67,10 @@ def test_transports_without_a_context(transports: str, left: str) -> None:
 
 
 @pytest.fixture
-def unhidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has hidden nothing yet, and a configuration that is put back."""
+def unhidden(monkeypatch: pytest.MonkeyPatch, dask_config: None) -> None:
+    """A process that has hidden nothing yet."""
     monkeypatch.setattr(ucx, "_transports", None)
     monkeypatch.setattr(ucx, "_section", None)
-    before = copy.deepcopy(dask.config.config)
-    yield
-    # in place: Dask's functions hold it
-    dask.config.config.clear()
-    dask.config.config.update(before)
 
 
 @pytest.mark.usefixtures("unhidden")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -102,9 +103,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(ucx_endpoint, "_import", library.imported)
     monkeypatch.setattr(Ucx, "_start", None)
+    monkeypatch.setattr(Ucx, "_loop", None)
     for name in ("loopback", "leads", "warned"):
         monkeypatch.setattr(Ucx, name, False)
-    monkeypatch.setattr(Ucx, "_loop", None)
     for name in [name for name in os.environ if name.startswith("UCX_")]:
         monkeypatch.delenv(name)
     return library
@@ -149,98 +150,78 @@ async def test_it_serves_no_active_messages(library: Library) -> None:
     assert library.features == "all"
 
 
-def start(
-    monkeypatch: pytest.MonkeyPatch, leads: bool, environ: dict[str, str], settings: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(Ucx, "leads", leads)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-
-    async def main() -> None:
-        await Ucx.begin()
-
-    with dask.config.set(settings):
-        asyncio.run(main())
-
-
 CLOSED = {"UCX_TLS": "^sysv,tcp", "UCX_NET_DEVICES": "lo"}
+NEAR = {"UCX_TLS": "^sysv,tcp", "UCX_NET_DEVICES": "mlx5_1:1"}
+DEVICES, TLS = "distributed-ucxx.environment.net-devices", "distributed-ucxx.environment.tls"
 
 
 @pytest.mark.parametrize(
-    ("loopback", "leads", "environ", "settings", "added"),
+    ("given", "environ", "settings", "added"),
     [
-        (True, False, {}, {}, CLOSED),
-        (False, False, {}, {}, CLOSED),  # between nodes TLS alone
-        (False, True, {}, {}, {"UCX_TLS": "^sysv,tcp"}),  # RDMA
+        ({"loopback": True}, {}, {}, CLOSED),
+        ({}, {}, {}, CLOSED),  # between nodes TLS alone
+        ({"leads": True}, {}, {}, {"UCX_TLS": "^sysv,tcp"}),  # RDMA
         # what the user has chosen stays, and what TCP is left listens on loopback where that is enough
-        (True, False, {"UCX_TLS": "tcp"}, {}, {"UCX_NET_DEVICES": "lo"}),
-        (False, True, {"UCX_TLS": "tcp"}, {}, {}),
-        (True, False, {"UCX_TLS": "sm,cuda"}, {}, {"UCX_NET_DEVICES": "lo"}),
-        (True, False, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "ib0"}, {}, {}),
-        (True, False, {}, {"distributed-ucxx.environment.tls": "tcp,sm"}, {"UCX_NET_DEVICES": "lo"}),
-        (True, False, {}, {"distributed.comm.ucx.environment.tls": "sm,self"}, {"UCX_NET_DEVICES": "lo"}),
-        (True, False, {}, {"distributed-ucxx.nvlink": True}, {"UCX_TLS": None, "UCX_NET_DEVICES": "lo"}),
+        ({"loopback": True}, {"UCX_TLS": "tcp"}, {}, {"UCX_NET_DEVICES": "lo"}),
+        ({"leads": True}, {"UCX_TLS": "tcp"}, {}, {}),
+        ({"loopback": True}, {"UCX_TLS": "sm,cuda"}, {}, {"UCX_NET_DEVICES": "lo"}),
+        ({"loopback": True}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "ib0"}, {}, {}),
+        ({"loopback": True}, {}, {TLS: "tcp,sm"}, {"UCX_NET_DEVICES": "lo"}),
+        ({"loopback": True}, {}, {"distributed.comm.ucx.environment.tls": "self"}, {"UCX_NET_DEVICES": "lo"}),
+        ({"loopback": True}, {}, {"distributed-ucxx.nvlink": True}, {"UCX_NET_DEVICES": "lo"}),
         # a site's devices for MPI
-        (True, False, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, CLOSED),
-        (False, True, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, {"UCX_TLS": "^sysv,tcp"}),
-        (True, False, {"UCX_POSIX_ERROR_HANDLING": "n"}, {}, {**CLOSED, "UCX_POSIX_ERROR_HANDLING": "n"}),
+        ({"loopback": True}, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, CLOSED),
+        ({"leads": True}, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, {"UCX_TLS": "^sysv,tcp"}),
+        ({}, {"UCX_POSIX_ERROR_HANDLING": "n"}, {}, {**CLOSED, "UCX_POSIX_ERROR_HANDLING": "n"}),
+        # the devices near the GPU, unless the user has chosen, no data leaves the node, or it is TCP
+        ({"leads": True, "devices": "mlx5_1:1"}, {}, {}, NEAR),
+        ({"devices": "mlx5_1:1"}, {}, {}, CLOSED),
+        (
+            {"leads": True, "devices": "mlx5_1:1"},
+            {"UCX_NET_DEVICES": "mlx5_0:1"},
+            {},
+            {"UCX_TLS": "^sysv,tcp"},
+        ),
+        ({"leads": True, "devices": "mlx5_1:1"}, {}, {DEVICES: "mlx5_7:1"}, {"UCX_TLS": "^sysv,tcp"}),
+        ({"leads": True, "devices": "mlx5_1:1"}, {"UCX_TLS": "rc"}, {}, {"UCX_NET_DEVICES": "mlx5_1:1"}),
+        ({"leads": True, "devices": "mlx5_1:1"}, {"UCX_TLS": "tcp,cuda"}, {}, {}),
     ],
 )
-def test_it_opens_no_port_unless_the_user_has_chosen(
+@in_a_loop
+async def test_it_opens_no_port_unless_the_user_has_chosen(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
-    loopback: bool,
-    leads: bool,
+    given: dict[str, Any],
     environ: dict[str, str],
     settings: dict[str, Any],
-    added: dict[str, str | None],
+    added: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(Ucx, "loopback", loopback)
-    start(monkeypatch, leads, environ, settings)
-    expected = {"UCX_POSIX_ERROR_HANDLING": "y", **environ, **added}
+    for name, value in given.items():
+        monkeypatch.setattr(Ucx, name, value)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with dask.config.set(settings):
+        await Ucx.begin()
     found = {name: value for name, value in library.environ.items() if name.startswith("UCX_")}
-    assert found == {name: value for name, value in expected.items() if value is not None}
+    assert found == {"UCX_POSIX_ERROR_HANDLING": "y", **environ, **added}
     # what tasks start is not told
     assert {name: value for name, value in os.environ.items() if name.startswith("UCX_")} == environ
 
 
-@pytest.mark.parametrize(
-    ("leads", "environ", "settings", "used"),
-    [
-        (True, {}, {}, "mlx5_1:1"),
-        (False, {}, {}, "lo"),  # no data leaves the node
-        # what the user has chosen stays; over TCP the devices are others
-        (True, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, "mlx5_0:1"),
-        (True, {}, {"distributed-ucxx.environment.net-devices": "mlx5_7:1"}, None),
-        (True, {"UCX_TLS": "rc,cuda"}, {}, "mlx5_1:1"),
-        (True, {"UCX_TLS": "tcp,cuda"}, {}, None),
-    ],
-)
-def test_between_nodes_it_uses_the_devices_near_the_gpu(
-    library: Library,
-    monkeypatch: pytest.MonkeyPatch,
-    leads: bool,
-    environ: dict[str, str],
-    settings: dict[str, Any],
-    used: str | None,
-) -> None:
-    monkeypatch.setattr(Ucx, "devices", "mlx5_1:1")
-    start(monkeypatch, leads, environ, settings)
-    assert library.environ.get("UCX_NET_DEVICES") == used
-
-
 @pytest.mark.parametrize("warned", [False, True])
-def test_a_port_that_nobody_has_warned_of_is_a_warning(
+@in_a_loop
+async def test_a_port_that_nobody_has_warned_of_is_a_warning(
     library: Library, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever has set UCX up: a preload, a configuration of the nanny's."""
     monkeypatch.setattr(Ucx, "warned", warned)
-    before, opened = {("127.0.0.1", 1)}, {("127.0.0.1", 1), ("10.0.0.1", 2)}
-    ports = iter([before, opened])
-    monkeypatch.setattr(ucx_endpoint, "_ports", lambda: next(ports))
-    start(monkeypatch, False, {}, {})
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        library.module.UCXContext = lambda config, feature_flags: opened.listen()
+        await Ucx.begin()
+        port = opened.getsockname()[1]
     text = capsys.readouterr().err
-    assert ("UCX of a worker has opened 10.0.0.1:2 without authentication" in text) == (not warned)
+    assert (f"UCX of a worker has opened 127.0.0.1:{port} without authentication" in text) == (not warned)
 
 
 @in_a_loop
