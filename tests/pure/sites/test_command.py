@@ -116,21 +116,10 @@ def test_ranks_that_may_be_lost(kind: str, mpi: str, library: str, added: list[s
     assert launch.mark == "logs/42/ended"
 
 
-def test_step_beside_the_shell_of_an_interactive_job() -> None:
-    assert "--overlap" in made(SLURM, "srun", environ={}).run
-    assert "--overlap" not in made(SLURM, "srun").run
-
-
-@pytest.mark.parametrize(
-    ("where", "kind", "mpi", "message"),
-    [
-        (PARTS, "srun", "pmix", "heterogeneous jobs of Slurm .* srun --mpi=pmix"),
-        (PARTS, "hydra", "", "heterogeneous jobs of Slurm .* hydra"),
-    ],
-)
-def test_refused(where: Allocation, kind: str, mpi: str, message: str) -> None:
-    with pytest.raises(LauncherError, match=message):
-        made(where, kind, mpi)
+@pytest.mark.parametrize(("kind", "mpi"), [("srun", "pmix"), ("hydra", "")])
+def test_launcher_that_can_not_start_a_heterogeneous_job(kind: str, mpi: str) -> None:
+    with pytest.raises(LauncherError, match=f"heterogeneous jobs of Slurm .* {kind}"):
+        made(PARTS, kind, mpi)
 
 
 @pytest.mark.parametrize(
@@ -183,18 +172,6 @@ def test_preflight_has_the_options_of_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "program", "expected"),
-    [
-        ("plan", ("--json",), ("plan", "--name", "x", "--json")),
-        ("check", (), ("check", "--expect-gpus=4", "--name", "x")),
-    ],
-)
-def test_another_command_than_run(command: str, program: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    words = made(PBS, "pals", command=command, options=("--name", "x"), program=program, expect_gpus=4).run
-    assert words[words.index(START) + 1 :] == expected
-
-
-@pytest.mark.parametrize(
     ("where", "given", "environ", "logs", "own"),
     [
         (SLURM, "", {}, "logs/42", True),
@@ -213,15 +190,6 @@ def test_log_folder_of_the_job(
     launch = made(where, "openmpi", environ=environ, log_directory=given)
     assert launch.logs == logs
     assert (f"--log-directory {logs}" in shlex.join(launch.run)) == own
-
-
-def test_local_directory_of_a_job_script() -> None:
-    environ = {"DGM_SCRATCH": "/nvme", "DASK_GPU_MPI__LOCAL_DIRECTORY": "/tmp"}
-    launch = made(SLURM, "openmpi", environ=environ)
-    assert launch.environment["DASK_GPU_MPI__LOCAL_DIRECTORY"] == "/nvme"
-    assert "DASK_GPU_MPI__LOCAL_DIRECTORY" in launch.run  # Open MPI takes it along
-    environ["DGM_SCRATCH"] = ""
-    assert "DASK_GPU_MPI__LOCAL_DIRECTORY" not in made(SLURM, "srun", environ=environ).environment
 
 
 def test_mark_of_a_job_that_has_completed() -> None:
@@ -251,6 +219,8 @@ def test_who_is_told_of_signals(
     assert (launch.forwards_end, launch.forwards_warning) == (end, warning)
     # what a batch script of Slurm has started on other nodes ends with the script
     assert launch.lingers == (where is SLURM and kind == "openmpi")
+    # a step beside the shell of an interactive job
+    assert ("--overlap" in launch.run) == (kind == "srun" and environ is not BATCH)
 
 
 def inside(runtime: str, image: str = "im age", **given: Any) -> Container:
@@ -290,18 +260,18 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
     # the user's come first, and instead of ours
     found = mounts(("/data:/mnt:ro", f"/other:{cwd}"), cwd=cwd, environ={})
     assert found == ["/data:/mnt:ro", f"/other:{cwd}", f"{cwd}/logs:{cwd}/logs"]
+    with pytest.raises(LauncherError, match="apptainer can't mount .* Fix: another directory"):
+        mounts(cwd="/a,b")
 
 
 @pytest.mark.parametrize(
-    ("runtime", "kind", "mpi", "environ", "expected"),
+    ("runtime", "environ", "expected"),
     [
-        ("singularity", "srun", "pmi2", {}, "singularity exec --nv --bind=/w:/w --bind=/w/logs:/w/logs img"),
-        ("shifter", "srun", "pmi2", {}, "shifter --image=img --module=gpu --"),
-        ("shifter", "srun", "pmi2", {"SHIFTER_MODULE": "none"}, "shifter --image=img --"),
+        ("singularity", {}, "singularity exec --nv --bind=/w:/w --bind=/w/logs:/w/logs img"),
+        ("shifter", {}, "shifter --image=img --module=gpu --"),
+        ("shifter", {"SHIFTER_MODULE": "none"}, "shifter --image=img --"),
         (
             "podman-hpc",
-            "srun",
-            "pmix",
             {},
             "podman-hpc run --rm --interactive --entrypoint= --gpu --openmpi-pmix --network=host --pid=host --ipc=host "
             "--workdir=/w --volume=/tmp:/tmp --volume=/w:/w --volume=/w/logs:/w/logs --env=CUDA_VISIBLE_DEVICES "
@@ -310,17 +280,14 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_command_of_a_rank_in_a_container(
-    runtime: str, kind: str, mpi: str, environ: dict[str, str], expected: str
-) -> None:
-    launch = made(
-        SLURM, kind, mpi, environ={**BATCH, **environ}, cwd="/w", container=inside(runtime, "img"), check=True
-    )
+def test_command_of_a_rank_in_a_container(runtime: str, environ: dict[str, str], expected: str) -> None:
+    container = inside(runtime, "img")
+    launch = made(SLURM, "srun", "pmix", environ=BATCH | environ, cwd="/w", container=container, check=True)
     for words in (launch.run, launch.check):
         inner = " ".join(words[: words.index("python")])
         assert inner.endswith(f"--wait=30 {expected}")
     # what finds the MPI library is run in the same way, but is no rank
-    alone = " ".join(library_command(Request((), (), container=inside(runtime, "img")), environ, "p", "/w"))
+    alone = " ".join(library_command(Request((), (), container=container), environ, "p", "/w"))
     assert alone.startswith(expected.split()[0])
     assert alone.endswith(" img python" if "--image" not in expected else " -- python")
 
@@ -367,12 +334,6 @@ def test_text_to_paste(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (7, "staged\na 'b'\ncgone\na b|$HOME|é'|removed\n")
     assert (tmp_path / "made here").is_dir()
-
-
-@pytest.mark.parametrize("place", ["/a,b", "/a:b", "/a;b"])
-def test_directory_that_can_not_be_mounted(place: str) -> None:
-    with pytest.raises(LauncherError, match="apptainer can't mount .* Fix: another directory"):
-        library_command(Request((), ("my.py",), container=inside("apptainer")), {}, "python", place)
 
 
 @pytest.mark.parametrize("kind", ["srun", "hydra", "openmpi"])

@@ -203,8 +203,6 @@ def test_refused(words: list[str], message: str) -> None:
         ("-- gone.py", "script 'gone.py' does not exist"),
         ("-- -m gone", "no module named 'gone'"),
         ("-- -n 2 my.py", "--ranks of launch: the job script has it"),
-        ("", "the script is missing"),
-        ("-- --layout shared", "the script is missing"),
         ("-- --layuot shared my.py", "'--layuot'"),
         ("-- --nthreads 0 my.py", "--nthreads"),
     ],

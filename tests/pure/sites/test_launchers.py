@@ -10,10 +10,9 @@ from support.mocks.launchers import SAMPLES
 SRUN = SAMPLES["srun"]
 OPEN_MPI = SAMPLES["Open MPI's mpirun"]
 HYDRA = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"]
-by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 
 
-@by_launcher
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 def test_detect_reads_the_sample(launcher: Launcher) -> None:
     launched = detect(SAMPLES[launcher.name])
     assert launched is not None
@@ -21,10 +20,6 @@ def test_detect_reads_the_sample(launcher: Launcher) -> None:
     # PALS and Flux leave nothing out that they say
     assert (launched.rank, launched.size, launched.local_rank) == (1, 4, 1)
     assert launched.size_variable in launcher.size
-
-
-@by_launcher
-def test_nothing_is_detected_after_scrubbing(launcher: Launcher) -> None:
     kept = scrub(SAMPLES[launcher.name])
     assert detect(kept) is None
     assert set(kept) <= {"SLURM_JOB_ID", "SLURM_NTASKS"}

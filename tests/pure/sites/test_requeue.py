@@ -112,20 +112,14 @@ def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
     ask = "import os; from dask_gpu_mpi.sites.pbs import job_script; print(job_script(os.getppid()))"
     script = tmp_path / "job.sh"
-    for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
-        script.write_text(f"#!/bin/bash\n{command}\ntrue\n")
-        script.chmod(0o755)
-        root = str(ROOT)
-        for shell in (["bash"], []):  # or by its first line
-            words = [*shell, str(script), sys.executable, ask]
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": root}
-            )
-            assert done.stdout == f"{script}\n", done.stderr
-
-
-def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
-    """As a Python program that starts `launch`."""
+    script.write_text('#!/bin/bash\ntimeout 20 nice "$1" -c "$2"\n"$1" -c "$2"\ntrue\n')
+    script.chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for shell in (["bash"], []):  # or by its first line
+        words = [*shell, str(script), sys.executable, ask]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+        assert done.stdout == f"{script}\n" * 2, done.stderr
+    # no program that is no shell, as a Python program that starts `launch`
     (tmp_path / "driver.py").write_text("import time; time.sleep(60)")
     with subprocess.Popen([sys.executable, str(tmp_path / "driver.py")]) as driver:
         assert job_script(driver.pid) != str(tmp_path / "driver.py")

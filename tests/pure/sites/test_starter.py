@@ -133,12 +133,6 @@ def test_the_best_of_several(
     assert choose("pbs", library, here, launcher=launcher)[0] == expected
 
 
-def test_mpirun_of_another_library_is_refused(choose: Choose) -> None:
-    expected = r"no mpirun of Open MPI v5.0.11 was found \(found: .*/mpirun \(hydra\).*Fix: load the module"
-    with pytest.raises(LauncherError, match=expected):
-        choose("local", OPEN_MPI, BOTH[1:])
-
-
 def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_path: Path) -> None:
     """Each is really run for its version."""
     files = [tmp_path / folder / "bin" / "mpirun" for folder in ("site", "library", "wheel")]
@@ -154,19 +148,13 @@ def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_p
     assert found == [str(file) for file in files]
     files[2].chmod(0o644)  # not executable
     assert choose_launcher(LOCAL, OPEN_MPI, environ, python, file=library).path == str(files[1])
-
-
-def test_one_that_can_not_run_is_none_whatever_its_path_says(tmp_path: Path) -> None:
-    file = tmp_path / "MVAPICH2" / "mpirun"
-    file.parent.mkdir()
-    file.write_text("no program at all")
-    file.chmod(0o755)
-    environ = {"PATH": str(file.parent)}
+    # one that can't run is none, whatever its path says
+    other = tmp_path / "MVAPICH2" / "mpirun"
+    other.parent.mkdir()
+    other.write_text("no program at all")
+    other.chmod(0o755)
     with pytest.raises(LauncherError, match=r"no mpirun of MPICH.* was found \(found: none\)"):
-        choose_launcher(LOCAL, MPICH, environ, str(tmp_path / "python"))
-
-
-# -- the MPI library is asked for in a child
+        choose_launcher(LOCAL, MPICH, {"PATH": str(other.parent)}, python)
 
 
 def test_ask_library() -> None:
@@ -184,17 +172,16 @@ def test_no_library(tmp_path: Path) -> None:
     for text, why in (
         ("echo noise; echo 'RuntimeError: cannot load MPI library' >&2; exit 1", "cannot load MPI library"),
         ("exit 3", "exit code 3"),
+        ("", "No such file.*"),
     ):
-        python.write_text(f"#!/bin/sh\n{text}\n")
+        python.write_text(f"#!{'/bin/sh' if text else '/gone'}\n{text}\n")
         python.chmod(0o755)
-        with pytest.raises(MpiMissingError, match=rf"finds no MPI library \(.*{why}\). Fix: "):
+        with pytest.raises(MpiMissingError, match=rf"finds no MPI library \(.*{why}\)\. Fix: install"):
             ask_library([str(python)], {})
-    with pytest.raises(MpiMissingError, match=r"finds no MPI library \(.*No such file.*\)\. Fix: install"):
-        ask_library(["/gone/python"], {})
     with pytest.raises(MpiMissingError, match=r"--container: no Python .*\(apptainer: not found in PATH\)"):
         ask_library(["apptainer", "exec", "image", "python"], {"PATH": "/gone"})
 
 
-@pytest.mark.parametrize("text", ["", "3", "[]", '["a"]', '["a", "b", "c"]', "[" * 100_000, "1" * 5000, "{}"])
+@pytest.mark.parametrize("text", ["", "3", '["a"]', '["a", "b", "c"]', "[" * 100_000, "1" * 5000, "{}"])
 def test_answer_that_is_none(text: str) -> None:
     assert parse_answer(f"noise\ndask-gpu-mpi:{text}\n") is None
