@@ -1,4 +1,7 @@
-"""Listeners among strangers: half-open connections, garbage, and no descriptors left."""
+"""Listeners among strangers: half-open connections, and no descriptors left.
+
+Garbage, and what strangers do to a whole job: tests/intruders.
+"""
 
 from __future__ import annotations
 
@@ -56,32 +59,6 @@ def test_half_open_and_slow_connections_end_at_the_deadline(protocol: str) -> No
     assert 2 <= len(lines) <= 10, lines
     assert "no handshake within 1 s" in lines[0]
     assert sum(int(line.partition(" more of this kind in ")[0]) for line in lines[1:]) == 49, lines
-
-
-GARBAGE = """
-async def main(address):
-    drawn = random.Random(0)
-    for size in (*range(1, 40), 100, 1000, 65536):
-        stranger = half_open(address, drawn.randbytes(size))
-        if size % 2:
-            stranger.close()  # gone before TLS begins
-        await asyncio.sleep(0.002)
-    # what names the length of a message, and of its parts
-    parts = bytes(7) + b"\\xff" * 8, bytes(15), bytes(7) + b"\\x01" + bytes(31)
-    for head in (b"\\xff" * 8, *(bytes([length]) + rest for length, rest in zip((8, 8, 32), parts))):
-        half_open(address, head)
-        await asyncio.sleep(0.002)
-    return await ask(address)
-"""
-
-
-@PROTOCOLS
-def test_garbage_is_counted(protocol: str) -> None:
-    found, lines = told(protocol, GARBAGE)
-    assert found == "hello"
-    assert 1 <= len(lines) <= 5, lines
-    assert lines[0].startswith("connection from ")
-    assert "failed: " in lines[0]
 
 
 HANGS_UP = """

@@ -6,8 +6,10 @@ tests/ucx has UCX itself, tests/gpu GPUs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import dask.config
@@ -133,36 +135,34 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
         yield network
 
 
-Talk = Callable[[Any], Awaitable[None]]
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 20))
+
+    return run
 
 
-def between(talk: Talk, serve: Talk | None = None) -> None:
-    """Have two workers talk; without `serve` the other sends back what it gets."""
+async def echo(comm: Any) -> None:
+    with contextlib.suppress(CommClosedError):
+        while True:
+            await comm.write({"back": to_serialize((await comm.read())["data"])})
 
-    async def echo(comm: Any) -> None:
-        try:
-            while True:
-                await comm.write({"back": to_serialize((await comm.read())["data"])})
-        except CommClosedError:
-            pass
 
-    async def main() -> None:
-        security = Security()
-        served: list[asyncio.Task[None]] = []
+@contextlib.asynccontextmanager
+async def pair(serve: Callable[[Any], Coroutine[Any, Any, None]] = echo) -> AsyncIterator[Any]:
+    """A connection of two workers, of which the other one sends back what it gets."""
+    security = Security()
+    served: list[asyncio.Task[None]] = []
 
-        async def handle(comm: Any) -> None:
-            served.append(asyncio.ensure_future((serve or echo)(comm)))  # type: ignore[arg-type]
+    async def handle(comm: Any) -> None:
+        served.append(asyncio.create_task(serve(comm)))
 
-        arguments = security.get_listen_args("worker")
-        async with listen("tls://127.0.0.1:0", handle, **arguments) as listener:
-            comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
-            async with asyncio.timeout(20):
-                await talk(comm)
-            comm.abort()
-            async with asyncio.timeout(20):
-                await asyncio.gather(*served)
-
-    asyncio.run(main())
+    async with listen("tls://127.0.0.1:0", handle, **security.get_listen_args("worker")) as listener:
+        comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
+        yield comm
+        comm.abort()
+        await asyncio.gather(*served)
 
 
 async def there_and_back(comm: Any, data: Any) -> Any:
@@ -170,24 +170,24 @@ async def there_and_back(comm: Any, data: Any) -> Any:
     return (await comm.read())["back"]
 
 
-def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None:
-    async def talk(comm: Any) -> None:
+@in_a_loop
+async def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None:
+    async with pair() as comm:
         # nothing is sent for an empty column of a cuDF partition, which is memory of a GPU at the other end, too
         for data in (b"x" * 100_000, b""):
             both = await there_and_back(comm, [Array(data), Array(b"y")])
             assert [bytes(array.memory.data) for array in both] == [data, b"y"]
         assert await there_and_back(comm, bytearray(b"z" * 1_000_000)) == b"z" * 1_000_000
         assert await there_and_back(comm, {"a": 1}) == {"a": 1}
-
-    between(talk)
     assert [len(frame) for frame in network.sent[:2]] == [64, 64]  # the proofs
     assert [frame.nbytes for frame in network.sent[2:]] == [100_000, 1, 100_000, 1, 1, 1]
 
 
-def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: Network) -> None:
+@in_a_loop
+async def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: Network) -> None:
     use_ucx_between_workers(1000)
 
-    async def talk(comm: Any) -> None:
+    async with pair() as comm:
         for size in (0, 999, 1000, 100_000):
             assert (await there_and_back(comm, np.ones(size, "u1"))).sum() == size
 
@@ -195,52 +195,46 @@ def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: Networ
         assert await there_and_back(comm, {"code": b"x" * 100_000}) == {"code": b"x" * 100_000}
         assert await there_and_back(comm, "y" * 100_000) == "y" * 100_000
         assert await there_and_back(comm, bytearray(100_000)) == bytearray(100_000)
-
-    between(talk)
     assert [memoryview(frame).nbytes for frame in network.sent] == [64, 64, 1000, 1000, 100_000, 100_000]
 
 
-def test_a_frame_that_never_comes_closes_the_connection(
+@in_a_loop
+async def test_a_frame_that_never_comes_closes_the_connection(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ucx_comm, "FRAME_TIMEOUT", 0.2)
 
-    async def talk(comm: Any) -> None:
+    async with pair() as comm:
         assert await there_and_back(comm, 5) == 5
         network.change = lambda data: None
         await comm.write({"data": to_serialize(Array(b"x" * 10))})
         with pytest.raises(CommClosedError):
             await comm.read()
 
-    between(talk)
 
-
-def test_a_process_that_offers_nothing_stays_with_tls(
+@in_a_loop
+async def test_a_process_that_offers_nothing_stays_with_tls(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client, the scheduler or a nanny: what they ask of a worker never goes over UCX."""
-
-    async def talk(comm: Any) -> None:
+    monkeypatch.setattr(ucx_comm._Connector, "comm_class", TLS)
+    async with pair() as comm:
         assert not isinstance(comm, WorkerComm)
         assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
-
-    monkeypatch.setattr(ucx_comm._Connector, "comm_class", TLS)
-    between(talk)
     assert network.sent == []
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
+@in_a_loop
+async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
     network: Network, end: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network.starts = [None, None]
     network.starts[end] = UcxError("no device")
 
-    async def talk(comm: Any) -> None:
+    async with pair() as comm:
         assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
         assert comm._endpoint is None
-
-    between(talk)
     assert network.sent == []
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1  # once for each host
@@ -251,17 +245,16 @@ def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
 @pytest.mark.parametrize(
     "change", [lambda data: b"\0" * len(data), lambda data: None], ids=["forged", "lost"]
 )
-def test_where_the_proof_is_wrong_the_connection_stays_tls(
+@in_a_loop
+async def test_where_the_proof_is_wrong_the_connection_stays_tls(
     network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ucx_comm, "UCX_PROOF", 0.2)
     network.change = change
 
-    async def talk(comm: Any) -> None:
+    async with pair() as comm:
         assert await there_and_back(comm, {"a": 1}) == {"a": 1}
         assert comm._endpoint is None
-
-    between(talk)
     assert network.aborted == 2
     text = capsys.readouterr().err
     assert "not from this peer" in text or "no answer over UCX" in text
@@ -270,7 +263,8 @@ def test_where_the_proof_is_wrong_the_connection_stays_tls(
 @pytest.mark.parametrize(
     ("leads", "used"), [((True, True), True), ((True, False), False), ((False, False), False)]
 )
-def test_between_nodes_ucx_is_used_if_it_leads_from_both(
+@in_a_loop
+async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
     network: Network,
     leads: tuple[bool, bool],
     used: bool,
@@ -281,31 +275,29 @@ def test_between_nodes_ucx_is_used_if_it_leads_from_both(
     places = iter(zip(("h1", "h2"), leads, strict=True))
     monkeypatch.setattr(ucx_comm, "_place", lambda: next(places))
 
-    async def talk(comm: Any) -> None:
+    async with pair() as comm:
         assert bytes((await there_and_back(comm, Array(b"x"))).memory.data) == b"x"
         assert (comm._endpoint is not None) == used
-
-    between(talk)
     assert bool(network.sent) == used
     assert capsys.readouterr().err == ""
 
 
-def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ucx_comm, "UCX_AGREEMENT", 0.2)
 
     async def silent(comm: Any) -> None:
         await asyncio.sleep(0.5)
 
-    async def talk(comm: Any) -> None:
+    async with pair(silent) as comm:
         with pytest.raises(CommClosedError, match="no agreement within"):
             await comm.write({"data": 1})
         assert comm.closed()
 
-    between(talk, serve=silent)
 
-
-def test_closing_closes_both(network: Network) -> None:
-    async def talk(comm: Any) -> None:
+@in_a_loop
+async def test_closing_closes_both(network: Network) -> None:
+    async with pair() as comm:
         assert await there_and_back(comm, 5) == 5
         await comm.close()
         assert comm.closed()
@@ -314,31 +306,27 @@ def test_closing_closes_both(network: Network) -> None:
         while network.aborted < 2:  # the other end notices
             await asyncio.sleep(0.01)
 
-    between(talk)
 
-
-def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network) -> None:
-    async def talk(comm: Any) -> None:
+@in_a_loop
+async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network) -> None:
+    async with pair() as comm:
         await comm.write({"data": 5})
         await comm.read()  # agreed
         comm._deserialize_messages = False
         back = await there_and_back(comm, Array(b"abc"))
         assert bytes(deserialize(back.header, back.frames).memory.data) == b"abc"
 
-    between(talk)
 
-
-def test_an_error_while_a_message_is_read_closes_the_connection(network: Network) -> None:
+@in_a_loop
+async def test_an_error_while_a_message_is_read_closes_the_connection(network: Network) -> None:
     async def serve(comm: Any) -> None:
         await comm.read()
         comm._endpoint = None
         await TLS.write(comm, {"no": "message of ours"})
         await asyncio.sleep(0.2)
 
-    async def talk(comm: Any) -> None:
+    async with pair(serve) as comm:
         await comm.write({"data": 1})
         with pytest.raises(AttributeError):
             await comm.read()
         assert comm.closed()
-
-    between(talk, serve)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import SYSTEMS, batch_system, end_time, output_of
+from dask_gpu_mpi.sites.batch import end_time, output_of
 from support.jobs.processes import run_python
 
 NOW = 1_000_000.0
@@ -94,12 +94,3 @@ print([name for name in SYSTEMS if f"dask_gpu_mpi.sites.{name}" in sys.modules])
 """
     done = run_python(code)
     assert done.stdout == "['slurm']\n", done.stderr
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_each_system_is_complete(name: str) -> None:
-    system = batch_system(name)
-    assert system.title
-    assert system.job_variable.startswith(SYSTEMS[name])
-    assert bool(system.templates) == bool(system.prefix and system.submit and system.job_id)
-    assert {*system.default_launchers} <= {*system.templates}

@@ -3,7 +3,6 @@ import contextlib
 import json
 import logging
 import os
-import random
 import resource
 import socket
 import ssl
