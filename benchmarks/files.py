@@ -241,11 +241,10 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
 
 def _simulated(count: int, libdir: str) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.mocks.gpus import GIB, compile_cuda, compile_nvml, emulated_environ, make_gpus
+    from support.mocks.gpus import GIB, compile_cuda, emulated_environ, make_gpus
 
-    compile_cuda(Path(libdir))
     gpus = make_gpus(count, host="one", memory=80 * GIB)
-    return dict(emulated_environ(compile_nvml(Path(libdir)), gpus, {}))
+    return dict(emulated_environ(gpus, {"LD_LIBRARY_PATH": str(compile_cuda(Path(libdir)))}))
 
 
 def growth(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

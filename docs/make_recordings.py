@@ -120,7 +120,7 @@ def draw(name: str, title: str, command: str, output: str) -> None:
 
 def main() -> None:
     """Record the three commands."""
-    from support.mocks.gpus import GIB, compile_nvml, emulated_environ, make_gpus
+    from support.mocks.gpus import GIB, emulated_environ, make_gpus
 
     with tempfile.TemporaryDirectory(prefix="recording") as made:
         folder = Path(made)
@@ -143,7 +143,7 @@ def main() -> None:
                 make_gpus(4, host="one", memory=80 * GIB), (98, 95, 91, 97), (61, 58, 60, 58), strict=True
             )
         ]
-        env = environ(**emulated_environ(compile_nvml(folder / "nvml"), gpus, {}))
+        env = environ(**emulated_environ(gpus, {"PYTHONPATH": str(ROOT)}))
         job = subprocess.Popen(
             ["dask-gpu-mpi", "launch", "-n", "1", "--scheduler-file", "cluster.json", "work.py"],
             cwd=folder, env=env, stderr=subprocess.PIPE, text=True,

@@ -6,13 +6,11 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import compile_nvml
 
 MPIS = ("mpich", "openmpi")
 #: After so many turns each row has run under either MPI.
@@ -44,12 +42,6 @@ def surviving(mpirun: Mpi) -> Mpi:
     if mpirun.name != "openmpi":
         pytest.skip("Hydra ends the job when a rank is lost")
     return replace(mpirun, flags=("--with-ft", "ulfm"))
-
-
-@pytest.fixture(scope="session")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The emulated NVML, compiled once."""
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")

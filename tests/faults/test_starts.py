@@ -11,7 +11,7 @@ from dask_gpu_mpi.base.timeouts import MPI_GRACE
 from support.bed.hosts import TestBed
 from support.jobs.faults import end, error_line, start, write
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
+from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
 
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
@@ -35,7 +35,7 @@ def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
 def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
-    env = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    env = emulated_environ(gpus, {})
     job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
     report = error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
     assert "rank 1" in report

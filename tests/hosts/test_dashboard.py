@@ -91,13 +91,11 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 
 @pytest.mark.timeout(240)
-def test_the_page_through_the_printed_tunnel(
-    mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path
-) -> None:
+def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     """From h1, which can reach the job's first node, h2, by way of the login host, h3."""
     pytest.importorskip("selenium")
     gpus = {name: make_gpus(1, host=name, memory=80 * GIB) for name in ("h2", "h3")}
-    environ = gpu_environ(libdir, {name: SimHost(found) for name, found in gpus.items()})
+    environ = gpu_environ({name: SimHost(found) for name, found in gpus.items()})
     environ |= {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
     (tmp_path / "script.py").write_text(SCRIPT)
     go_on = tmp_path / "go-on"

@@ -18,8 +18,8 @@ ALL = [gpu for gpus in GPUS.values() for gpu in gpus]
 
 
 @pytest.fixture(scope="module")
-def env(libdir: Path) -> dict[str, str | None]:
-    return gpu_environ(libdir, {host: SimHost(gpus) for host, gpus in GPUS.items()})
+def env() -> dict[str, str | None]:
+    return gpu_environ({host: SimHost(gpus) for host, gpus in GPUS.items()})
 
 
 def test_a_rank_per_gpu_behind_cgroups_on_hosts_of_different_size(
@@ -63,13 +63,13 @@ def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
 
 @pytest.mark.both_mpis
 @pytest.mark.quick
-def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     # the client's host has no driver at all, one host has slices, and a GPU of another kind
     small = SimGpu(uuid="GPU-aaaaaaaa-0000-4000-8000-000000000001", name="NVIDIA T4", memory=16 * GIB)
     slices = [SimMig(f"MIG-bbbbbbbb-0000-4000-8000-00000000000{i}", 10 * GIB) for i in range(2)]
     sliced = SimGpu(uuid="GPU-cccccccc-0000-4000-8000-000000000001", memory=40 * GIB, mig=tuple(slices))
     large = make_gpus(2, host="h1", memory=80 * GIB)
-    env = gpu_environ(libdir, {"h1": SimHost(large), "h3": SimHost((small, sliced))})
+    env = gpu_environ({"h1": SimHost(large), "h3": SimHost((small, sliced))})
     (tmp_path / "script.py").write_text(SCRIPT)
     line = [*COMMAND, "--client-rank", "1", str(tmp_path / "script.py")]
     done = mpirun.run(line, 3, bed=hosts, env=env).check()
@@ -85,9 +85,9 @@ def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_twelve_workers_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+def test_twelve_workers_on_three_hosts(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     gpus = {host: make_gpus(4, host=host, memory=80 * GIB) for host in hosts.hosts}
-    env = gpu_environ(libdir, {host: SimHost(there) for host, there in gpus.items()})
+    env = gpu_environ({host: SimHost(there) for host, there in gpus.items()})
     waits = """
 import os, time
 tell(dashboard=current_session().dashboard_link)

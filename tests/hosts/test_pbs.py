@@ -117,10 +117,10 @@ def test_chunk_per_host(pbs: Pbs) -> None:
 
 
 @pytest.mark.parametrize(("visible", "second"), [("uuids", 1), ("nothing", 2)])
-def test_gpus_of_every_host(pbs: Pbs, libdir: Path, visible: str, second: int) -> None:
+def test_gpus_of_every_host(pbs: Pbs, visible: str, second: int) -> None:
     counts = {"h1": 2, "h2": second}
     gpus = {host: make_gpus(count, host=host, memory=80 * GIB) for host, count in counts.items()}
-    env: dict[str, str | None] = dict(emulated_environ(libdir, {h: SimHost(g) for h, g in gpus.items()}, {}))
+    env: dict[str, str | None] = dict(emulated_environ({h: SimHost(g) for h, g in gpus.items()}, {}))
     # the cgroup hook names the GPUs of the host where the script runs
     first = {"uuids": ",".join(gpu.uuid for gpu in gpus["h1"]), "nothing": ""}
     env["CUDA_VISIBLE_DEVICES"] = first[visible]

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, facts
+from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
+from support.mocks.gpus import GIB, SimHost, make_gpus
 
 SCRIPT = script("hosts/scripts/gangs.py")
 
 
 @pytest.mark.slow
-def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     count = {"h1": 6, "h2": 5, "h3": 5}
     gpus = {host: SimHost(make_gpus(number, host=host, memory=80 * GIB)) for host, number in count.items()}
-    env: dict[str, str | None] = {
-        "CUDA_VISIBLE_DEVICES": None,
-        "PYTHONPATH": os.environ.get("PYTHONPATH"),
-        **emulated_environ(libdir, gpus, {}),
-    }
     (tmp_path / "script.py").write_text(SCRIPT)
     line = [*COMMAND, str(tmp_path / "script.py")]
-    told = facts(mpirun.run(line, 3, bed=hosts, env=env, timeout=110).check(7))
+    told = facts(mpirun.run(line, 3, bed=hosts, env=gpu_environ(gpus), timeout=110).check(7))
     names = [host for host, number in count.items() for _ in range(number)]
     for found in (told["first"], told["second"]):
         assert [row["rank"] for row in found] == list(range(16))

@@ -186,8 +186,8 @@ def nothing_left(mpirun: Mpi, *directories: Path) -> None:
         assert {path.name for path in directory.iterdir()} <= {"file", "script.py", "dask.yaml"}
 
 
-def emulated(libdir: Path, gpus: int) -> dict[str, str]:
-    return emulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
+def emulated(gpus: int) -> dict[str, str]:
+    return emulated_environ(make_gpus(gpus, host=HOST), base={}) if gpus else {}
 
 
 #: A script that tells that it ran.
@@ -200,11 +200,11 @@ def initialized(keywords: str = "") -> str:
 
 
 @pytest.mark.parametrize("row", CASES)
-def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row) -> None:
+def test_refused(mpirun: Mpi, blank: Path, port: int, row: Row) -> None:
     def fill(text: str) -> str:
         return text.replace("{tmp}", str(blank)).replace("{port}", str(port))
 
-    env = emulated(libdir, row.gpus)
+    env = emulated(row.gpus)
     if row.yaml:
         (blank / "dask.yaml").write_text(row.yaml)
         env["DASK_CONFIG"] = str(blank)
@@ -218,9 +218,9 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row) ->
     nothing_left(mpirun, blank)
 
 
-def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
+def test_no_visible_gpu_is_no_error(mpirun: Mpi) -> None:
     """And a second try is allowed after a refusal."""
-    env = emulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
+    env = emulated(2) | {"CUDA_VISIBLE_DEVICES": ""}
     script = f"""
         from dask_gpu_mpi import InputError, initialize
         try:

@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 
 from support.jobs.clusters import COMMAND, ranks_of, until
+from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import CompletedJob, Mpi
-from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
+from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
-
-
-def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
-    return {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(libdir, there, {})}
 
 
 def findings(done: CompletedJob, level: str = "error") -> list[dict[str, Any]]:
@@ -68,9 +65,9 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
 
 
 @pytest.mark.quick("openmpi")
-def test_gpus(mpirun: Mpi, libdir: Path) -> None:
+def test_gpus(mpirun: Mpi) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
-    env = gpus(libdir, SimHost(there, driver="570.1"))
+    env = gpu_environ(SimHost(there, driver="570.1"))
     done = mpirun.run([*CHECK, "--no-kernel", "--json"], 2, env=env)
     found = red(done)
     assert found["what"] == "GPUs"
@@ -84,22 +81,22 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert [gpu["ecc_uncorrected"] for gpu in host["gpus"]] == [0, 0, 0, 7]
 
 
-def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
+def test_gpus_that_are_gone(mpirun: Mpi) -> None:
     # where there is no NVIDIA library, or no driver, NVML is no error by itself
     none = {"CUDA_VISIBLE_DEVICES": None}
     done = mpirun.run([*CHECK, "--json"], 2, env={**none, "SLURM_GPUS_ON_NODE": "99"})
     found = red(done)
     assert (found["what"], found["ranks"], found["hosts"]) == ("GPUs", [0, 1], [HOST])
     assert "SLURM_GPUS_ON_NODE=99" in found["found"]
-    env = gpus(libdir, make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
+    env = gpu_environ(make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
     found = red(mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env))
     assert found["found"].startswith("only 2 GPUs visible")
 
 
-def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
+def test_kernel_without_cuda(mpirun: Mpi) -> None:
     # The GPUs are emulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
-    env = gpus(libdir, there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
+    env = gpu_environ(there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
     done = mpirun.run([*CHECK, "--json"], 2, env=env)
     found = red(done)
     assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0, 1], [HOST])
@@ -190,17 +187,15 @@ def _hanging(rank: int, how: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asleep", "level"), [("import", "warning"), ("compute", "error")])
-def test_kernel_that_takes_too_long(
-    mpirun: Mpi, libdir: Path, tmp_path: Path, asleep: str, level: str
-) -> None:
+def test_kernel_that_takes_too_long(mpirun: Mpi, tmp_path: Path, asleep: str, level: str) -> None:
     (tmp_path / "numba" / "cuda").mkdir(parents=True)
     (tmp_path / "numba" / "__init__.py").write_text("")
     sleep = "import time\ntime.sleep(600)\n"
     (tmp_path / "numba" / "cuda" / "__init__.py").write_text(
         sleep if asleep == "import" else f"def jit(function):\n    {sleep.replace(chr(10), chr(10) + '    ')}"
     )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    env = gpus(libdir, make_gpus(1, host="one")) | {"PYTHONPATH": path}
+    env = gpu_environ(make_gpus(1, host="one"))
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
     done = mpirun.run([*CHECK, "--json"], 1, env=env)
     assert done.rc == (level == "error"), done.output
     # a busy machine may have other warnings, such as that another job has the dashboard's port

@@ -11,7 +11,7 @@ from support.jobs.clusters import TELL, facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, compile_nvml, make_gpus, read_log
+from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, driver_folder, make_gpus, read_log
 
 SCRIPT = script("mpi/scripts/contexts.py")
 GPUS = make_gpus(2, host="one", memory=80 * GIB)
@@ -20,9 +20,8 @@ GPUS = make_gpus(2, host="one", memory=80 * GIB)
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str | None]:
     """Two GPUs, and a driver that writes down who makes contexts."""
-    compile_nvml(tmp_path / "lib")
-    compile_cuda(tmp_path / "lib")
-    return gpu_environ(tmp_path / "lib", GPUS) | {LOG_VARIABLE: str(tmp_path / "log")}
+    libraries = f"{compile_cuda(tmp_path / 'lib')}:{driver_folder()}"
+    return gpu_environ(GPUS) | {"LD_LIBRARY_PATH": libraries, LOG_VARIABLE: str(tmp_path / "log")}
 
 
 @pytest.mark.quick("openmpi")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from support.jobs.clusters import facts
@@ -16,10 +14,10 @@ SCRIPT = script("mpi/scripts/default_workers.py")
 
 
 @pytest.mark.parametrize("where", ["gpu", "all"])
-def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, where: str) -> None:
+def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, where: str) -> None:
     options = ["--cpu-workers", "1", "--no-dashboard", "--default-workers", where]
     gpus, cpu = ["0-0", "1-1"], ["0-cpu-0"]
-    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    env = gpu_environ(make_gpus(2, host="one", memory=80 * GIB))
     told = facts(mpirun.run(SCRIPT, 2, command=options, env=env).check())
     everybody = sorted(gpus + cpu)
     unasked = gpus if where == "gpu" else everybody

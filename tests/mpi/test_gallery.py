@@ -31,12 +31,12 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["all", "none"])
-def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:
+def test_cpu_workers_beside_gpus(mpirun: Mpi, options: str) -> None:
     skip_without("sklearn")
     name = "cpu_and_gpu"
     given = EXAMPLES[name].options if options == "all" else ()
     command = [*COMMAND, "--no-dashboard", *given, str(FOLDER / f"{name}.py")]
-    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    env = gpu_environ(make_gpus(2, host="one", memory=80 * GIB))
     done = mpirun.run(command, 2, env=env).check()
     if options == "all":
         assert "loaded by ['0-cpu-0'], computed by ['0-0', '1-1']\n" in done.stdout
@@ -46,10 +46,10 @@ def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_a_trial_for_each_gpu(mpirun: Mpi, tmp_path: Path) -> None:
     skip_without(*EXAMPLES["hyperparameters"].packages)
     command = [*COMMAND, "--no-dashboard", "--cpu-workers", "1", str(FOLDER / "hyperparameters.py")]
-    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    env = gpu_environ(make_gpus(2, host="one", memory=80 * GIB))
     done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()
     lines = [line for line in done.stdout.splitlines() if "on worker" in line]
     assert len(lines) == 9
@@ -143,9 +143,9 @@ def test_from_slurmrunner(mpirun: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_from_dask_cuda_worker(mpirun: Mpi, libdir: Path, tmp_path: Path, when: str) -> None:
+def test_from_dask_cuda_worker(mpirun: Mpi, tmp_path: Path, when: str) -> None:
     skip_without("dask_cuda")
-    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    env = gpu_environ(make_gpus(2, host="one", memory=80 * GIB))
     env["PATH"] = f"{mpirun.mpirun.parent}:{os.environ['PATH']}"
     if when == "before":
         program, ranks = ["bash", str(MIGRATION / "before_dask_cuda_worker.sh")], None

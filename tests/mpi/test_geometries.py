@@ -29,10 +29,10 @@ os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
 """
 
 
-def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None:
+def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi) -> None:
     # the first rank on the second socket, and neighbours by index on different sockets
     cores = [{"TEST_CORES": ",".join(map(str, socket))} for socket in SOCKETS[::-1]]
-    env = gpu_environ(libdir, EIGHT)
+    env = gpu_environ(EIGHT)
     told = facts(mpirun.run(BIND + start(), 2, env=env, per_rank_env=cores).check())
     names = ["0-1", "0-3", "0-5", "0-7", "1-0", "1-2", "1-4", "1-6"]
     if len(CORES) == 1:
@@ -42,7 +42,7 @@ def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None
     assert told["plan"]["warnings"] == []
 
 
-def test_several_gpus_for_each_worker_and_a_worker_that_is_killed(mpirun: Mpi, libdir: Path) -> None:
+def test_several_gpus_for_each_worker_and_a_worker_that_is_killed(mpirun: Mpi) -> None:
     kill = """
 import signal, time
 victim = next(row for row in rows if row["name"] == "1-5")
@@ -58,7 +58,7 @@ tell(first=rows, workers=looks(client))
     gpus = make_gpus(8, host="one", memory=80 * GIB, cores=[SOCKETS[0], SOCKETS[1]])
     gpus = tuple(gpus[i] for i in (0, 4, 1, 5, 2, 6, 3, 7))  # sockets take turns
     options = ["--gpus-per-worker", "2", "--cpu-workers", "1"]
-    done = mpirun.run(SCRIPT + kill, 2, command=options, env=gpu_environ(libdir, gpus)).check()
+    done = mpirun.run(SCRIPT + kill, 2, command=options, env=gpu_environ(gpus)).check()
     told = facts(done)
     together = [(0, 2), (1, 3), (4, 6), (5, 7)] if len(CORES) > 1 else [(0, 1), (2, 3), (4, 5), (6, 7)]
     expected = {f"{i // 2}-{pair[0]}": [gpus[place] for place in pair] for i, pair in enumerate(together)}
@@ -69,7 +69,7 @@ tell(first=rows, workers=looks(client))
     assert scratch_of(mpirun.jobs[0]) == []
 
 
-def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
+def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
     # slices of different sizes, in another order than the GPU's, whole and abbreviated names, one of them left out
     slices = [
         SimMig(f"MIG-{letter * 8}-0000-4000-8000-000000000001", size * GIB)
@@ -88,7 +88,7 @@ def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
     script = start(worker_options=options) + (
         "tell(rmm=client.run(lambda dask_worker: (dask_worker.name, sys.modules['rmm'].calls)))\n"
     )
-    env = gpu_environ(libdir, gpus)
+    env = gpu_environ(gpus)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
     told = facts(mpirun.run(script, 2, env=env, per_rank_env=visible).check())
     expected = {"0-0": [slices[0]], "0-2": [slices[3]], "1-1": [slices[1]]}
@@ -102,7 +102,7 @@ def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
         assert (asked["pool_allocator"], asked["managed_memory"], asked["logging"]) == (True, False, False)
 
 
-def test_all_of_cudaworkers_options_as_json(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_all_of_cudaworkers_options_as_json(mpirun: Mpi, tmp_path: Path) -> None:
     gpus = (*make_gpus(1, host="small", memory=16 * GIB), *make_gpus(1, host="large", memory=80 * GIB))
     logs = tmp_path / "logs"  # made where the workers are
     options = {
@@ -119,7 +119,7 @@ def inside(dask_worker):
 
 tell(inside=sorted(client.run(inside).values()))
 """
-    env = gpu_environ(libdir, gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
+    env = gpu_environ(gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
     words = ["--cpu-workers", "1", "--worker-options", json.dumps(options)]
     done = mpirun.run(SCRIPT + script, 1, command=words, env=env).check()
@@ -146,18 +146,18 @@ tell(inside=sorted(client.run(inside).values()))
     assert logs.is_dir()
 
 
-def test_each_rank_sees_one_gpu_as_index_0(mpirun: Mpi, libdir: Path) -> None:
+def test_each_rank_sees_one_gpu_as_index_0(mpirun: Mpi) -> None:
     gpus = make_gpus(4, host="one", memory=80 * GIB)
     only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in "20"]
-    told = facts(mpirun.run(start(), 2, env=gpu_environ(libdir, gpus), per_rank_env=only).check())
+    told = facts(mpirun.run(start(), 2, env=gpu_environ(gpus), per_rank_env=only).check())
     check_workers(told, gpus, {"0-1": [gpus[2]], "1-0": [gpus[0]]})
 
 
 def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
-    mpirun: Mpi, libdir: Path, tmp_path: Path
+    mpirun: Mpi, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("import dask_cuda\n\nclass Mine(dask_cuda.CUDAWorker):\n    pass\n")
-    env = gpu_environ(libdir, EIGHT)
+    env = gpu_environ(EIGHT)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), env["PYTHONPATH"]]))
     visible = [
         {"CUDA_VISIBLE_DEVICES": "7,2,4"},
@@ -177,10 +177,10 @@ def one_error(text: str, *words: str) -> None:
     assert "Traceback" not in text
 
 
-def test_busy_gpus(mpirun: Mpi, libdir: Path) -> None:
+def test_busy_gpus(mpirun: Mpi) -> None:
     gpus = list(make_gpus(2, host="one", memory=80 * GIB))
     gpus[1] = SimGpu(uuid=gpus[1].uuid, memory=80 * GIB, processes=((1, 30 * GIB),))
-    env = gpu_environ(libdir, gpus)
+    env = gpu_environ(gpus)
     host = os.uname().nodename
     words = (
         f"host {host}: GPU 1 ({gpus[1].uuid})",
@@ -201,8 +201,8 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path) -> None:
     )
 
 
-def test_what_can_not_be(mpirun: Mpi, libdir: Path) -> None:
+def test_what_can_not_be(mpirun: Mpi) -> None:
     """Other modules: tests/pure/workers/test_cuda_worker.py."""
     words = ["--worker-options", '{"rmm_async": true}']
-    done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(libdir, EIGHT)).check(2)
+    done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(EIGHT)).check(2)
     one_error(done.stderr, "rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]")

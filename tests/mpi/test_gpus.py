@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +37,8 @@ GPUS = [
 
 
 @pytest.mark.quick
-def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path) -> None:
-    env = gpu_environ(libdir, GPUS)
+def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
+    env = gpu_environ(GPUS)
     script = SCRIPT + TELL_MONITORED + TELL_TIDY
     done = mpirun.run(script, 1, command=["--cpu-workers", "1"], env=env).check()
     told = facts(done)
@@ -59,13 +58,13 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path) -> None:
     assert json.loads(alone.stdout) == told["plan"]
 
 
-def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
+def test_two_ranks_share_the_gpus(mpirun: Mpi) -> None:
     before = (
         "from dask_gpu_mpi import initialize\n"
         "initialize(worker_class='dask_cuda.CUDAWorker', nthreads=2, worker_options={'env': {'MINE': 'yes'}})\n"
     )
     after = "tell(mine=sorted(client.run(os.getenv, 'MINE').values()))\n"
-    done = mpirun.run(before + SCRIPT + after, 2, env=gpu_environ(libdir, GPUS)).check()
+    done = mpirun.run(before + SCRIPT + after, 2, env=gpu_environ(GPUS)).check()
     told = facts(done)
     assert told["mine"] == ["yes"] * 4
     rows = check_workers(told, GPUS, {f"{index // 2}-{index}": [gpu] for index, gpu in enumerate(GPUS)})
@@ -74,19 +73,19 @@ def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-def test_each_rank_has_gpus_of_its_own(mpirun: Mpi, libdir: Path) -> None:
+def test_each_rank_has_gpus_of_its_own(mpirun: Mpi) -> None:
     # by index and by UUID, whole and abbreviated
     visible = [
         {"CUDA_VISIBLE_DEVICES": "3,1"},
         {"CUDA_VISIBLE_DEVICES": f"{GPUS[0].uuid},{GPUS[2].uuid[:12]}"},
     ]
     before = "from dask_gpu_mpi import initialize\ninitialize()\n"
-    done = mpirun.run(before + SCRIPT, 2, env=gpu_environ(libdir, GPUS), per_rank_env=visible).check()
+    done = mpirun.run(before + SCRIPT, 2, env=gpu_environ(GPUS), per_rank_env=visible).check()
     expected = {"0-1": GPUS[1:2], "0-3": GPUS[3:], "1-0": GPUS[:1], "1-2": GPUS[2:3]}
     check_workers(facts(done), GPUS, expected)
 
 
-def test_a_script_that_computes_while_it_starts(mpirun: Mpi, libdir: Path) -> None:
+def test_a_script_that_computes_while_it_starts(mpirun: Mpi) -> None:
     # OpenBLAS stops its threads before a fork, and waits for ever where one of the script's is at work
     before = """
 import threading
@@ -106,16 +105,17 @@ finally:
     stop.set()
     thread.join()
 """
-    environ = gpu_environ(libdir, GPUS[:1]) | {"OPENBLAS_NUM_THREADS": "2"}
+    environ = gpu_environ(GPUS[:1]) | {"OPENBLAS_NUM_THREADS": "2"}
     told = facts(mpirun.run(before + SCRIPT, 1, env=environ).check())
     check_workers(told, GPUS, {"0-0": GPUS[:1]})
 
 
-def test_gpus_without_dask_cuda(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_gpus_without_dask_cuda(mpirun: Mpi, tmp_path: Path) -> None:
     """One report with the fix, and CPU workers for who asks for them."""
     (tmp_path / "dask_cuda.py").write_text("raise ModuleNotFoundError('no dask_cuda', name='dask_cuda')\n")
     script = "from distributed import Client\nprint(len(Client().scheduler_info()['workers']))\n"
-    environ = gpu_environ(libdir, GPUS) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    environ = gpu_environ(GPUS)
+    environ["PYTHONPATH"] = f"{tmp_path}:{environ['PYTHONPATH']}"
     refused = mpirun.run(script, 2, command=[], env=environ)
     assert (refused.rc, refused.leaked) == (2, ())
     assert (
@@ -168,11 +168,11 @@ with dask.config.set({"dataframe.shuffle.method": "disk"}):
 
 
 @pytest.mark.parametrize("how", ["command", "a variable", "the program", "CPU workers"])
-def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, libdir: Path, how: str) -> None:
+def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, how: str) -> None:
     begin = ""
     if how == "the program":
         begin = "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\ndask_gpu_mpi.initialize()\n"
-    env = gpu_environ(libdir, GPUS[:2])
+    env = gpu_environ(GPUS[:2])
     if how == "a variable":
         env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
     options = ["--cpu-workers", "1"] if how == "CPU workers" else []

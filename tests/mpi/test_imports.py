@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from support.jobs.clusters import TELL, facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, compile_nvml, make_gpus
+from support.mocks.gpus import GIB, make_gpus
 
 #: As ``sitecustomize``: every process notes what it imports (as -X importtime does, but also after a fork, and when).
 WATCH = """
@@ -59,9 +58,8 @@ def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_pat
     folder = tmp_path / "imports"
     folder.mkdir()
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    env = gpu_environ(compile_nvml(tmp_path / "nvml"), make_gpus(2, host="one", memory=GIB))
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    env |= {"PYTHONPATH": path, "IMPORTS_FOLDER": str(folder)}
+    env = gpu_environ(make_gpus(2, host="one", memory=GIB))
+    env |= {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", "IMPORTS_FOLDER": str(folder)}
     told = facts(mpirun.run(SCRIPT, 2, env=env, timeout=60).check())
     noted = {
         int(file.name): [line.split(" ", 1) for line in file.read_text().splitlines()]

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,9 +125,9 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
         assert tabs[title].painted >= count, title
 
 
-def test_gpus(mpirun: Mpi, libdir: Path) -> None:
+def test_gpus(mpirun: Mpi) -> None:
     gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
-    job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(libdir, gpus))
+    job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(gpus))
     job.wait(60).check(0)
     with browser() as chromium:
         tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html", dark=True)}

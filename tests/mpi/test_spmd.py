@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
 from support.jobs.clusters import TELL, facts, foreign_lines
+from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, emulated_environ, make_gpus
+from support.mocks.gpus import GIB, make_gpus
 
 PATH = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 
@@ -65,9 +65,9 @@ tell(gpus=session.spmd(look), cpu=session.spmd(look, workers=cpu), all=session.s
 """
 
 
-def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi, libdir: Path) -> None:
+def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi) -> None:
     gpus = make_gpus(2, host="one", memory=80 * GIB)
-    environ = {"CUDA_VISIBLE_DEVICES": None, **PATH, **emulated_environ(libdir, gpus, {})}
+    environ = gpu_environ(gpus)
     told = facts(mpirun.run(DEVICES, 2, command=["--cpu-workers", "1"], env=environ, timeout=90).check(0))
     assert told["gpus"] == [[rank, 2, 0, gpus[rank].uuid] for rank in range(2)]
     assert told["cpu"] == [[0, 1, None, ""]]

@@ -33,13 +33,13 @@ NAMES = ["0-0", "0-1", "0-cpu-0", "1-2", "1-3"]
 
 
 @pytest.fixture(scope="module")
-def file(detected_mpi: Mpi, libdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def file(detected_mpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The scheduler file of a job of two ranks, four GPU workers, and a CPU worker, over TLS."""
     mpi = Mpi(detected_mpi.name, detected_mpi.mpirun)
     path = tmp_path_factory.mktemp("cluster") / "scheduler.json"
     command = [*COMMAND, "--cpu-workers", "1", "--scheduler-file", str(path)]
     try:
-        job = mpi.start(command, 2, env=gpu_environ(libdir, GPUS))
+        job = mpi.start(command, 2, env=gpu_environ(GPUS))
         job.wait_for("5 workers on 1 host", 60, stream="stderr")
         yield path
     finally:
@@ -170,13 +170,13 @@ def test_once_and_json(file: Path) -> None:
     assert all(row["received"] == row["sent"] == 0 for row in rows.values()), rows
 
 
-def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path) -> None:
+def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi) -> None:
     """From the script, which has no scheduler file: its cluster is found. It knows the time that is left, too."""
     script = f"""{TELL}
 import subprocess
 tell(top=json.loads(subprocess.check_output([sys.executable, "-m", "dask_gpu_mpi", "top", "--json"])))
 """
-    env = gpu_environ(libdir, GPUS) | {"SLURM_JOB_END_TIME": "4102444800"}
+    env = gpu_environ(GPUS) | {"SLURM_JOB_END_TIME": "4102444800"}
     done = mpirun.run(script, 1, command=["--gpus-per-worker", "2"], env=env, timeout=90).check()
     told = facts(done)["top"]
     assert [row["worker"] for row in told["rows"]] == ["0-0", "0-0", "0-2", "0-2"]

@@ -45,7 +45,7 @@ from dask_gpu_mpi.sites.pbs import resources
 from dask_gpu_mpi.sites.slurm import earliest
 from dask_gpu_mpi.sites.starter import Starter, parse_answer
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
-from support.mocks.pynvml import Nvml, device
+from support.mocks.nvml.pynvml import Nvml, device
 
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
 

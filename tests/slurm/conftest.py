@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +10,16 @@ from support.bed.slurm import Slurm, new_slurm
 
 
 @pytest.fixture(scope="session")
-def open_slurm(libdir: Path) -> Iterator[Slurm]:
+def open_slurm() -> Iterator[Slurm]:
     """Jobs are confined by nothing."""
-    with new_slurm(libdir, cgroups=False) as slurm:
+    with new_slurm(cgroups=False) as slurm:
         yield slurm
 
 
 @pytest.fixture(scope="session")
-def confining_slurm(libdir: Path) -> Iterator[Slurm]:
+def confining_slurm() -> Iterator[Slurm]:
     """Processes, devices and memory of jobs are confined by cgroups."""
-    with new_slurm(libdir, cgroups=True) as slurm:
+    with new_slurm(cgroups=True) as slurm:
         yield slurm
 
 

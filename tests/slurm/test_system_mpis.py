@@ -8,6 +8,7 @@ import pytest
 
 from support.bed.slurm import Slurm, template
 from support.jobs.clusters import TELL, facts, workers_of
+from support.mocks.gpus import driver_folder
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 SCRIPT = (
@@ -53,7 +54,7 @@ def test_the_distributions_mpi(
         env={
             "MPI4PY_MPIABI": abi,
             "MPI4PY_LIBMPI": str(here),
-            "LD_LIBRARY_PATH": f"{tmp_path}:{slurm.libdir}",
+            "LD_LIBRARY_PATH": f"{tmp_path}:{driver_folder()}",
             "DGM_LAUNCHER": str(mpirun),
         },
     )

@@ -194,13 +194,13 @@ seen(client)
     assert told["cpu"] < 1.5  # of 6 s; with distributed-ucxx's own progress it is all of them
 
 
-def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, tmp_path: Path) -> None:
     """Emulated GPUs, on which no context can be made: the plan says UCX, the connections stay TLS and say so, all is right."""
     script = tmp_path / "script.py"
     script.write_text(
         HEAD + CONNECTED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
     )
-    env = gpu_environ(libdir, make_gpus(2, host="one"))
+    env = gpu_environ(make_gpus(2, host="one"))
     done = mpirun.run([*COMMAND, str(script)], 1, env=env, timeout=90).check()
     told = facts(done)
     assert told["total"] == pytest.approx(2e6, rel=0.01)

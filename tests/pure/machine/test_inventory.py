@@ -14,7 +14,7 @@ from dask_gpu_mpi.machine.inventory import take_inventory
 from dask_gpu_mpi.machine.nvidia import list_gpus
 from support import ROOT
 from support.jobs.processes import run_python
-from support.mocks.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
+from support.mocks.nvml.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
 
 
 def test_a_broken_nvml_is_an_error_that_names_rank_host_and_nvmls_text() -> None:

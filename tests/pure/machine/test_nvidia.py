@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +21,7 @@ from dask_gpu_mpi.machine.nvidia import (
 )
 from support.jobs.processes import run_python
 from support.mocks.gpus import SimGpu, SimMig, emulated_environ
-from support.mocks.pynvml import (
+from support.mocks.nvml.pynvml import (
     FUNCTION_NOT_FOUND,
     GIB,
     LOST,
@@ -256,20 +253,15 @@ print(json.dumps([first, quick]))
 """
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-def test_figures_of_a_gpu_as_far_as_it_has_them(libdir: Path) -> None:
-    """By the real pynvml, with NVML emulated in C."""
+def test_figures_of_a_gpu_as_far_as_it_has_them() -> None:
     full = SimGpu(
         "GPU-full", memory=80 * GIB, used=GIB, utilization=90, temperature=71, power=650, throttle=0x1 | 0x8 | 0x40,
         pcie=3000, nvlink=2**30,
     )  # fmt: skip
     mig = SimGpu("GPU-parent", power=300, mig=(SimMig("MIG-1", 10 * GIB),))
-    deaf = dict.fromkeys(
-        [f"nvmlDeviceGet{name}" for name in ("FieldValues", "Temperature", "UtilizationRates", "MemoryInfo")],
-        "NOT_SUPPORTED",
-    )
-    gpus = [full, SimGpu("GPU-none", failures=deaf), mig, SimGpu("GPU-power", throttle=0x4, lost=False)]
-    environ = emulated_environ(libdir, gpus)
+    none = SimGpu("GPU-none", memory=None, utilization=None, temperature=None)
+    gpus = [full, none, mig, SimGpu("GPU-power", throttle=0x4)]
+    environ = emulated_environ(gpus)
     uuids = ["GPU-full", "GPU-none", "MIG-1", "GPU-power", "GPU-other"]
     done = run_python(FIGURES, *uuids, env=environ)
     assert done.returncode == 0, done.stderr

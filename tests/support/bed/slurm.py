@@ -245,8 +245,6 @@ class Slurm:
     conf: Path
     #: Whether jobs are confined by cgroups.
     cgroups: bool
-    #: The emulated NVML.
-    libdir: Path
     #: GPUs of each host.
     gpus: Mapping[str, tuple[SimGpu, ...]]
     jobs: list[BatchJob] = field(default_factory=list)
@@ -255,7 +253,7 @@ class Slurm:
         """No Slurm here."""
 
     @classmethod
-    def up(cls, bed: TestBed, libdir: Path, *, cgroups: bool) -> Slurm:
+    def up(cls, bed: TestBed, *, cgroups: bool) -> Slurm:
         """Start it on a bed; `Unavailable` says why there can be none."""
         env = {**os.environ, "TESTBED_DIR": str(bed.state)}
         line = [TESTBED / "slurm-up", *(["--cgroups"] if cgroups else []), *map(str, GPUS)]
@@ -268,7 +266,7 @@ class Slurm:
             host: make_gpus(count, host=host, name="NVIDIA A100", memory=80 * GIB)
             for host, count in zip(bed.hosts, GPUS, strict=True)
         }
-        return cls(bed, Path(done.stdout.strip()), cgroups, libdir, gpus)
+        return cls(bed, Path(done.stdout.strip()), cgroups, gpus)
 
     def end_jobs(self) -> None:
         """Cancel all jobs, and remove their files."""
@@ -341,7 +339,7 @@ class Slurm:
         device = str(self.conf.parent.parent / "dev" / "gpu")
         hosts = {host: SimHost(gpus, files=device) for host, gpus in self.gpus.items()}
         job_env = {
-            **emulated_environ(self.libdir, hosts, base_env),
+            **emulated_environ(hosts, base_env),
             MARK: mark,
             # CUDA is not emulated: the preflight refuses a GPU that runs no kernel
             "DGM_CHECK": "no",
@@ -366,7 +364,7 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def new_slurm(libdir: Path, *, cgroups: bool) -> Iterator[Slurm]:
+def new_slurm(*, cgroups: bool) -> Iterator[Slurm]:
     """Slurm over three hosts of its own, of which nothing is left however this ends; skips the test where there can be none."""
     with (
         tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder,
@@ -376,7 +374,7 @@ def new_slurm(libdir: Path, *, cgroups: bool) -> Iterator[Slurm]:
             bed = TestBed.up(3, Path(folder) / "bed")
             # before the folder goes, without which nobody finds the hosts
             stack.callback(bed.down)
-            slurm = Slurm.up(bed, libdir, cgroups=cgroups)
+            slurm = Slurm.up(bed, cgroups=cgroups)
         except (TestBed.Unavailable, Slurm.Unavailable) as reason:
             if REQUIRED in os.environ and not (cgroups and why_no_cgroups()):
                 pytest.fail(str(reason), pytrace=False)

@@ -23,11 +23,9 @@ SITE = Path(__file__).parents[1] / "mocks" / "site"
 SCRIPT = script("support/jobs/scripts/gpus.py")
 
 
-def gpu_environ(libdir: Path, gpus: Described) -> dict[str, str | None]:
+def gpu_environ(gpus: Described) -> dict[str, str | None]:
     """What makes a job see these GPUs, and no others."""
-    # Open MPI brings no more of the environment to other hosts than it is told
-    path = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    return {"CUDA_VISIBLE_DEVICES": None, **path, **emulated_environ(libdir, gpus, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(gpus, {})}
 
 
 def check_workers(
