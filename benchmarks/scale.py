@@ -55,11 +55,12 @@ from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.mpi.wire import KeyPair
 from dask_gpu_mpi.network.credentials import make_credentials, make_token
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -150,7 +151,7 @@ def simulate(size: int) -> dict[str, Any]:
     begun = time.perf_counter()
     coordinator.handle(Event(0, Kind.LISTENING, Listening(40000)), 2.0)
     for rank in range(size):
-        coordinator.handle(Event(rank, Kind.REACHED, Reached()), 2.0)
+        coordinator.handle(Event(rank, Kind.REACHED, Reach()), 2.0)
     step("prove", begun, [length for kind, length, _ in sent if kind == Kind.CONNECT])
     address = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
     begun = time.perf_counter()

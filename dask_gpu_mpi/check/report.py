@@ -14,11 +14,11 @@ from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxErrors
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
-from dask_gpu_mpi.network.reachability import Node
+from dask_gpu_mpi.network.reachability import Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup.messages import Listening, Reached
+from dask_gpu_mpi.startup.messages import Listening
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,7 +74,7 @@ class Evidence:
     listening: Listening | None = None
     #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
     nodes: tuple[Node, ...] = ()
-    reached: Mapping[int, Reached] = field(default_factory=dict)
+    reached: Mapping[int, Reach] = field(default_factory=dict)
     #: The results of the tests of a rank; it has kernels, perhaps none, once it has ended all of them.
     kernels: Mapping[int, tuple[KernelResult, ...]] = field(default_factory=dict)
     #: Of the ranks that have tested UCX.
@@ -308,8 +308,8 @@ def _ecc(ranks: Sequence[Observations], gpu: Gpu) -> int | None:
 def _ahead(evidence: Evidence, ranks: Sequence[Observations]) -> float | None:
     for observed in ranks:
         reached = evidence.reached.get(observed.rank)
-        if reached is not None and reached.scheduler is not None and not reached.scheduler.error:
-            return round(reached.scheduler.ahead, 4)
+        if reached is not None and reached.ahead is not None:
+            return round(reached.ahead, 4)
     return None
 
 

@@ -14,7 +14,7 @@ from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_
 from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, Reach, count_pairs
+from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, count_pairs
 from dask_gpu_mpi.options.model import Protocol, WorkerUcx
 from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 from dask_gpu_mpi.startup.reachability import choose_transport
@@ -245,7 +245,7 @@ def check_network(evidence: Evidence) -> Iterator[Finding]:
     if evidence.listening is None or evidence.listening.error:
         return
     scheduler = f"the scheduler's rank {evidence.scheduler_rank} on {evidence.host(evidence.scheduler_rank)}"
-    reached = _reached(evidence)
+    reached = evidence.reached
     wrong = {rank: reach for rank, reach in reached.items() if reach.error}
     for rank, reach in wrong.items():
         yield Finding(
@@ -293,7 +293,7 @@ def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
 
 def check_clocks(evidence: Evidence) -> Iterator[Finding]:
     """Clocks must agree well enough for certificates, log files and the walltime."""
-    clocks = {rank: reach.ahead for rank, reach in _reached(evidence).items() if not reach.error}
+    clocks = {rank: reach.ahead for rank, reach in evidence.reached.items() if reach.ahead is not None}
     wrong = []
     level: Level
     for rank, ahead in clocks.items():
@@ -316,10 +316,6 @@ def check_clocks(evidence: Evidence) -> Iterator[Finding]:
     if clocks and not wrong:
         most = max(map(abs, clocks.values()))
         yield Finding("ok", "clocks", f"they differ by {most:.3f} s at most")
-
-
-def _reached(evidence: Evidence) -> dict[int, Reach]:
-    return {rank: to.scheduler for rank, to in evidence.reached.items() if to.scheduler is not None}
 
 
 #: File systems that nodes share: their usual names by the kernel's.

@@ -45,24 +45,29 @@ _OTHER, _SILENT, _RESET = "something else answers there", "no answer", os.strerr
 _CLOCK = struct.Struct("!d")
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """The texts of the connecting side and of the listener, which have the same length."""
+def listener_token() -> str:
+    """The text of a listener: the connecting side sends the first half, and the listener answers with the second."""
+    return secrets.token_hex(64)
 
-    question: str = field(default_factory=secrets.token_hex)
-    answer: str = field(default_factory=secrets.token_hex)
+
+def _halves(token: str) -> tuple[bytes, bytes]:
+    half = len(token) // 2
+    return token[:half].encode(), token[half:].encode()
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The result of a connection."""
+    """The result of a connection; of a rank, also of its connections to other nodes."""
 
-    #: Why it failed; empty: it did not.
+    #: Why it failed; empty: it did not, or nobody listens there.
     error: str = ""
     #: Seconds that this rank's clock is ahead of the listener's (negative: behind), corrected by half of the round trip.
-    ahead: float = 0.0
+    #: None: unknown.
+    ahead: float | None = None
     #: Seconds.
     round_trip: float = 0.0
+    #: By error the hosts of other nodes that were not reached.
+    lost: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Listener:
@@ -71,8 +76,8 @@ class Listener:
     Silent and slow peers are disconnected after `CONNECT_TIMEOUT`, and earlier if too many others wait.
     """
 
-    def __init__(self, address: str, port: int, tokens: Tokens) -> None:
-        self._question, self._answer = tokens.question.encode(), tokens.answer.encode()
+    def __init__(self, address: str, port: int, token: str) -> None:
+        self._question, self._answer = _halves(token)
         self._listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,25 +166,25 @@ class Listener:
         connection.close()
 
 
-def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT_TIMEOUT) -> Reach:
+def connect_to(address: str, port: int, token: str, timeout: float = CONNECT_TIMEOUT) -> Reach:
     """Connect to a `Listener`, and compare clocks; each of `TRIES` takes at most twice the timeout."""
-    reach = _ask(address, port, tokens, timeout)
+    reach = _ask(address, port, token, timeout)
     for _ in range(TRIES - 1):
         if reach.error not in (_SILENT, _RESET):
             break
         time.sleep(PAUSE)
-        again = _ask(address, port, tokens, timeout)
+        again = _ask(address, port, token, timeout)
         reach = reach if again.error else again
     return replace(reach, error=_OTHER) if reach.error == _SILENT else reach
 
 
-def _ask(address: str, port: int, tokens: Tokens, timeout: float) -> Reach:
-    wanted = tokens.answer.encode()
+def _ask(address: str, port: int, token: str, timeout: float) -> Reach:
+    question, wanted = _halves(token)
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
             limit = time.monotonic() + timeout
             sent, started = time.time(), time.monotonic()
-            connection.sendall(tokens.question.encode())
+            connection.sendall(question)
             got = b""
             while len(got) < len(wanted) + _CLOCK.size:
                 connection.settimeout(max(0.01, limit - time.monotonic()))
@@ -232,13 +237,13 @@ def is_elsewhere(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the job, its lowest rank with workers, and the address and port on which that rank listens."""
+    """A rank that listens: the scheduler's, or for its node the lowest rank with workers."""
 
     host: str
     rank: int
     address: str
     #: Of this node only: another node may have the same address, on a network that leads nowhere.
-    tokens: Tokens = field(default_factory=Tokens)
+    token: str = field(default_factory=listener_token)
     #: 0: it can't listen.
     port: int = 0
 
@@ -282,7 +287,7 @@ def connect_to_peers(peers: Sequence[Node], timeout: float = CONNECT_TIMEOUT) ->
     if not peers:
         return lost
     with ThreadPoolExecutor(len(peers)) as pool:
-        reaches = pool.map(lambda peer: connect_to(peer.address, peer.port, peer.tokens, timeout), peers)
+        reaches = pool.map(lambda peer: connect_to(peer.address, peer.port, peer.token, timeout), peers)
         for peer, reach in zip(peers, reaches, strict=True):
             if reach.error:
                 lost.setdefault(reach.error, []).append(peer.host)
@@ -328,9 +333,9 @@ def worker_ports(options: Options) -> Sequence[int]:
     return ports[:MOST_PORTS] if ports and 0 <= ports[0] <= ports[-1] < 1 << 16 else (0,)
 
 
-def listen_for_peers(address: str, ports: Sequence[int], tokens: Tokens) -> Listener:
+def listen_for_peers(address: str, ports: Sequence[int], token: str) -> Listener:
     """Listen on the first free port; raises the OSError of the last one."""
     for port in ports[:-1]:
         with contextlib.suppress(OSError):
-            return Listener(address, port, tokens)
-    return Listener(address, ports[-1], tokens)
+            return Listener(address, port, token)
+    return Listener(address, ports[-1], token)

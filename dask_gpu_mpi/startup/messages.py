@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.plan.model import Plan, Start
 
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     LISTENING = "listening"
     #: Coordinator to all: a `Connect`.
     CONNECT = "connect"
-    #: Every rank to the coordinator: a `Reached`.
+    #: Every rank to the coordinator: the `Reach` of its connections.
     REACHED = "reached"
     #: Coordinator to the scheduler's rank: its `SchedulerSettings`.
     SCHEDULER = "scheduler"
@@ -83,17 +83,9 @@ class Registration:
     device_options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Listen:
-    """The order to listen for the reachability test: at which address, in whose place."""
-
-    address: str | None
-    #: In the scheduler's place; None: it is not the scheduler's rank.
-    scheduler: Tokens | None = None
-    #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
-    workers: Tokens | None = None
-    #: Whether to inspect the dashboard's port as well.
-    dashboard: bool = False
+#: The order to listen in the scheduler's place (None: it is not the scheduler's rank) and in that of its node's workers (None:
+#: another rank of the node does, or there is only one node); and whether to inspect the dashboard's port as well.
+Listen = tuple[Node | None, Node | None, bool]
 
 
 @dataclass(frozen=True)
@@ -110,28 +102,9 @@ class Listening:
     elsewhere: bool = False
 
 
-@dataclass(frozen=True)
-class Connect:
-    """To whom a rank is to connect."""
-
-    #: ``"host:port"`` of the scheduler; empty: nobody listens there.
-    scheduler: str
-    #: None: a running scheduler listens there.
-    tokens: Tokens | None
-    #: Other nodes.
-    peers: tuple[Node, ...] = ()
-    #: Seconds for each step of a connection.
-    timeout: float = CONNECT_TIMEOUT
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The result of a `Connect`."""
-
-    #: None: nobody listens in the scheduler's place.
-    scheduler: Reach | None = None
-    #: By error the hosts of other nodes that were not reached.
-    lost: dict[str, list[str]] = field(default_factory=dict)
+#: To whom a rank is to connect: the scheduler (without a port: nobody listens there; without a token: it is running) and other
+#: nodes; and the seconds for each step of a connection.
+Connect = tuple[Node, tuple[Node, ...], float]
 
 
 @dataclass(frozen=True)
@@ -162,7 +135,7 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.LISTEN: Listen,
     Kind.LISTENING: Listening,
     Kind.CONNECT: Connect,
-    Kind.REACHED: Reached,
+    Kind.REACHED: Reach,
     Kind.SCHEDULER: SchedulerSettings,
     Kind.ADDRESS: tuple[str, str | None],
     Kind.START: Start,

@@ -23,7 +23,6 @@ from dask_gpu_mpi.network.reachability import (
     Listener,
     Node,
     Reach,
-    Tokens,
     connect_only,
     connect_to,
     connect_to_peers,
@@ -37,7 +36,7 @@ from dask_gpu_mpi.network.reachability import (
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, Listen, Listening, Reached
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, Listen, Listening
 
 # What the workers of a job send each other over UCX, once there is a plan: pure functions.
 
@@ -132,18 +131,16 @@ class ReachabilityTest:
     def __init__(self, ranks: Sequence[int], send: Callable[[int, str, Any], None]) -> None:
         self._ranks = ranks
         self._send = send
-        #: The scheduler's rank, host and address; rank -1: of another job.
-        self._scheduler = (-1, "", "")
-        self._tokens = Tokens()
+        #: The scheduler's rank; -1: it is of another job.
+        self._scheduler = Node("", -1, "", "")
         self._nodes: dict[int, Node] = {}
         self._ports: dict[int, Listening] = {}
         #: Ranks that are to listen, or to connect, and have not responded yet.
         self.awaited: set[int] = set()
         #: The results by rank.
-        self.reached: dict[int, Reached] = {}
+        self.reached: dict[int, Reach] = {}
         #: Whether ranks are connecting now.
         self.under_way = False
-        self._target = self._where = ""
 
     def listen(
         self,
@@ -159,15 +156,13 @@ class ReachabilityTest:
         `rank`, `host`: those of the scheduler. `nodes`: the nodes to connect to each other. `addresses`: by rank.
         `dashboard`: whether the scheduler's rank is to inspect the dashboard's port as well.
         """
-        self._scheduler = (rank, host, addresses[rank] or "")
+        self._scheduler = Node(host, rank, addresses[rank] or "")
         if len(nodes) > 1:
             self._nodes = {node.rank: node for node in nodes}
         self.awaited = {rank, *self._nodes}
         for each in (rank, *(other for other in self._nodes if other != rank)):
-            workers = self._nodes[each].tokens if each in self._nodes else None
-            order = Listen(addresses[each], None, workers)
-            if each == rank:
-                order = replace(order, scheduler=self._tokens, dashboard=dashboard)
+            scheduler = self._scheduler if each == rank else None
+            order: Listen = (scheduler, self._nodes.get(each), dashboard and each == rank)
             self._send(each, Kind.LISTEN, order)
 
     def on_listening(self, rank: int, ports: Listening) -> bool:
@@ -179,7 +174,7 @@ class ReachabilityTest:
     @property
     def scheduler(self) -> Listening:
         """The address at which the scheduler's rank listens, or why it does not."""
-        return self._ports.get(self._scheduler[0], Listening(error="no response"))
+        return self._ports.get(self._scheduler.rank, Listening(error="no response"))
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -191,52 +186,45 @@ class ReachabilityTest:
 
     def connect(self, most: int, timeout: float = CONNECT_TIMEOUT) -> None:
         """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
-        rank, host, address = self._scheduler
-        port = self.scheduler.scheduler
-        target = f"{as_host(address)}:{port}" if port else ""
-        peers = peers_by_rank(self.nodes, most) if self._nodes else {}
-        self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
+        self._scheduler = replace(self._scheduler, port=self.scheduler.scheduler)
+        self._connect(peers_by_rank(self.nodes, most) if self._nodes else {}, timeout)
 
     def connect_to_running(self, target: str) -> None:
         """Order every rank to connect to ``host:port``, the scheduler of another job."""
-        self._connect(target, "of another job", None, {}, CONNECT_TIMEOUT)
+        address, port = host_and_port(target)
+        self._scheduler = Node("", -1, address, "", port)
+        self._connect({}, CONNECT_TIMEOUT)
 
-    def _connect(
-        self,
-        target: str,
-        where: str,
-        tokens: Tokens | None,
-        peers: Mapping[int, tuple[Node, ...]],
-        timeout: float,
-    ) -> None:
+    def _connect(self, peers: Mapping[int, tuple[Node, ...]], timeout: float) -> None:
         self.under_way = True
-        self._target, self._where = target, where
         self.awaited = set(self._ranks)
         for rank in self._ranks:
-            self._send(rank, Kind.CONNECT, Connect(target, tokens, peers.get(rank, ()), timeout))
+            order: Connect = (self._scheduler, peers.get(rank, ()), timeout)
+            self._send(rank, Kind.CONNECT, order)
 
-    def on_reached(self, rank: int, reached: Reached) -> bool:
+    def on_reached(self, rank: int, reached: Reach) -> bool:
         """A rank has tried to connect; True with the last."""
         self.reached[rank] = reached
         self.awaited.discard(rank)
         self.under_way = bool(self.awaited)
         return not self.awaited
 
-    def problem(self, reached: Reached, *, encrypts: bool) -> Failure | None:
+    def problem(self, reach: Reach, *, encrypts: bool) -> Failure | None:
         """Why a rank can't use the scheduler: it does not reach its host, or its clock is behind.
 
         `encrypts`: whether the job has certificates, which are valid from a certain time on.
         """
-        reach = reached.scheduler or Reach()
+        node = self._scheduler
+        where = "of another job" if node.rank < 0 else f"rank {node.rank} on {node.host}"
         if reach.error:
             unreached = Problem(
-                f"could not reach the scheduler's host at {self._target} ({self._where}): {reach.error}",
+                f"could not reach the scheduler's host at {as_host(node.address)}:{node.port} ({where}): {reach.error}",
                 fix="choose a network that leads there with interface (--interface), or open the port in the firewall",
             )
             return Failure(unreached, InputError.exit_code)
-        if encrypts and reach.ahead < -BACKDATED:
+        if encrypts and reach.ahead is not None and reach.ahead < -BACKDATED:
             behind = Problem(
-                f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({self._where}): the job's "
+                f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({where}): the job's "
                 "certificate is not valid here yet",
                 fix="set the clocks by NTP or chrony, or leave this node out of the job",
             )
@@ -283,7 +271,7 @@ class Connecting:
         self._channels = channels
         self._scheduler: Listener | None = None
         self._workers: Listener | None = None
-        self._results: queue.SimpleQueue[Reached] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Reach] = queue.SimpleQueue()
 
     def on_message(self, kind: str, payload: Any) -> bool:
         """Do what rank 0 asks for; False: that is not for this test."""
@@ -304,23 +292,24 @@ class Connecting:
     def _listen(self, wanted: Listen) -> Listening:
         """Listen at the address of the scheduler and of the workers to come."""
         self.close()  # for the second time, without a rank that did not respond
-        address, options = wanted.address or "", self._options
+        scheduler, workers, dashboard = wanted
+        options = self._options
         error = ""
         refusal: OSError | None = None
-        if wanted.dashboard and (place := _dashboard(options)) is not None:
+        if dashboard and (place := _dashboard(options)) is not None:
             refusal = port_problem(*place)
-        if wanted.scheduler is not None:
+        if scheduler is not None:
             try:
-                self._scheduler = Listener(address, options.scheduler_port or 0, wanted.scheduler)
+                self._scheduler = Listener(scheduler.address, options.scheduler_port or 0, scheduler.token)
             except OSError as refused:
                 error = refused.strerror or str(refused)
-        if wanted.workers is not None:
+        if workers is not None:
             with contextlib.suppress(OSError):
-                self._workers = listen_for_peers(address, worker_ports(options), wanted.workers)
-        scheduler, workers = (0 if made is None else made.port for made in (self._scheduler, self._workers))
+                self._workers = listen_for_peers(workers.address, worker_ports(options), workers.token)
+        here, there = (0 if made is None else made.port for made in (self._scheduler, self._workers))
         if refusal is None:
-            return Listening(scheduler, workers, error)
-        return Listening(scheduler, workers, error, refusal.strerror or str(refusal), is_elsewhere(refusal))
+            return Listening(here, there, error)
+        return Listening(here, there, error, refusal.strerror or str(refusal), is_elsewhere(refusal))
 
     def close_scheduler(self) -> None:
         """Leave the port to the scheduler."""
@@ -336,24 +325,19 @@ class Connecting:
             self._workers = None
 
     def _connect(self, to: Connect) -> None:
+        scheduler, nodes, timeout = to
         lost: dict[str, list[str]] = {}
-        peers = threading.Thread(
-            target=lambda: lost.update(connect_to_peers(to.peers, to.timeout)), daemon=True
-        )
-        if to.peers:
+        peers = threading.Thread(target=lambda: lost.update(connect_to_peers(nodes, timeout)), daemon=True)
+        if nodes:
             peers.start()
-        reach: Reach | None = None
-        if to.scheduler:
-            reach = _reach(*host_and_port(to.scheduler), to)
-        if to.peers:
+        reach = Reach()
+        if not scheduler.token:
+            reach = Reach(connect_only(scheduler.address, scheduler.port, timeout))
+        elif scheduler.port:
+            reach = connect_to(scheduler.address, scheduler.port, scheduler.token, timeout)
+        if nodes:
             peers.join()
-        self._results.put(Reached(reach, lost))
-
-
-def _reach(address: str, port: int, to: Connect) -> Reach:
-    if to.tokens is None:  # another job's listener
-        return Reach(connect_only(address, port, to.timeout))
-    return connect_to(address, port, to.tokens, to.timeout)
+        self._results.put(replace(reach, lost=lost))
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:

@@ -26,7 +26,7 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
-from dask_gpu_mpi.startup.messages import Kind, Listening, Reached
+from dask_gpu_mpi.startup.messages import Kind, Listening
 from support.mocks.preflights import gpu, observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
@@ -70,13 +70,13 @@ class Job:
             self.tell(rank, Kind.LISTENING, each)
         self.tick(2.0)
 
-    def test(self, *found: Reached) -> None:
-        for rank, each in enumerate(found or (Reached(Reach()), Reached(Reach()))):
+    def test(self, *found: Reach) -> None:
+        for rank, each in enumerate(found or (Reach(), Reach())):
             self.tell(rank, Kind.REACHED, each)
             self.tell(rank, CheckKind.TESTED, ((), None))
         self.tick(3.0)
 
-    def whole(self, *found: Observations, reached: tuple[Reached, ...] = ()) -> Job:
+    def whole(self, *found: Observations, reached: tuple[Reach, ...] = ()) -> Job:
         """From the registrations to the tests."""
         self.register(*found)
         self.listen()
@@ -104,15 +104,16 @@ def test_all_is_well() -> None:
     assert job.errors() == []
     assert (evidence.address, evidence.listening) == ("10.0.0.1", Listening(4711, 4712))
     assert evidence.steps[1] == ("h2", "the GPUs")
-    (rank, mine), (other, its) = job.kind(Kind.LISTEN)
-    assert (rank, mine.address, mine.scheduler is None, mine.dashboard) == (0, "10.0.0.1", False, True)
-    assert (other, its.address, its.scheduler, its.dashboard) == (1, "10.0.0.1", None, False)
+    (rank, (scheduler, mine, dashboard)), (other, (no_scheduler, its, no_dashboard)) = job.kind(Kind.LISTEN)
+    assert (rank, scheduler.address, mine.address, dashboard) == (0, "10.0.0.1", "10.0.0.1", True)
+    assert (other, no_scheduler, its.address, no_dashboard) == (1, None, "10.0.0.1", False)
     seconds = REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
     assert job.kind(CheckKind.TEST) == [(rank, ((), seconds, None)) for rank in (0, 1)]
     connects = [to for _, to in job.kind(Kind.CONNECT)]
-    for to, peer in zip(connects, [("h2", 4713, its.workers), ("h1", 4712, mine.workers)], strict=True):
-        assert (to.scheduler, to.tokens, to.timeout) == ("10.0.0.1:4711", mine.scheduler, 5.0)
-        assert [(each.host, each.port, each.tokens) for each in to.peers] == [peer]
+    assert connects == [
+        (replace(scheduler, port=4711), (peer,), 5.0)
+        for peer in (replace(its, port=4713), replace(mine, port=4712))
+    ]
     assert [(node.host, node.port) for node in evidence.nodes] == [("h1", 4712), ("h2", 4713)]
 
 
@@ -122,8 +123,8 @@ def test_tests_get_half_of_the_time_to_connect() -> None:
         job.tell(rank, Kind.REGISTRATION, job.observed(rank))
     job.tick(9.5)
     job.tick(9.5 + LISTEN_TIMEOUT + 0.01)
-    ((_, to), _) = job.kind(Kind.CONNECT)
-    assert to.timeout == pytest.approx((REPORT_TIMEOUT - KERNEL_MARGIN - 9.5 - LISTEN_TIMEOUT - 0.01) / 2)
+    ((_, (_, _, timeout)), _) = job.kind(Kind.CONNECT)
+    assert timeout == pytest.approx((REPORT_TIMEOUT - KERNEL_MARGIN - 9.5 - LISTEN_TIMEOUT - 0.01) / 2)
 
 
 def test_gpus_that_are_expected() -> None:
@@ -138,9 +139,9 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     job.register(job.observed(0), job.observed(1, host="h1", boot_id="h1"))
     job.listen(Listening(4711))
     job.test()
-    assert [(rank, order.workers) for rank, order in job.kind(Kind.LISTEN)] == [(1, None)]
+    assert [(rank, workers) for rank, (_, workers, _) in job.kind(Kind.LISTEN)] == [(1, None)]
     assert (job.evidence.nodes, job.evidence.scheduler_rank) == ((), 1)
-    assert [to.peers for _, to in job.kind(Kind.CONNECT)] == [(), ()]
+    assert [peers for _, (_, peers, _) in job.kind(Kind.CONNECT)] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +149,8 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     [("", [("node pairs", (1,))]), ("no route", [("network", (1,)), ("node pairs", (1,))])],
 )
 def test_node_that_does_not_reach_another(scheduler: str, errors: list[tuple[str, tuple[int, ...]]]) -> None:
-    lost = Reached(Reach(scheduler), {"no answer within 5 s": ["h1"]})
-    assert Job().whole(reached=(Reached(Reach()), lost)).errors() == errors
+    lost = Reach(scheduler, lost={"no answer within 5 s": ["h1"]})
+    assert Job().whole(reached=(Reach(), lost)).errors() == errors
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -174,7 +175,7 @@ def test_one_rank_of_each_node_tries_ucx_over_the_ports_of_its_first_worker() ->
         job.tell(rank, CheckKind.UCX_ADDRESS, b"address")
     assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
     for rank in (0, 1):
-        job.tell(rank, Kind.REACHED, Reached(Reach()))
+        job.tell(rank, Kind.REACHED, Reach())
         job.tell(rank, CheckKind.TESTED, ((), (("", "no device"),)))
     job.tick(3.0)
     assert job.evidence.ucx == dict.fromkeys((0, 1), (("", "no device"),))
@@ -198,7 +199,7 @@ def test_rank_that_does_not_end_its_tests(lacks: str) -> None:
     job.register()
     job.listen()
     for rank in (0, 1):
-        for kind, payload in ((Kind.REACHED, Reached(Reach())), (CheckKind.TESTED, ((), None))):
+        for kind, payload in ((Kind.REACHED, Reach()), (CheckKind.TESTED, ((), None))):
             if (rank, kind) != (1, lacks):
                 job.tell(rank, kind, payload)
     job.tick(REPORT_TIMEOUT)
@@ -226,13 +227,13 @@ def test_scheduler_of_a_rank_that_does_not_listen() -> None:
     job.tick(1.0 + LISTEN_TIMEOUT)
     assert job.kind(Kind.CONNECT) == []
     job.tick(1.0 + LISTEN_TIMEOUT + 0.1)
-    job.test(Reached(None), Reached(None))
+    job.test(Reach(), Reach())
     assert job.evidence.listening == Listening(error="no response")
-    asked = {rank: order.scheduler is not None for rank, order in job.kind(Kind.LISTEN)}
+    asked = {rank: scheduler is not None for rank, (scheduler, _, _) in job.kind(Kind.LISTEN)}
     assert asked == {0: False, 1: True}
     # to a node that does not listen nobody connects
     connects = [to for _, to in job.kind(Kind.CONNECT)]
-    assert [(to.scheduler, [peer.host for peer in to.peers]) for to in connects] == [("", []), ("", ["h1"])]
+    assert [(to.port, [peer.host for peer in peers]) for to, peers, _ in connects] == [(0, []), (0, ["h1"])]
 
 
 def test_plan_that_can_not_be_made() -> None:

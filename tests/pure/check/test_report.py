@@ -26,7 +26,6 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.messages import Reached
 from support.mocks.preflights import GIB, evidence, gpu, observed
 
 
@@ -105,7 +104,7 @@ def many_kinds() -> Report:
         0: (KernelResult("GPU-h1-0", "", "", 1.23456),),
         1: (KernelResult("MIG-a", "cuda", "x", 2.0),),
     }
-    reached = {1: Reached(Reach("", -0.00123)), 2: Reached(Reach("refused", 9.0))}
+    reached = {1: Reach("", -0.00123), 2: Reach("refused")}
     all_ranks = dict(enumerate((first, second, third, fourth)))
     options = Options(scheduler_rank=1)
     found = Evidence(4, options, all_ranks, address="10.0.0.1", kernels=kernels, reached=reached)

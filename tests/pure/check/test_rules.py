@@ -304,7 +304,7 @@ def test_what_was_not_tested_is_not_reported() -> None:
             [(0, "warning", "ahead of that of rank 1"), (1, "error", "behind that of rank 0")],
         ),
         # a clock that is unknown counts as right
-        (FINE, Reach("refused", 99.0), {}, []),
+        (FINE, Reach("refused"), {}, []),
         (Reach("refused"), Reach("", -BACKDATED - 0.5), {}, [(1, "error", "behind that of rank 0")]),
     ],
 )

@@ -21,33 +21,33 @@ from dask_gpu_mpi.network.reachability import (
     MOST_PARTS,
     Listener,
     Node,
-    Tokens,
     connect_to,
     connect_to_peers,
     connection_report,
     count_pairs,
     is_elsewhere,
     listen_for_peers,
+    listener_token,
     peers_by_rank,
     port_problem,
     worker_ports,
 )
 from dask_gpu_mpi.options.model import Options
 
-TOKENS = Tokens()
+TOKEN = listener_token()
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener("127.0.0.1", 0, TOKENS)
+    made = Listener("127.0.0.1", 0, TOKEN)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_reaches_and_compares_clocks(address: str) -> None:
-    made = Listener(address, 0, TOKENS)
-    found = connect_to(address, made.port, TOKENS)
+    made = Listener(address, 0, TOKEN)
+    found = connect_to(address, made.port, TOKEN)
     made.close()
     assert found.error == ""
     assert abs(found.ahead) <= found.round_trip
@@ -73,7 +73,7 @@ def test_somebody_elses_listener(echo: bool) -> None:
                 connection.sendall(got + b"\0" * 8)
 
     with serving(serve) as port:
-        assert connect_to("127.0.0.1", port, TOKENS, timeout=1.0).error == "something else answers there"
+        assert connect_to("127.0.0.1", port, TOKEN, timeout=1.0).error == "something else answers there"
 
 
 def test_a_rank_that_was_hung_up_on_asks_again() -> None:
@@ -82,10 +82,10 @@ def test_a_rank_that_was_hung_up_on_asks_again() -> None:
         connection, _ = server.accept()
         with connection:
             connection.recv(4096)
-            connection.sendall(TOKENS.answer.encode() + b"\0" * 8)
+            connection.sendall(TOKEN[64:].encode() + b"\0" * 8)
 
     with serving(serve) as port:
-        assert connect_to("127.0.0.1", port, TOKENS).error == ""
+        assert connect_to("127.0.0.1", port, TOKEN).error == ""
 
 
 def test_nobody_listens() -> None:
@@ -95,18 +95,18 @@ def test_nobody_listens() -> None:
         assert taken is not None
         assert (taken.strerror, is_elsewhere(taken)) == ("Address already in use", False)
         # takes connections, and says nothing
-        assert connect_to("127.0.0.1", port, TOKENS, timeout=0.1).error == "no answer within 0.1 s"
+        assert connect_to("127.0.0.1", port, TOKEN, timeout=0.1).error == "no answer within 0.1 s"
     assert port_problem("127.0.0.1", port) is None
     for address in ("203.0.113.7", "node.invalid"):  # TEST-NET-3, and no name: nobody's
         elsewhere = port_problem(address, port)
         assert elsewhere is not None
         assert is_elsewhere(elsewhere)
-    assert connect_to("127.0.0.1", port, TOKENS).error == "Connection refused"
+    assert connect_to("127.0.0.1", port, TOKEN).error == "Connection refused"
 
 
 def test_listener_tells_strangers_nothing(listener: Listener) -> None:
     """Garbage of any length: tests/intruders."""
-    assert connect_to("127.0.0.1", listener.port, Tokens()).error == "something else answers there"
+    assert connect_to("127.0.0.1", listener.port, listener_token()).error == "something else answers there"
 
 
 def test_silent_and_slow_strangers_are_hung_up_on(
@@ -124,7 +124,7 @@ def test_silent_and_slow_strangers_are_hung_up_on(
         else:
             pytest.fail("still listened to after 2 s")
         assert silent.recv(1) == b""
-    assert connect_to(*place, TOKENS).error == ""
+    assert connect_to(*place, TOKEN).error == ""
 
 
 def test_a_crowd_of_strangers_is_one_thread(listener: Listener) -> None:
@@ -132,7 +132,7 @@ def test_a_crowd_of_strangers_is_one_thread(listener: Listener) -> None:
     place = ("127.0.0.1", listener.port)
     strangers = [socket.create_connection(place, 10) for _ in range(2 * reachability.MOST_ASKING)]
     try:
-        assert connect_to(*place, TOKENS).error == ""
+        assert connect_to(*place, TOKEN).error == ""
         assert threading.active_count() == threads
         assert len(listener._asking) <= reachability.MOST_ASKING
         assert strangers[0].recv(1) == b""  # who has waited for longest
@@ -154,12 +154,12 @@ def test_no_descriptors(listener: Listener) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         client.settimeout(10)
-        client.sendall(TOKENS.question.encode())
-        assert client.recv(1000).startswith(TOKENS.answer.encode())
+        client.sendall(TOKEN[:64].encode())
+        assert client.recv(1000).startswith(TOKEN[64:].encode())
 
 
 def nodes(number: int) -> list[Node]:
-    return [Node(f"h{i}", 2 * i, f"10.0.0.{i}", Tokens("q", "a"), port=1 + i) for i in range(number)]
+    return [Node(f"h{i}", 2 * i, f"10.0.0.{i}", "qa", port=1 + i) for i in range(number)]
 
 
 def pairs(number: int, most: int) -> Counter[tuple[int, int]]:
@@ -204,10 +204,10 @@ def test_nobodys_peers() -> None:
 def test_connects_to_all_peers_at_once() -> None:
     """Each node has a text of its own: what another answers in its place does not count."""
     peers = [Node(f"h{i}", i, "127.0.0.1") for i in range(MOST_IN_CHECK)]
-    listeners = [listen_for_peers(peer.address, (0,), peer.tokens) for peer in peers]
+    listeners = [listen_for_peers(peer.address, (0,), peer.token) for peer in peers]
     try:
         up = [
-            Node(p.host, p.rank, p.address, p.tokens, of.port) for p, of in zip(peers, listeners, strict=True)
+            Node(p.host, p.rank, p.address, p.token, of.port) for p, of in zip(peers, listeners, strict=True)
         ]
         assert connect_to_peers(up) == {}
         other = Node("h99", 99, "127.0.0.1", port=up[0].port)
@@ -255,8 +255,8 @@ def test_ports_that_the_user_allows_workers(options: dict[str, Any], ports: list
 def test_listens_on_the_first_port_that_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        listener: Listener = listen_for_peers("127.0.0.1", (port, 0), Tokens())
+        listener: Listener = listen_for_peers("127.0.0.1", (port, 0), listener_token())
         assert listener.port not in (0, port)
         listener.close()
         with pytest.raises(OSError, match="in use"):
-            listen_for_peers("127.0.0.1", (port, port), Tokens())
+            listen_for_peers("127.0.0.1", (port, port), listener_token())

@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import MOST_AT_START, Reach
+from dask_gpu_mpi.network.reachability import MOST_AT_START, Node, Reach
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.coordinator import (
@@ -27,7 +27,7 @@ from dask_gpu_mpi.startup.coordinator import (
     check_agreement,
     shared_options,
 )
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration
 from support.mocks.inputs import gpu
 from support.mocks.inputs import rank as rank_inventory
 
@@ -35,7 +35,7 @@ LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 FAILED, SIGNAL = Failure(Problem("no disk"), 2), Failure(Problem("SIGTERM"), 143)
 LISTENING = Listening(5, 6)
 ADDRESS = ("tls://127.0.0.1:5", "http://localhost:8787/status?token=abc")
-REACHED = Reached(Reach())
+REACHED = Reach()
 
 
 def registration(rank: int, size: int, host: str = "a", **changes: Any) -> Registration:
@@ -265,7 +265,7 @@ def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(p
     driver.register()
     (sent,) = driver.sent
     assert sent[1] == (Kind.CONNECT if protocol == "tcp" else Kind.START)
-    assert protocol != "tcp" or sent[2].scheduler == "10.0.0.9:5"
+    assert protocol != "tcp" or sent[2][0] == Node("", -1, "10.0.0.9", "", 5)
 
 
 def crowded(size: int, **changes: Any) -> Driver:
@@ -290,19 +290,18 @@ def test_all_listen_before_any_connects_and_the_scheduler_starts_when_all_reach_
     driver = Driver(3)
     driver.register(apart=True)
     assert driver.kinds() == [(rank, Kind.LISTEN) for rank in range(3)]
-    listens = [payload for _, _, payload in driver.sent]
-    assert [listen.address for listen in listens] == [f"10.0.0.{rank}" for rank in range(3)]
-    assert [listen.scheduler is not None for listen in listens] == [True, False, False]
+    schedulers, nodes, _ = zip(*(payload for _, _, payload in driver.sent), strict=True)
+    assert [node.address for node in nodes] == [f"10.0.0.{rank}" for rank in range(3)]
+    assert [scheduler is not None for scheduler in schedulers] == [True, False, False]
     for rank in range(3):
         assert len(driver.sent) == 3
         driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
     proofs = driver.sent[3:]
     assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(3)]
-    for rank, _, to in proofs:
-        assert (to.scheduler, to.tokens) == ("10.0.0.0:5", listens[0].scheduler)
+    for rank, _, (to, peers, _) in proofs:
+        assert (to.address, to) == ("10.0.0.0", replace(schedulers[0], port=5))
         others = {0, 1, 2} - {rank}
-        peers = {(peer.host, peer.rank, peer.address, peer.port, peer.tokens) for peer in to.peers}
-        assert peers == {(f"h{n}", n, f"10.0.0.{n}", 6, listens[n].workers) for n in others}
+        assert {*peers} == {Node(f"h{n}", n, f"10.0.0.{n}", nodes[n].token, 6) for n in others}
     for rank in (2, 0):
         driver.tell(rank, Kind.REACHED, REACHED)
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
@@ -317,7 +316,7 @@ def test_nodes_that_do_not_reach_each_other_are_named() -> None:
     lost = {2: {"no answer within 5 s": ["h3"]}, 3: {"no answer within 5 s": ["h2"]}}
     for rank in (0, 2, 1, 3):
         assert driver.coordinator.outcome is None
-        driver.tell(rank, Kind.REACHED, Reached(Reach(), lost.get(rank, {})))
+        driver.tell(rank, Kind.REACHED, Reach(lost=lost.get(rank, {})))
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
     text = "no connection between nodes: from h2 to h3 (no answer within 5 s), from h3 to h2 (no answer within 5 s) (expected"
@@ -330,10 +329,10 @@ def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
     driver = Driver(4, layout="exclusive")
     for rank in range(4):  # h0: the scheduler; h1: the client; h2: both workers
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 4, f"h{min(rank, 2)}"))
-    assert [(rank, payload.workers is not None) for rank, _, payload in driver.sent] == [(0, True), (2, True)]
+    assert [(rank, workers is not None) for rank, _, (_, workers, _) in driver.sent] == [(0, True), (2, True)]
     driver.answer(Kind.LISTENING, LISTENING)
     connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], [], ["h0"], []]
+    assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], [], ["h0"], []]
 
 
 def test_a_node_that_can_not_listen_is_for_its_workers_to_report() -> None:
@@ -342,16 +341,16 @@ def test_a_node_that_can_not_listen_is_for_its_workers_to_report() -> None:
     for rank in range(3):
         driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
     connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], ["h2", "h0"], ["h0"]]
+    assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], ["h2", "h0"], ["h0"]]
 
 
 def test_all_that_do_not_reach_it_are_named() -> None:
     """Some are told at once that there is no way, others wait in vain for seconds."""
     driver = proving(4)
     for rank in (0, 1, 2):
-        driver.tell(rank, Kind.REACHED, Reached(Reach("no way")) if rank == 1 else REACHED, now=1.0)
+        driver.tell(rank, Kind.REACHED, Reach("no way") if rank == 1 else REACHED, now=1.0)
     assert driver.outcome_at(6.0) is None
-    driver.tell(3, Kind.REACHED, Reached(Reach("no way")), now=6.1)
+    driver.tell(3, Kind.REACHED, Reach("no way"), now=6.1)
     error = driver.outcome_at(6.2)
     assert isinstance(error, InputError)
     where = "ranks 1,3 of 4 on h1, h3: could not reach the scheduler's host at 10.0.0.0:5 (rank 0 on h0): no way. Fix: "
@@ -394,7 +393,7 @@ def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
 
 def test_many_workers_are_given_time() -> None:
     driver = crowded(700)
-    assert {len(to.peers) for to in driver.given(Kind.CONNECT)} == {MOST_AT_START}
+    assert {len(peers) for _, peers, _ in driver.given(Kind.CONNECT)} == {MOST_AT_START}
     starts = driver.given(Kind.START)
     (scheduler,) = driver.given(Kind.SCHEDULER)
     for config in (scheduler.config, starts[0].config, starts[-1].config):

@@ -11,12 +11,12 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.reachability import Listener, Node, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Node, Reach, listener_token
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
 from dask_gpu_mpi.startup import reachability
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening, Reached
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening
 from dask_gpu_mpi.startup.reachability import (
     Connecting,
     ReachabilityTest,
@@ -55,7 +55,9 @@ def test_on_one_node_nobody_listens_for_workers() -> None:
     worker = worker_plan("1", rank=1, host="a")
     plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
     test.listen(0, "a", nodes_of(plan, addresses), addresses)
-    assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [(0, False, True)]
+    assert [(rank, scheduler is None, workers is None) for rank, _, (scheduler, workers, _) in sent] == [
+        (0, False, True)
+    ]
     assert test.on_listening(0, Listening(scheduler=5))
 
 
@@ -66,15 +68,15 @@ def free_port() -> int:
 
 
 def test_listens_where_the_scheduler_and_the_workers_will() -> None:
-    scheduler, worker, tokens = free_port(), free_port(), Tokens()
+    scheduler, worker, token = free_port(), free_port(), listener_token()
     rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
     for _ in range(2):  # a second time, without a rank that did not respond
-        to = Listen("127.0.0.1", tokens, tokens)
-        assert rank.answer(Kind.LISTEN, to) == Listening(scheduler, worker)
+        node = Node("h1", 0, "127.0.0.1", token)
+        assert rank.answer(Kind.LISTEN, (node, node, False)) == Listening(scheduler, worker)
     rank.part.close()
     for port in (scheduler, worker):
-        Listener("127.0.0.1", port, tokens).close()
-    found = Rank().answer(Kind.LISTEN, Listen("127.0.0.1", Tokens(), None))
+        Listener("127.0.0.1", port, token).close()
+    found = Rank().answer(Kind.LISTEN, (Node("h1", 0, "127.0.0.1"), None, False))
     assert found.scheduler >= 1024  # given by the system
     assert found.workers == 0
 
@@ -84,29 +86,30 @@ def test_ports_that_are_taken() -> None:
         port = taken.getsockname()[1]
         at = f"127.0.0.1:{port}"
         rank = Rank(scheduler_port=port, dashboard_address=at, worker_options={"worker_port": port})
-        both = Listen("127.0.0.1", Tokens(), Tokens())
+        node = Node("h1", 0, "127.0.0.1")
         in_use = "Address already in use"
-        assert rank.answer(Kind.LISTEN, both) == Listening(0, 0, in_use)
-        assert rank.answer(Kind.LISTEN, replace(both, dashboard=True)) == Listening(0, 0, in_use, in_use)
+        assert rank.answer(Kind.LISTEN, (node, node, False)) == Listening(0, 0, in_use)
+        assert rank.answer(Kind.LISTEN, (node, node, True)) == Listening(0, 0, in_use, in_use)
 
 
 def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
     nobody = free_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        running = f"127.0.0.1:{server.getsockname()[1]}"
+        running = Node("", -1, "127.0.0.1", "", server.getsockname()[1])
         peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
         lost = {"Connection refused": ["h2"]}
-        assert Rank().answer(Kind.CONNECT, Connect(running, None, peers)) == Reached(Reach(), lost)
-    refused = Rank().answer(Kind.CONNECT, Connect(f"127.0.0.1:{nobody}", None))
-    assert refused == Reached(Reach("Connection refused"))
+        assert Rank().answer(Kind.CONNECT, (running, peers, 5.0)) == Reach(lost=lost)
+    refused = Rank().answer(Kind.CONNECT, (Node("", -1, "127.0.0.1", "", nobody), (), 5.0))
+    assert refused == Reach("Connection refused")
     # nobody listens in the scheduler's place; and another job in that of a peer
-    listener = Listener("127.0.0.1", 0, tokens := Tokens())
+    listener = Listener("127.0.0.1", 0, token := listener_token())
     peers = tuple(
         Node(host, 1, "127.0.0.1", key, listener.port)
-        for host, key in (("ours", tokens), ("other", Tokens()))
+        for host, key in (("ours", token), ("other", listener_token()))
     )
     strange = {"something else answers there": ["other"]}
-    assert Rank().answer(Kind.CONNECT, Connect("", Tokens(), peers)) == Reached(None, strange)
+    silent = Node("h1", 0, "127.0.0.1")
+    assert Rank().answer(Kind.CONNECT, (silent, peers, 5.0)) == Reach(lost=strange)
     listener.close()
 
 
@@ -119,7 +122,7 @@ def test_where_the_dashboard_would_listen(address: str, place: tuple[str, int] |
     assert _dashboard(Options(dashboard_address=address, dashboard=False)) is None
 
 
-def problem(reached: Reached, *, encrypts: bool = True) -> tuple[int, str] | None:
+def problem(reached: Reach, *, encrypts: bool = True) -> tuple[int, str] | None:
     """What the rank that sends this is told: exit code and text."""
     test = ReachabilityTest(range(1), lambda *_: None)
     test.connect_to_running("10.0.0.1:4")
@@ -129,19 +132,19 @@ def problem(reached: Reached, *, encrypts: bool = True) -> tuple[int, str] | Non
 
 def test_a_rank_that_does_not_reach_the_scheduler() -> None:
     text = "could not reach the scheduler's host at 10.0.0.1:4 (of another job): Connection refused"
-    assert problem(Reached(Reach("Connection refused"))) == (2, text)
-    assert problem(Reached(None)) is None
+    assert problem(Reach("Connection refused")) == (2, text)
+    assert problem(Reach()) is None
 
 
 def test_a_clock_that_is_behind_is_named() -> None:
-    behind = Reached(Reach("", -BACKDATED - 10.0))
+    behind = Reach("", -BACKDATED - 10.0)
     found = problem(behind)
     assert found is not None
     assert found[0] == 2
     assert found[1].startswith("the clock of this node is 3610 s behind that of the scheduler's (")
     assert problem(behind, encrypts=False) is None
     for ahead in (-BACKDATED + 10.0, BACKDATED + 10.0):
-        assert problem(Reached(Reach("", ahead))) is None
+        assert problem(Reach("", ahead)) is None
 
 
 # -- what workers send each other over UCX: chosen from the plan and from what the ranks can, and the line that says so

@@ -14,10 +14,10 @@ from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.reachability import Listener, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Node, listener_token
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.messages import Kind, Listen, Start
+from dask_gpu_mpi.startup.messages import Kind, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 from support.mocks.inputs import plan_of, worker_plan
 
@@ -144,16 +144,17 @@ def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path
 
 def test_listeners_end_where_the_scheduler_and_the_workers_begin() -> None:
     """What is found by connections to them: test_reachability."""
-    tokens = Tokens()
+    token = listener_token()
     rank, channels = relay()
-    rank.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", tokens, tokens)))
+    node = Node("h1", 0, "127.0.0.1", token)
+    rank.on_event(Event(0, Kind.LISTEN, (node, node, False)))
     ports = channels.sent[0][2]
     rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
-    Listener("127.0.0.1", ports.scheduler, tokens).close()
+    Listener("127.0.0.1", ports.scheduler, token).close()
     with pytest.raises(OSError, match="in use"):
-        Listener("127.0.0.1", ports.workers, tokens)
+        Listener("127.0.0.1", ports.workers, token)
     rank.on_event(Event(0, Kind.START, start()))
-    Listener("127.0.0.1", ports.workers, tokens).close()
+    Listener("127.0.0.1", ports.workers, token).close()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dask_gpu_mpi.network.reachability import Node, Reach
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup import messages
-from dask_gpu_mpi.startup.messages import Listening, Reached
+from dask_gpu_mpi.startup.messages import Listening
 
 __all__ = [
     "GIB",
@@ -155,7 +155,7 @@ def evidence(*found: Observations, **more: Any) -> Evidence:
         plan=make_plan(inventories, Options()) if len(inventories) == 2 else None,
         address="10.0.0.1",
         listening=Listening(4711),
-        reached={one.rank: Reached(Reach("", 0.01 * one.rank, 0.001)) for one in found},
+        reached={one.rank: Reach("", 0.01 * one.rank, 0.001) for one in found},
         kernels={
             one.rank: tuple(
                 KernelResult(gpu.uuid, seconds=1.0) for gpu in (one.inventory.gpus if one.inventory else ())
@@ -183,7 +183,7 @@ def only(found: Evidence) -> Finding:
 def reaching(*reaches: Reach, **more: Any) -> Evidence:
     """As `evidence`, with the results of the first ranks."""
     good = evidence(**more)
-    return replace(good, reached={**good.reached, **dict(enumerate(map(Reached, reaches)))})
+    return replace(good, reached={**good.reached, **dict(enumerate(reaches))})
 
 
 def environ_with(package: str, text: str, folder: Path) -> dict[str, str]:
