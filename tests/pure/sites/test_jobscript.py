@@ -7,7 +7,6 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import dask.config
 import pytest
@@ -33,16 +32,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my.py").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def configured(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the section gpu-mpi.jobscript for a test; Dask's configuration is what it was afterwards."""
-    before = dask.config.config.copy()
-    with dask.config.set({}):
-        yield lambda section: dask.config.config.update({"gpu-mpi": {"jobscript": section}})
-    dask.config.config.clear()
-    dask.config.config.update(before)
 
 
 def command(*words: str, rc: int = 0) -> str:
@@ -290,10 +279,12 @@ def test_hostile_values_through_the_command_line(batch: FakeBatch, here: Path) -
     assert not (batch.directory / "gone").exists()
 
 
-def test_a_site_can_ship_its_defaults(configured: Any) -> None:
+@pytest.mark.usefixtures("dask_config")
+def test_a_site_can_ship_its_defaults() -> None:
     shape = {"nodes": 1, "gpus-per-node": 8, "time": "01:30:00"}
     lists = {"modules": ["cuda", "openmpi"], "directives": ["--constraint=gpu"]}
-    configured({**shape, **lists, "account": 123, "launcher": "mpirun"})
+    site = {**shape, **lists, "account": 123, "launcher": "mpirun"}
+    dask.config.config["gpu-mpi"] = {"jobscript": site}
     resolve({}, source="keyword")  # its section is no option of a cluster
     made = command("slurm", "--nodes", "3", "--module", "my module", "--directive", "--qos=q", "--", "my.py")
     expected = "--nodes=3 --gpus-per-node=8 --time=01:30:00 --account=123 --constraint=gpu --qos=q"
@@ -301,7 +292,7 @@ def test_a_site_can_ship_its_defaults(configured: Any) -> None:
     assert "\nmodule load 'my module' || exit 2\n" in made
     assert "\nexport DGM_LAUNCHER=mpirun\n" in made
     # the command line's other name for a queue
-    configured({"partition": "x"})
+    dask.config.config["gpu-mpi"] = {"jobscript": {"partition": "x"}}
     said = "configuration gpu-mpi.jobscript.partition: unknown option"
     assert said in command("slurm", "--", "my.py", rc=2)
 
