@@ -223,7 +223,10 @@ def test_nothing_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HEAD = """
-import atexit, os, signal, sys, threading
+import atexit, os, signal, sys
+OF_LAUNCHER, STAYS = os.pipe()
+for fd in (OF_LAUNCHER, STAYS):
+    os.set_inheritable(fd, True)
 from dask_gpu_mpi.job.child_processes import ExecAsChild
 replaced = ExecAsChild()
 atexit.register(print, "the end")
@@ -231,49 +234,40 @@ PYTHON = sys.executable
 """
 
 
-def run_script(body: str, before: str = "") -> tuple[int, str]:
+def run_script(body: str) -> tuple[int, list[str]]:
     """Exit code and output of a script that replaces itself."""
-    done = run_python(HEAD.replace("\nfrom dask", f"\n{before}from dask", 1) + textwrap.dedent(body))
+    done = run_python(HEAD + textwrap.dedent(body))
     assert done.stderr == ""
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "os.execvp('python3', ['name', '-c', CODE, str(os.getpid())])",
-        "os.execle(PYTHON, 'name', '-c', CODE, str(os.getpid()), {**os.environ, 'MINE': '1'})",
-    ],
-)
-def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code(call: str) -> None:
-    code = "import os, sys; print(os.getppid() == int(sys.argv[1]), os.environ.get('MINE')); sys.exit(7)"
-    has_environ = "1" if "MINE" in call else "None"
-    ended = run_script(f"CODE = {code!r}\nprint('begin')\n{call}\nprint('never')")
-    assert ended == (7, f"begin\nTrue {has_environ}\nthe end\n")
-
-
-INHERITS = """
-read, write = os.pipe()
-os.set_inheritable(write, True)
-again = os.dup2(write, OF_LAUNCHER)  # another file by a number that was there before
-private = os.dup(write)
-code = "import os, sys; print(*(os.path.exists('/dev/fd/' + fd) for fd in sys.argv[1:]))"
-os.execv(PYTHON, ["x", "-c", code, *map(str, (write, again, private, STAYS))])
-"""
-
-
-def test_descriptors_that_the_script_made_inheritable_are_the_programs() -> None:
-    before = "OF_LAUNCHER, STAYS = os.pipe()\n" + "".join(
-        f"os.set_inheritable({name}, True)\n" for name in ("OF_LAUNCHER", "STAYS")
+def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code() -> None:
+    """It inherits what the script made inheritable, even by a number that was there before; and nothing of the launcher's."""
+    ended = run_script(
+        """
+        read, write = os.pipe()
+        os.set_inheritable(write, True)
+        again = os.dup2(write, OF_LAUNCHER)
+        numbers = map(str, (os.getpid(), write, again, os.dup(write), STAYS))
+        code = '''if True:
+            import os, sys
+            print(os.getppid() == int(sys.argv[1]), os.environ["MINE"])
+            print(*(os.path.exists("/dev/fd/" + fd) for fd in sys.argv[2:]))
+            sys.exit(7)
+        '''
+        print("begin")
+        os.execle(PYTHON, "name", "-c", code, *numbers, {**os.environ, "MINE": "1"})
+        print("never")
+        """
     )
-    assert run_script(INHERITS, before)[1] == "True True False False\nthe end\n"
+    assert ended == (7, ["begin", "True 1", "True True False False", "the end"])
 
 
 def test_exit_code_of_a_program_that_a_signal_ends() -> None:
-    assert run_script("os.execv('/bin/sh', ['sh', '-c', 'kill -9 $$'])") == (137, "the end\n")
+    assert run_script("os.execvp('sh', ['sh', '-c', 'kill -9 $$'])") == (137, ["the end"])
 
 
-def test_no_such_program() -> None:
+def test_no_such_program_and_forked_children_that_replace_themselves() -> None:
     ended = run_script(
         """
         for call in (lambda: os.execv("/nowhere/x", ["x"]), lambda: os.execvp("dgm-nowhere", ["x"])):
@@ -281,14 +275,6 @@ def test_no_such_program() -> None:
                 call()
             except FileNotFoundError:
                 print("not found")
-        """
-    )
-    assert ended == (0, "not found\nnot found\nthe end\n")
-
-
-def test_forked_children_replace_themselves() -> None:
-    ended = run_script(
-        """
         pid = os.fork()
         if pid == 0:
             code = "import os, sys; sys.exit(11 if os.getppid() == int(sys.argv[1]) else 12)"
@@ -296,7 +282,7 @@ def test_forked_children_replace_themselves() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         """
     )
-    assert ended == (0, "11\nthe end\n")
+    assert ended == (0, ["not found", "not found", "11", "the end"])
 
 
 def test_what_ends_the_script_ends_the_program() -> None:
@@ -310,4 +296,4 @@ def test_what_ends_the_script_ends_the_program() -> None:
         os.execv(PYTHON, ["x", "-c", code, str(os.getpid())])
         """
     )
-    assert ended == (143, "up\nthe end\n")
+    assert ended == (143, ["up", "the end"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,13 +23,14 @@ class Member:
     """One that does nothing."""
 
     leave_open = descriptors_lost = gone = False
+    had_client = True
 
     def __init__(self) -> None:
-        plan = SimpleNamespace(workers=(SimpleNamespace(kind="gpu", devices=()),), hosts=())
-        cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=LINK, config={})
+        cluster = SimpleNamespace(
+            plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
+        )
         self.joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
         self.ending = Ending()
-        self.had_client = True
         self.done: list[bool] = []
         self.interruptions: list[bool] = []
         self.signal_relay = SimpleNamespace(script_is_interrupted=lambda: self.interruptions.append(True))
@@ -46,9 +46,6 @@ class Member:
 
     def launcher_gone(self) -> bool:
         return self.gone
-
-
-LINK = "http://localhost:8787/status?token=abc"
 
 
 @pytest.fixture
@@ -161,18 +158,3 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
         if error is not None:
             raise error
     assert bool(retired) is not (lost or isinstance(error, InputError))
-
-
-def test_what_is_set_for_dask_while_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its address and its link; and a shuffle by tasks where all workers have GPUs."""
-    for name in ("prefer_cluster", "before_finalize", "ChildrenOfCluster"):
-        monkeypatch.setattr(module, name, lambda *_: SimpleNamespace(release=lambda: None))
-    monkeypatch.setattr(module.Monitor, "start", lambda monitor: None)
-    keys = ("scheduler-address", "distributed.dashboard.link", "dataframe.shuffle.method")
-    importlib.import_module("distributed")  # its defaults, which a session imports
-    before = [dask.config.get(key, None) for key in keys]
-    end = make_end(member)
-    end.open()
-    assert [dask.config.get(key) for key in keys] == ["tls://nowhere", LINK, "tasks"]
-    end.close()
-    assert [dask.config.get(key, None) for key in keys] == before

@@ -84,17 +84,6 @@ def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> N
     assert 15 < process.deadlines[0] <= 20
 
 
-def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Event(0, Kind.DONE, 0))
-    assert plan_of_allocation(Options(startup_timeout=20.0)) is None
-    ((to, sent),) = process.sent(Kind.REGISTRATION)
-    found = sent.inventory
-    assert (to, sent.host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
-    assert [one.uuid for one in found.gpus] == ["GPU-h-0"]
-    assert process.asked[-1] == "closed"
-
-
 @pytest.mark.parametrize("options", [OptionError("--nthreads: invalid"), CPUS])
 def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
     """They can't be read, or an agent would refuse them: the one report has all of that."""
