@@ -25,17 +25,6 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from support import ROOT
 from support.jobs.processes import run_python
 
-WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-
-
-def test_a_child_of_a_rank_starts_no_cluster() -> None:
-    mark_children()
-    refuse_children()  # the rank itself
-    code = "from dask_gpu_mpi.job.child_processes import refuse_children as refuse; refuse()"
-    refused = run_python(code, env=os.environ | WORLD).stderr
-    assert "called in a child process of rank 1 of 2, which has its cluster already" in refused
-    assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher
-
 
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -54,6 +43,19 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
         assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
     said = capsys.readouterr().err
     assert "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the" in said
+
+
+def test_a_child_of_a_rank_starts_no_cluster() -> None:
+    mark_children()
+    refuse_children()  # the rank itself
+    code = "from dask_gpu_mpi.job.child_processes import refuse_children as refuse; refuse()"
+    world = {
+        f"OMPI_COMM_WORLD_{name}": value
+        for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"))
+    }
+    refused = run_python(code, env=os.environ | world).stderr
+    assert "called in a child process of rank 1 of 2, which has its cluster already" in refused
+    assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher
 
 
 SETTINGS = {"scheduler-address": "tls://h:1", **make_credentials()}
@@ -283,17 +285,3 @@ def test_no_such_program_and_forked_children_that_replace_themselves() -> None:
         """
     )
     assert ended == (0, ["not found", "not found", "11", "the end"])
-
-
-def test_what_ends_the_script_ends_the_program() -> None:
-    ended = run_script(
-        """
-        def end(*_):
-            raise SystemExit(143)
-
-        signal.signal(signal.SIGTERM, end)
-        code = "import os, signal, sys, time; print('up', flush=True); os.kill(int(sys.argv[1]), signal.SIGTERM); time.sleep(60)"
-        os.execv(PYTHON, ["x", "-c", code, str(os.getpid())])
-        """
-    )
-    assert ended == (143, ["up", "the end"])

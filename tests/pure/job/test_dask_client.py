@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import pytest
 
 from dask_gpu_mpi.job import dask_client
 from dask_gpu_mpi.job.dask_client import DaskSettings
+from support.mocks.inputs import plan_of, worker_plan
 
 HERE = "tls://here:1"
 
@@ -72,36 +71,7 @@ def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
             logger.disabled = False
 
 
-def test_a_client_that_knows_its_dashboard() -> None:
-    """Each its own, whatever is configured for the process; and the user's way there is kept."""
-    import distributed
-
-    link = "http://localhost:8788/status?token=abc"
-    at = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
-
-    async def links() -> list[Any]:
-        found = []
-        async with distributed.Scheduler(protocol="tcp", **at) as scheduler:
-            for known in (link, "", None):
-                cls = dask_client.client_with_link(known)
-                async with cls(scheduler.address, asynchronous=True) as client:
-                    found.append(client.dashboard_link)
-                    with dask.config.set({"distributed.dashboard.link": "https://hub/{port}"}):
-                        found.append(client.dashboard_link)
-            port = str(scheduler.http_server.port)
-            return [text.replace(port, "PORT") if text else text for text in found]
-
-    ours = [link, "https://hub/PORT?token=abc"]
-    dasks = ["http://127.0.0.1:PORT/status", "https://hub/PORT"]
-    assert asyncio.run(asyncio.wait_for(links(), 30)) == [*ours, "", "", *dasks]
-
-
-SETTINGS = {
-    "scheduler-address": "tls://h:1",
-    "distributed.probe.a": 1,
-    "distributed.probe.b": 2,
-    "gpu-probe": 3,
-}
+SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}
 
 
 pytestmark = pytest.mark.usefixtures("dask_config")
@@ -118,19 +88,21 @@ def test_taken_back() -> None:
             assert (dask.config.config, dask.config.defaults) == before
 
 
-def test_a_refresh_keeps_them_until_then() -> None:
+def test_a_refresh_keeps_them_until_then_and_what_the_script_has_set_since_stays() -> None:
     settings = DaskSettings(SETTINGS)
     dask.config.refresh()
     assert dask.config.get("scheduler-address") == "tls://h:1"
+    dask.config.set({"scheduler-address": "tcp://mine:2"})
     settings.take_back()
+    assert dask.config.get("scheduler-address") == "tcp://mine:2"
     dask.config.refresh()
     for key in SETTINGS:
         assert dask.config.get(key, None) is None
 
 
-def test_what_the_script_has_set_since_stays() -> None:
-    settings = DaskSettings(SETTINGS)
-    dask.config.set({"scheduler-address": "tcp://mine:2"})
-    settings.take_back()
-    assert dask.config.get("scheduler-address") == "tcp://mine:2"
-    assert dask.config.get("distributed.probe", None) is None
+def test_tables_are_shuffled_by_tasks_where_all_workers_have_gpus_unless_the_user_says_how() -> None:
+    of_gpu, of_cpus = worker_plan("1", "GPU-x"), worker_plan("2")
+    assert dask_client.shuffle_settings(plan_of(of_gpu)) == {"dataframe.shuffle.method": "tasks"}
+    assert dask_client.shuffle_settings(plan_of(of_gpu, of_cpus)) == {}
+    with dask.config.set({"dataframe.shuffle.method": "disk"}):
+        assert dask_client.shuffle_settings(plan_of(of_gpu)) == {}

@@ -18,7 +18,7 @@ from support.mocks.inputs import worker_plan
 class Rank0:
     """Rank 0 of three, with workers on the last two."""
 
-    def __init__(self, *, has_client: bool = True, absent: tuple[int, ...] = (), **options: Any) -> None:
+    def __init__(self, *, has_client: bool = True, **options: Any) -> None:
         self.said: list[Any] = []
         channels = SimpleNamespace(
             size=3,
@@ -36,7 +36,7 @@ class Rank0:
         plan = Plan("shared", 3, Role(1, "h1"), Role(0, "h0"), hosts, workers)
         joined: Any = SimpleNamespace(
             channels=channels,
-            cluster=SimpleNamespace(plan=plan, absent=absent),
+            cluster=SimpleNamespace(plan=plan, absent=()),
             options=Options(shutdown_timeout=1.0, **options),
         )
         self.ending = Ending()
@@ -53,10 +53,6 @@ class Rank0:
         for rank in closed:
             self.end.on_message("closed", rank)
         self.end.finish(flushed=flushed, final=True)
-
-
-def test_a_rank_without_which_the_job_has_started_is_not_waited_for() -> None:
-    assert Rank0(tolerate_lost_ranks=1, absent=(2,)).end.silent == [0, 1]
 
 
 def test_a_stop_and_then_the_end_each_once() -> None:
@@ -214,21 +210,6 @@ def test_a_rank_that_may_be_lost(
     assert (tmp_path / "ended").read_text() == "3\n"
 
 
-@pytest.mark.parametrize("tolerates", [0, 1])
-@pytest.mark.usefixtures("finalizes")
-def test_more_ranks_than_may_be_lost(
-    clock: Any, aborts: list[int], tolerates: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rank = Rank0(tolerate_lost_ranks=tolerates, log_directory=tmp_path)
-    clock.now = SILENT
-    rank.end.on_unreachable(["1", "2"])
-    assert (rank.state, rank.ending.exit_code()) == ("stopped", 1)
-    said = "2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost"
-    assert (said in capsys.readouterr().err) is bool(tolerates)
-    rank.finish(0, code=7)
-    assert (aborts, (tmp_path / "ended").read_text()) == ([], "1 lost\n" if tolerates else "")
-
-
 def test_ranks_that_are_silent_at_the_end_and_may_be_lost(
     aborts: list[int],
     finalizes: list[str],
@@ -245,13 +226,3 @@ def test_ranks_that_are_silent_at_the_end_and_may_be_lost(
     assert (aborts, last) == ([], [75])
     Rank0(tolerate_lost_ranks=1).finish(0, 1, 2, code=75, flushed=False)
     assert (aborts, last) == ([75], [75])
-
-
-def test_a_rank_whose_agent_died_too_often_can_still_be_talked_to(
-    aborts: list[int], finalizes: list[str]
-) -> None:
-    rank = Rank0(tolerate_lost_ranks=1)
-    rank.end.on_message("workers-ended", (2, True))
-    assert rank.said[0][0] == "lost-rank"
-    rank.finish(0, 1, 2)
-    assert (aborts, finalizes) == ([], [])

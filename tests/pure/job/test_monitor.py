@@ -93,7 +93,7 @@ def test_failure_at_the_end_is_nobodys(sent: list[int], capsys: pytest.CaptureFi
     assert (sent, capsys.readouterr().err) == ([], "")
 
 
-def test_another_thread_can_not_replace_a_handler(clock: Clock) -> None:
+def test_another_thread_can_not_replace_a_handler(clock: Any) -> None:
     walltime = Walltime({}, None, lambda *_: None)
 
     def in_a_thread() -> str:
@@ -106,28 +106,22 @@ def test_another_thread_can_not_replace_a_handler(clock: Clock) -> None:
     assert in_a_thread() == "None"
 
 
-class Clock:
-    """Seconds since the epoch, and the end of the job."""
-
-    now = 900.0
-    end: float | None = 1000.0
-    asked = 0
-
-    def end_time(self, environ: Any) -> float | None:
-        self.asked += 1
-        return self.end
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "end_time", clock.end_time)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Seconds since the epoch, the end of the job, and how often the batch system was queried for it."""
+    clock = SimpleNamespace(now=900.0, end=1000.0, asked=0)
+
+    def end_time(environ: Any) -> float | None:
+        clock.asked += 1
+        return clock.end
+
+    monkeypatch.setattr(module, "end_time", end_time)
     monkeypatch.setattr(module.time, "time", lambda: clock.now)
     return clock
 
 
 @pytest.mark.parametrize("end", [1000.0, None])
-def test_the_time_that_is_left(end: float | None, clock: Clock, sent: list[int]) -> None:
+def test_the_time_that_is_left(end: float | None, clock: Any, sent: list[int]) -> None:
     """It is queried once. Without an end there is no signal."""
     clock.end = end
     walltime = Walltime({}, None, lambda *_: None)
@@ -152,7 +146,7 @@ def test_a_signal_during_the_query_of_the_batch_system(monkeypatch: pytest.Monke
     assert calls == ["checkpoint"]
 
 
-def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Clock, sent: list[int]) -> None:
+def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Any, sent: list[int]) -> None:
     calls: list[str] = []
     walltime = Walltime({}, None, lambda *_: None)
     assert not walltime.run_callback(signal.SIGTERM, None)

@@ -17,7 +17,6 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.program import Program, ProgramKind
 from dask_gpu_mpi.sites.command import START
 from support import ROOT
-from support.jobs.processes import run_python
 
 
 def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,15 +56,6 @@ def test_modules_that_may_be_there_or_are_not(name: str, says: str) -> None:
         Program.of(["-m", name]).check()
 
 
-def test_a_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(InputError, match=r"the working directory was deleted .* Fix: cd to another"):
-        Program.of(["-c", "1"])
-
-
 RUN = """
 import sys
 from dask_gpu_mpi.job.program import Program, run_script
@@ -73,13 +63,6 @@ program = Program.of(sys.argv[1:])
 program.prepare()
 run_script(program)
 """
-
-
-@pytest.mark.parametrize(("text", "code"), [("import sys; sys.exit(7)", 7), ("raise KeyboardInterrupt", 130)])
-def test_exit_codes(tmp_path: Path, text: str, code: int) -> None:
-    script = tmp_path / "my script.py"
-    script.write_text(text)
-    assert run_python(RUN, str(script)).returncode == code
 
 
 #: What a script sees of itself: nothing of it may depend on who runs it.

@@ -122,15 +122,6 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
     assert lost.value.reported
 
 
-@pytest.mark.parametrize("attribute", ["gone", "descriptors_lost"])
-def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(module.os, "_exit", codes.append)
-    setattr(member, attribute, True)
-    make_end(member).finish()
-    assert codes == [1]
-
-
 def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

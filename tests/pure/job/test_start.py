@@ -39,18 +39,6 @@ def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> No
         module._start_agent({})
 
 
-@pytest.mark.parametrize("leave_open", [True, False])
-@pytest.mark.parametrize("over", [True, False])
-def test_one_cluster_at_a_time(monkeypatch: pytest.MonkeyPatch, leave_open: bool, over: bool) -> None:
-    monkeypatch.setattr(module, "_member", None)
-    module.refuse_second()
-    member = SimpleNamespace(leave_open=leave_open, ending=SimpleNamespace(over=over))
-    monkeypatch.setattr(module, "_member", member)
-    refused = pytest.raises(InputError, match=r"called a second time in this job .* Fix: remove this call")
-    with contextlib.nullcontext() if leave_open and over else refused:
-        module.refuse_second()
-
-
 @pytest.fixture(autouse=True)
 def _handlers_are_given_back() -> Iterator[None]:
     actions = [Action.now(number) for number in (signal.SIGTERM, LOST)]

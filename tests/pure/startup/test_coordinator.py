@@ -28,7 +28,6 @@ from dask_gpu_mpi.startup.coordinator import (
     shared_options,
 )
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration
-from support.mocks.inputs import gpu
 from support.mocks.inputs import rank as rank_inventory
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
@@ -92,11 +91,13 @@ class Driver:
 
 
 def test_the_way_to_a_cluster() -> None:
+    """Progress counts the workers of ranks that are ready."""
     driver = Driver(2)
     driver.register(1)
     assert driver.sent == []
     driver.register(0)
     assert driver.sent == [(0, Kind.SCHEDULER, driver.scheduler("127.0.0.1"))]
+    assert driver.coordinator.progress() == (0, 2, ["h0"])  # the scheduler's
     driver.tell(0, Kind.ADDRESS, ADDRESS)
     starts = driver.given(Kind.START)
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
@@ -104,8 +105,9 @@ def test_the_way_to_a_cluster() -> None:
         (True, ADDRESS[0]),
         (False, ADDRESS[0]),
     ]
+    assert driver.coordinator.progress() == (0, 2, ["h0", "h1"])
     driver.tell(0, Kind.READY)
-    assert driver.coordinator.waiting_for == [1]
+    assert driver.coordinator.progress() == (1, 2, ["h1"])
     assert driver.coordinator.outcome is None
     driver.tell(1, Kind.READY)
     up = driver.coordinator.outcome
@@ -115,17 +117,6 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.kinds()[-2][1] == Kind.START
     assert (up.plan, up.config, up.dashboard) == (driver.coordinator.plan, {"key": "secret"}, ADDRESS[1])
     assert "abc" not in repr(up)
-
-
-@pytest.mark.parametrize(("gpus", "device"), [((0, 1), "GPU-0000"), ((), "")])
-def test_the_device_of_the_scheduler(gpus: tuple[int, ...], device: str) -> None:
-    """It unpickles graphs, and those of cuDF hold objects of a GPU."""
-    driver = Driver(1)
-    inventory = registration(0, 1).inventory
-    assert inventory is not None
-    driver.register(inventory=replace(inventory, gpus=tuple(map(gpu, gpus))))
-    ((rank, kind, settings),) = driver.sent
-    assert (rank, kind, settings.device) == (0, Kind.SCHEDULER, device)
 
 
 @pytest.mark.parametrize(
@@ -278,11 +269,11 @@ def crowded(size: int, **changes: Any) -> Driver:
     return driver
 
 
-def proving(size: int) -> Driver:
+def proving(size: int, listening: Listening = LISTENING) -> Driver:
     """A coordinator whose ranks, each on a host of its own, are about to connect to the scheduler's host."""
     driver = Driver(size)
     driver.register(apart=True)
-    driver.answer(Kind.LISTENING, LISTENING)
+    driver.answer(Kind.LISTENING, listening)
     return driver
 
 
@@ -335,13 +326,14 @@ def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
     assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], [], ["h0"], []]
 
 
-def test_a_node_that_can_not_listen_is_for_its_workers_to_report() -> None:
+def test_a_node_that_can_not_listen_is_for_its_scheduler_or_workers_to_report() -> None:
     driver = Driver(3)
     driver.register(apart=True)
     for rank in range(3):
         driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
     connects = driver.given(Kind.CONNECT)
     assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], ["h2", "h0"], ["h0"]]
+    assert proving(2, Listening(0, 6)).kinds()[-1] == (0, Kind.SCHEDULER)
 
 
 def test_all_that_do_not_reach_it_are_named() -> None:
@@ -372,23 +364,6 @@ def test_failures_of_connections_are_gathered_longer_and_start_nothing() -> None
     driver.tell(0, Kind.FAILED, FAILED)
     driver.tell(0, Kind.READY)
     assert driver.coordinator.outcome is None
-
-
-def test_progress_counts_workers_of_ranks_that_are_ready() -> None:
-    driver = Driver(2)
-    driver.register()
-    assert driver.coordinator.progress() == (0, 2, ["h0"])  # the scheduler's
-    driver.tell(0, Kind.ADDRESS, ADDRESS)
-    assert driver.coordinator.progress() == (0, 2, ["h0", "h1"])
-    driver.tell(1, Kind.READY)
-    assert driver.coordinator.progress() == (1, 2, ["h0"])
-
-
-def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
-    driver = Driver(2)
-    driver.register(apart=True)
-    driver.answer(Kind.LISTENING, Listening(0, 6))
-    assert driver.kinds()[-1] == (0, Kind.SCHEDULER)
 
 
 def test_many_workers_are_given_time() -> None:

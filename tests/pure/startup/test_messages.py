@@ -46,9 +46,13 @@ def make() -> tuple[Channels, Any, Any]:
 
 
 def test_mail_and_the_agent_are_one_stream() -> None:
+    """After what was put back."""
     channels, box, agent = make()
     box.next, agent.next = [START], [("ready", 2)]
-    assert channels.events(9.0) == [START, Event(None, "ready", [2])]
+    back = [Event(0, kind, None) for kind in ("first", "second")]
+    for event in reversed(back):
+        channels.push_back([event])
+    assert channels.events(9.0) == [*back, START, Event(None, "ready", [2])]
     assert channels.events(9.0) == []
     assert agent.waits == [0.0, 9.0]  # first there was mail: no waiting
 
@@ -72,14 +76,6 @@ def test_a_lost_agent_is_told_once() -> None:
     assert channels.events(0.0) == [Event(None, "failed", ["why", 1]), lost]
     assert (channels.agent, agent.closed) == (None, [0.5])
     assert channels.events(0.0) == []
-
-
-def test_pushed_back_events_come_first() -> None:
-    channels, box, _ = make()
-    box.next = ["late"]
-    channels.push_back(["second"])  # type: ignore[list-item]
-    channels.push_back(["first"])  # type: ignore[list-item]
-    assert channels.events(0.0) == ["first", "second", "late"]
 
 
 def test_what_an_agent_has_not_removed_is_left_to_the_end(tmp_path: Path) -> None:

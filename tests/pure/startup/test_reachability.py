@@ -13,8 +13,8 @@ from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.reachability import Listener, Node, Reach, listener_token
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
+from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup import reachability
 from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening
 from dask_gpu_mpi.startup.reachability import (
@@ -22,10 +22,9 @@ from dask_gpu_mpi.startup.reachability import (
     ReachabilityTest,
     _dashboard,
     choose_transport,
-    nodes_of,
     ucx_ability,
 )
-from support.mocks.inputs import gpu, one_host, plan, rank, worker_plan
+from support.mocks.inputs import gpu, one_host, plan, rank
 
 
 class Rank:
@@ -46,19 +45,6 @@ class Rank:
             self.part.poll()
             time.sleep(0.01)
         return self.sent
-
-
-def test_on_one_node_nobody_listens_for_workers() -> None:
-    sent: list[tuple[int, str, Any]] = []
-    test = ReachabilityTest(range(2), lambda *message: sent.append(message))
-    addresses: dict[int, str | None] = {0: "127.0.0.1", 1: "127.0.0.1"}
-    worker = worker_plan("1", rank=1, host="a")
-    plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
-    test.listen(0, "a", nodes_of(plan, addresses), addresses)
-    assert [(rank, scheduler is None, workers is None) for rank, _, (scheduler, workers, _) in sent] == [
-        (0, False, True)
-    ]
-    assert test.on_listening(0, Listening(scheduler=5))
 
 
 def free_port() -> int:
@@ -157,37 +143,54 @@ ONE_GPU = plan(one_host((gpu(0),)))
 MISSING = Problem("distributed-ucxx is not installed", fix="pip install it")
 
 
-def able(obstacles: dict[int, Problem | None]) -> dict[int, UcxAbility]:
-    return {rank: UcxAbility(problem) for rank, problem in obstacles.items()}
+NO_RDMA = UcxAbility(between_nodes="no RDMA device")
+CAN_NOT = UcxAbility(MISSING)
+
+
+def nodes(*gpus: int) -> Plan:
+    """A rank on each node, with so many GPUs."""
+    return plan(
+        [
+            rank(number, len(gpus), tuple(map(gpu, range(each))), host=f"h{number}", boot_id=f"b{number}")
+            for number, each in enumerate(gpus)
+        ]
+    )
+
+
+MIXED = plan(one_host((gpu(0),)), cpu_workers=1)
+APART = replace(MIXED, workers=tuple(replace(w, rank=int(w.kind == "cpu")) for w in MIXED.workers))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "of", "obstacles", "chosen", "words"),
+    ("wanted", "of", "abilities", "chosen", "words"),
     [
         (AUTO, GPUS, {}, AUTO, "TLS, and UCX for GPU memory between workers (authenticated, not encrypted)"),
-        (AUTO, GPUS, {1: MISSING}, OFF, "No UCX: rank 1: distributed-ucxx"),
-        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, "No UCX: distributed-ucxx"),
-        (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, ""),
+        (AUTO, GPUS, {1: CAN_NOT}, OFF, "No UCX: rank 1: distributed-ucxx"),
+        (AUTO, GPUS, {0: CAN_NOT, 1: CAN_NOT}, OFF, "No UCX: distributed-ucxx"),
+        (AUTO, NO_GPUS, {0: CAN_NOT, 1: CAN_NOT}, OFF, ""),
         (AUTO, ONE_GPU, {}, OFF, ""),
-        (AUTO, ONE_GPU, {0: MISSING}, OFF, ""),
+        (ALL, ONE_GPU, {}, OFF, ""),
+        (AUTO, ONE_GPU, {0: CAN_NOT}, OFF, ""),
         (OFF, GPUS, {}, OFF, ""),
         (ALL, NO_GPUS, {}, ALL, "TLS, and UCX for large data between workers (authenticated, not encrypted)"),
+        # a rank that works without a GPU has all use TLS
+        (AUTO, MIXED, {}, AUTO, "UCX for GPU memory"),
+        (AUTO, APART, {}, OFF, "rank 1 without a GPU"),
+        # between nodes UCX takes RDMA and nothing else, which nobody misses within one
+        (AUTO, nodes(2, 2), {}, AUTO, "between workers (authenticated, not encrypted)"),
+        (AUTO, nodes(2), {0: NO_RDMA}, AUTO, "between workers (authenticated, not encrypted)"),
+        (AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA}, AUTO, "Between nodes TLS alone: no RDMA device"),
+        (AUTO, nodes(2, 2), {1: NO_RDMA}, AUTO, "Between nodes TLS alone: rank 1: no RDMA device"),
+        (AUTO, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA}, OFF, "UCX leads to no other node: no RDMA device"),
+        (ALL, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA}, OFF, "UCX leads to no other node: no RDMA device"),
     ],
 )
-def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  # type: ignore[no-untyped-def]
-    found, line, warning, _ = choose_transport(wanted, of, able(obstacles))
+def test_what_is_chosen_and_why(wanted, of, abilities, chosen, words) -> None:  # type: ignore[no-untyped-def]
+    found, line, warning, between_nodes = choose_transport(wanted, of, abilities)
     assert (found, warning) == (chosen, None)
+    assert between_nodes is (NO_RDMA not in abilities.values()) or chosen is OFF
     assert bool(str(line)) == bool(words)
     assert words in str(line)
-
-
-def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
-    mixed = plan(one_host((gpu(0),)), cpu_workers=1)
-    assert choose_transport(AUTO, mixed, {}).ucx is AUTO  # its rank has one
-    alone = replace(mixed, workers=tuple(replace(w, rank=1) if w.kind == "cpu" else w for w in mixed.workers))
-    chosen, line, *_ = choose_transport(AUTO, alone, {})
-    assert chosen is OFF
-    assert "rank 1 without a GPU" in str(line)
 
 
 @pytest.mark.parametrize(
@@ -219,51 +222,17 @@ def test_what_keeps_a_rank_from_ucx_is_asked_where_it_matters(
 def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
     words = "protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
     with pytest.raises(InputError, match=words):
-        choose_transport(ALL, GPUS, able({1: MISSING}))
-
-
-def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() -> None:
-    for wanted in (AUTO, ALL):
-        assert choose_transport(wanted, ONE_GPU, {}) == Transport()
-        assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
-
-
-NO_RDMA = UcxAbility(between_nodes="no RDMA device")
-
-
-def nodes(*gpus: int) -> Plan:
-    """A rank on each node, with so many GPUs."""
-    return plan(
-        [
-            rank(number, len(gpus), tuple(map(gpu, range(each))), host=f"h{number}", boot_id=f"b{number}")
-            for number, each in enumerate(gpus)
-        ]
-    )
-
-
-def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
-    with_rdma = choose_transport(AUTO, nodes(2, 2), {})
-    assert (with_rdma.ucx, with_rdma.between_nodes) == (AUTO, True)
-    without = choose_transport(AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA})
-    assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, None)
-    assert "of a node" in str(without.line)
-    for found, reason in ((without, ""), (choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA}), "rank 1: ")):
-        assert str(found.line).endswith(f"Between nodes TLS alone: {reason}no RDMA device")
-    # within one node nobody misses it
-    assert choose_transport(AUTO, nodes(2), {0: NO_RDMA}).line == with_rdma.line
-
-
-@pytest.mark.parametrize("wanted", [AUTO, ALL])
-def test_nodes_with_one_worker_each_have_no_use_for_ucx_without_rdma(wanted: WorkerUcx) -> None:
-    found = choose_transport(wanted, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA})
-    assert found.ucx is OFF
-    assert "UCX leads to no other node: no RDMA device" in str(found.line)
+        choose_transport(ALL, GPUS, {1: CAN_NOT})
 
 
 def test_a_port_that_the_user_opens_is_warned_of() -> None:
-    found = choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")})
-    assert found.ucx is AUTO
-    assert "UCX_TLS has UCX open a TCP port" in str(found.warning)
+    """Workers that attach have others to exchange data with, even one alone."""
+    for found in (
+        choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")}),
+        choose_transport(ALL, ONE_GPU, {0: UcxAbility(opened_by="UCX_TLS")}, attaches=True),
+    ):
+        assert found.ucx is not OFF
+        assert "UCX_TLS has UCX open a TCP port" in str(found.warning)
 
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

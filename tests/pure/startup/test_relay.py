@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.reachability import Listener, Node, listener_token
-from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Kind, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
@@ -50,16 +50,13 @@ def start(*workers: WorkerPlan) -> Start:
 
 
 def test_the_agent_starts_the_workers_of_its_rank() -> None:
+    """If it has none, it is ready at once."""
     rank, channels = relay(startup_timeout=300.0)
     begins = start(WORKER)
     rank.on_event(Event(0, Kind.START, begins))
-    assert channels.sent == [("workers", begins)]
-    assert rank.start is begins
+    assert (rank.start, channels.sent) == (begins, [("workers", begins)])
     rank.on_event(Event(None, "ready", [1, []]))
     assert channels.sent[1:] == [(0, Kind.READY, [])]
-
-
-def test_a_rank_without_workers_is_ready_at_once() -> None:
     rank, channels = relay()
     rank.on_event(Event(0, Kind.START, start()))
     assert channels.sent == [(0, Kind.READY, [])]
@@ -82,14 +79,6 @@ def test_what_the_agent_reports_fails_the_start(
     assert (to, sent) == (0, Kind.FAILED)
     assert re.match(text, str(failure.problem))
     assert type(failure.error(reported=True)) is error
-
-
-def test_workers_that_end_early_are_for_later() -> None:
-    rank, channels = relay()
-    events = [Event(None, "worker-ended", ["a", "why"]), Event(None, "workers-ended", [True])]
-    for event in events:
-        rank.on_event(event)
-    assert (rank.early, channels.sent) == (events, [])
 
 
 SETTINGS = SchedulerSettings(
@@ -126,20 +115,6 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     ]
     written = json.loads(path.read_text())
     assert (written["address"], written["dask-gpu-mpi"]["dashboard"]) == ("tls://10.0.0.1:4711", link)
-
-
-@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UCX])
-def test_the_dashboard_of_a_cluster_without_encryption_has_no_token(protocol: Protocol) -> None:
-    _, channels = scheduler_up(protocol=protocol)
-    (_, settings), (*_, (_, link)) = channels.sent
-    assert (settings.token, link) == ("", "http://h:8787/status")
-
-
-def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
-    rank, channels = scheduler_up(scheduler_file=str(tmp_path / "nowhere" / "scheduler.json"))
-    to, kind, failure = channels.sent[-1]
-    assert (to, kind, failure.exit_code, rank.file) == (0, Kind.FAILED, 2, None)
-    assert "can't be written" in str(failure.problem)
 
 
 def test_listeners_end_where_the_scheduler_and_the_workers_begin() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, Problem, StartupError
+from dask_gpu_mpi.errors import InputError, OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Channels, Cluster, Kind, Registration, Start
 from dask_gpu_mpi.startup.start_context import NAMED, Progress, StartContext, until_over
+from support.mocks.preflights import MockMailbox
 from support.mocks.starts import start_context as context
 
 
@@ -116,48 +117,27 @@ UP = Cluster("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
 
 
-class Channels:
-    """One batch of events for each look; what the rank sends to itself comes with the next."""
+class Box(MockMailbox):
+    """One batch of events for each look."""
 
     def __init__(self, rank: int, size: int, *batches: list[Event]) -> None:
-        self.rank, self.size = rank, size
-        self.to_all: list[tuple[str, Any]] = []
-        self.mailbox = SimpleNamespace(
-            send_all=lambda *message: self.to_all.append(message), flush=lambda timeout: True
-        )
+        super().__init__(rank, size)
+        self.hosts = {0: "h", 1: "h1", 2: "h2"}
         self.batches = list(batches)
-        self.sent: list[tuple[int, str, Any]] = []
-        self.pushed_back: list[Event] = []
 
-    def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        self.sent.append((rank, kind, payload))
-
-    def events(self, timeout: float) -> list[Event]:
-        return self.batches.pop(0) if self.batches else []
-
-    def push_back(self, events: list[Event]) -> None:
-        self.pushed_back = events
+    def receive(self) -> list[Event]:
+        return super().receive() + (self.batches.pop(0) if self.batches else [])
 
 
-class Relay:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.polls = 0
-
-    def poll(self) -> None:
-        self.polls += 1
-
-    def on_event(self, event: Event) -> None:
-        self.events.append(event)
-
-
-def serve(channels: Any, around: StartContext, relay: Any = None, *, left: float | None = None) -> Cluster:
-    """Until the start is over; on rank 0 with a coordinator that has so many seconds `left`."""
+def serve(box: Any, around: StartContext, relay: Any = None, *, left: float | None = None) -> Any:
+    """Until the start is over; on rank 0 with a coordinator that has so many seconds `left`. Events that are not read stay."""
     coordinator = None
     if left is not None:
-        hosts = {0: "h", 1: "h1"} if channels.size > 1 else {0: "h"}
+        hosts = {rank: box.hosts[rank] for rank in range(box.size)}
         coordinator = FailureCoordinator(hosts, deadline=time.monotonic() + left)
-    return until_over(channels, around, coordinator, relay)
+    channels = Channels(box, None)
+    result = until_over(channels, around, coordinator, relay)
+    return result, channels.events(0.0)
 
 
 def registered(rank: int) -> Event:
@@ -168,40 +148,33 @@ def test_a_rank_that_takes_part_goes_on() -> None:
     """Words of its agent are no messages of the coordinator."""
     later = Event(None, "workers-ended", [True])
     words = [Event(None, kind, []) for kind in (Kind.CLUSTER_UP, Kind.FAIL, Kind.START)]
-    seen = [Event(0, Kind.START, START), *words]
-    relay = Relay()
-    channels = Channels(1, 2, [], seen, [Event(0, Kind.CLUSTER_UP, UP), later])
-    assert serve(channels, context(), relay) is UP
-    assert (relay.events, relay.polls, channels.pushed_back) == (seen, 3, [later])
-
-
-def test_every_rank_raises_the_one_report() -> None:
-    report = Failure(Problem("no GPU"), 2, "PlacementError")
-    with pytest.raises(PlacementError, match="no GPU") as caught:
-        serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context())
-    assert caught.value.reported
+    orders = [Event(0, Kind.START, START), *words]
+    seen: list[Any] = []
+    relay = SimpleNamespace(poll=lambda: seen.append("poll"), on_event=seen.append)
+    box = Box(1, 2, [], orders, [Event(0, Kind.CLUSTER_UP, UP), later])
+    assert serve(box, context(), relay) == (UP, [later])
+    assert seen == ["poll", "poll", *orders, "poll"]
 
 
 def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure(Problem("bad option"), 2, "OptionError")
-    channels = Channels(0, 2, [registered(1), Event(0, Kind.FAILED, failure)])
+    box = Box(0, 2, [registered(1), Event(0, Kind.FAILED, failure)])
     around, said = context(), "rank 0 of 2 on h: bad option"
     with pytest.raises(OptionError, match=said) as caught:
-        serve(channels, around, left=30)
+        serve(box, around, left=30)
     assert caught.value.reported
     assert around.beats > 0  # else its watchdog takes it for one that hangs
     assert capsys.readouterr().err == f"dask_gpu_mpi: error: {said}\n"
-    ((kind, sent),) = channels.to_all
-    assert (kind, str(sent.problem), sent.kind) == (Kind.FAIL, said, "OptionError")
+    ((to, kind, sent),) = box.sent
+    assert (to, kind, str(sent.problem), sent.kind) == (-1, Kind.FAIL, said, "OptionError")
 
 
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    channels = Channels(0, 2, [registered(0)])
+    box = Box(0, 2, [registered(0)])
     with pytest.raises(StartupError, match="rank 1 of 2 on h1: no response") as caught:
-        serve(channels, context(), left=-1)
+        serve(box, context(), left=-1)
     assert (caught.value.fatal, caught.value.reported) == (True, False)  # reported by who aborts the job
-    assert channels.to_all == []
-    assert capsys.readouterr().err == ""
+    assert (box.sent, capsys.readouterr().err) == ([], "")
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -209,32 +182,31 @@ def test_worlds_of_one_report_once(
     silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(start_context.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
-    channels = Channels(0, 1, [Event(0, Kind.FAILED, Failure(Problem("bad"), 2))])
     with pytest.raises(InputError, match="bad") as caught:
-        serve(channels, context(), left=30)
+        serve(Box(0, 1, [Event(0, Kind.FAILED, Failure(Problem("bad"), 2))]), context(), left=30)
     assert caught.value.reported
     assert ("bad" in capsys.readouterr().err) is not silent
 
 
-def test_a_signal_is_reported_once() -> None:
+def test_a_signal_is_reported_once_and_every_rank_raises_the_one_report() -> None:
     failure = Failure(Problem("SIGTERM came while the cluster started"), 143)
-    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, failure)])
+    box = Box(1, 2, [], [], [Event(0, Kind.FAIL, failure)])
     with pytest.raises(StartupError) as caught:
-        serve(channels, context(signal=15), Relay())
-    assert caught.value.exit_code == 143
-    assert channels.sent == [(0, Kind.FAILED, failure)]
+        serve(box, context(signal=15))
+    assert (caught.value.exit_code, caught.value.reported) == (143, True)
+    assert box.sent == [(0, Kind.FAILED, failure)]
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever(rank: int) -> None:
     around = context(seconds=-31.0)
     with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout") as caught:
-        serve(Channels(rank, 3), around)
+        serve(Box(rank, 3), around)
     assert caught.value.fatal
     assert caught.value.reported is (rank != 1)  # one rank is enough
     # a start message may give more time
-    channels = Channels(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.CLUSTER_UP, UP)])
-    assert serve(channels, around, Relay()) is UP
+    box = Box(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.CLUSTER_UP, UP)])
+    assert serve(box, around)[0] is UP
 
 
 def shown(*at: float, terminal: bool = False, planned: int | None = 64, hosts: Any = ("h17", "h18")) -> str:
