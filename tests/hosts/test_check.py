@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +20,9 @@ CHECK = [*COMMAND, "check", "--json", "--scheduler-port", PORT]
 RULE = ["to", "10.77.0.1", "ipproto", "tcp", "dport", PORT, "unreachable"]
 
 
-def environ() -> dict[str, str | None]:
-    # Open MPI brings no more of the environment to other hosts than it is told
-    return {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-
-
 @pytest.mark.quick("mpich")
 def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
-    data = json.loads(mpirun.run(CHECK, 3, bed=hosts, env=environ()).check().stdout)
+    data = json.loads(mpirun.run(CHECK, 3, bed=hosts).check().stdout)
     assert [(host["host"], host["ranks"]) for host in data["hosts"]] == [
         ("h1", [0]),
         ("h2", [1]),
@@ -42,7 +35,7 @@ def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
 def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
     subprocess.run(hosts.on("h3", ["ip", "rule", "add", *RULE]), check=True)
     try:
-        done = mpirun.run(CHECK, 3, bed=hosts, env=environ())
+        done = mpirun.run(CHECK, 3, bed=hosts)
     finally:
         subprocess.run(hosts.on("h3", ["ip", "rule", "del", *RULE]), check=True)
     found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
@@ -73,7 +66,7 @@ def apart(hosts: TestBed, one: int, other: int) -> Iterator[None]:
 
 def test_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None:
     with apart(hosts, 2, 3):
-        done = mpirun.run([*CHECK, *OPTIONS], 3, bed=hosts, env=environ())
+        done = mpirun.run([*CHECK, *OPTIONS], 3, bed=hosts)
     found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
     assert [(one["what"], one["ranks"], one["hosts"], one["found"].split(":")[0]) for one in found] == [
         ("node pairs", [1], ["h2"], "can't reach h3"),
@@ -81,12 +74,10 @@ def test_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None
     ]
 
 
-def test_a_job_over_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+def test_a_job_over_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None:
     """A shuffle would wait for them: the job does not start."""
-    script = tmp_path / "script.py"
-    script.write_text("print('the script runs')")
     with apart(hosts, 2, 3):
-        done = mpirun.run([*COMMAND, *OPTIONS, script], 3, bed=hosts, env=environ())
+        done = mpirun.run("print('the script runs')", 3, command=OPTIONS, bed=hosts)
     assert done.rc == 2, done.stderr
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
     assert "no connection between nodes: from h2 to h3 (" in report

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, until
+from support.jobs.clusters import until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
@@ -97,10 +97,8 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
     gpus = {name: make_gpus(1, host=name, memory=80 * GIB) for name in ("h2", "h3")}
     environ = gpu_environ({name: SimHost(found) for name, found in gpus.items()})
     environ |= {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
-    (tmp_path / "script.py").write_text(SCRIPT)
     go_on = tmp_path / "go-on"
-    line = [*COMMAND, str(tmp_path / "script.py"), str(go_on)]
-    job = mpirun.start(line, 2, env=environ, bed=hosts, hosts=["h2", "h3"])
+    job = mpirun.start(SCRIPT, 2, command=[], args=[str(go_on)], env=environ, bed=hosts, hosts=["h2", "h3"])
     job.wait_for("up", 60)
     printed = re.search(r"from your computer: (.*)\n.*dashboard at (\S+)", job.stderr)
     assert printed is not None

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, facts, listening, scratch_of, until, without_mpi
+from support.jobs.clusters import facts, listening, scratch_of, until, without_mpi
 from support.jobs.gpus import SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimHost, SimMig, make_gpus
@@ -23,29 +23,30 @@ def env() -> dict[str, str | None]:
 
 
 def test_a_rank_per_gpu_behind_cgroups_on_hosts_of_different_size(
-    mpirun: Mpi, hosts: TestBed, env: dict[str, str | None], tmp_path: Path
+    mpirun: Mpi, hosts: TestBed, env: dict[str, str | None]
 ) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
     only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in ("0", "1", "3", "2")]
-    line = [*COMMAND, str(tmp_path / "script.py")]
-    told = facts(mpirun.run(line, 4, bed=hosts, hosts={"h1": 3, "h2": 1}, env=env, per_rank_env=only).check())
+    told = facts(
+        mpirun.run(
+            SCRIPT, 4, command=[], bed=hosts, hosts={"h1": 3, "h2": 1}, env=env, per_rank_env=only
+        ).check()
+    )
     one, two = GPUS["h1"], GPUS["h2"]
     rows = check_workers(told, ALL, {"0-0": [one[0]], "1-1": [one[1]], "2-2": [one[3]], "3-0": [two[2]]})
     assert [rows[name]["host"] for name in ("0-0", "1-1", "2-2", "3-0")] == ["h1", "h1", "h1", "h2"]
 
 
 def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
-    mpirun: Mpi, hosts: TestBed, env: dict[str, str | None], tmp_path: Path
+    mpirun: Mpi, hosts: TestBed, env: dict[str, str | None]
 ) -> None:
     # two GPUs for each worker, other parts visible on each host; the third host has no driver
-    (tmp_path / "script.py").write_text(SCRIPT)
     visible = [
         {"CUDA_VISIBLE_DEVICES": "3,1,0,2"},
         {"CUDA_VISIBLE_DEVICES": f"2,{GPUS['h2'][0].uuid}"},
         {"CUDA_VISIBLE_DEVICES": ""},
     ]
-    line = [*COMMAND, "--gpus-per-worker", "2", "--cpu-workers", "1", str(tmp_path / "script.py")]
-    done = mpirun.run(line, 3, bed=hosts, env=env, per_rank_env=visible).check()
+    options = ["--gpus-per-worker", "2", "--cpu-workers", "1"]
+    done = mpirun.run(SCRIPT, 3, command=options, bed=hosts, env=env, per_rank_env=visible).check()
     told = facts(done)
     one, two = GPUS["h1"], GPUS["h2"]
     rows = check_workers(
@@ -63,16 +64,14 @@ def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
 
 @pytest.mark.both_mpis
 @pytest.mark.quick
-def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed) -> None:
     # the client's host has no driver at all, one host has slices, and a GPU of another kind
     small = SimGpu(uuid="GPU-aaaaaaaa-0000-4000-8000-000000000001", name="NVIDIA T4", memory=16 * GIB)
     slices = [SimMig(f"MIG-bbbbbbbb-0000-4000-8000-00000000000{i}", 10 * GIB) for i in range(2)]
     sliced = SimGpu(uuid="GPU-cccccccc-0000-4000-8000-000000000001", memory=40 * GIB, mig=tuple(slices))
     large = make_gpus(2, host="h1", memory=80 * GIB)
     env = gpu_environ({"h1": SimHost(large), "h3": SimHost((small, sliced))})
-    (tmp_path / "script.py").write_text(SCRIPT)
-    line = [*COMMAND, "--client-rank", "1", str(tmp_path / "script.py")]
-    done = mpirun.run(line, 3, bed=hosts, env=env).check()
+    done = mpirun.run(SCRIPT, 3, command=["--client-rank", "1"], bed=hosts, env=env).check()
     told = facts(done)
     names = {"0-0": large[:1], "0-1": large[1:], "2-0": [small], "2-1": slices[:1], "2-2": slices[1:]}
     check_workers(told, [*large, small, sliced], names)
@@ -94,8 +93,7 @@ tell(dashboard=current_session().dashboard_link)
 while not os.path.exists("go-on"):
     time.sleep(0.05)
 """
-    (tmp_path / "script.py").write_text(SCRIPT + waits)
-    job = mpirun.start([*COMMAND, str(tmp_path / "script.py")], 3, bed=hosts, env=env, cwd=tmp_path)
+    job = mpirun.start(SCRIPT + waits, 3, command=[], bed=hosts, env=env, cwd=tmp_path)
     job.wait_for("dashboard", 60)
     told = facts(job)
     names = {

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.clusters import TELL, facts, workers_of
 from support.jobs.mpi import Mpi
 
 # which network is taken, and whether it leads anywhere, does not depend on the MPI library
 SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 
 
-#: Open MPI itself is to use the network that works, and brings no more of the environment to other hosts than it is told.
-MPI_NETWORK: dict[str, str | None] = {
-    "PYTHONPATH": os.environ.get("PYTHONPATH"),
-    "OMPI_MCA_btl_tcp_if_include": "eth0",
-    "PRTE_MCA_prte_if_include": "eth0",
-}
+#: Open MPI itself is to use the network that works.
+MPI_NETWORK = {"OMPI_MCA_btl_tcp_if_include": "eth0", "PRTE_MCA_prte_if_include": "eth0"}
 
 
 @pytest.fixture
@@ -43,51 +37,33 @@ def add_interface(bed: TestBed, number: int, name: str, address: str, *, leads: 
     if leads:
         (switch,) = (bed.state / "switch.holder").read_text().split()[:1]
         ip(bed, host, "link", "set", f"{name}far", "netns", switch, "name", f"{name}{number}")
-        inside = [
-            "nsenter",
-            "-t",
-            switch,
-            "-n",
-            "ip",
-            "link",
-            "set",
-            f"{name}{number}",
-            "master",
-            "br0",
-            "up",
-        ]
-        subprocess.run(inside, check=True, timeout=10)
+        inside = f"nsenter -t {switch} -n ip link set {name}{number} master br0 up"
+        subprocess.run(inside.split(), check=True, timeout=10)
     else:
         ip(bed, host, "link", "set", f"{name}far", "up")
     ip(bed, host, "addr", "add", address, "dev", name)
     ip(bed, host, "link", "set", name, "up")
 
 
-def write(folder: Path) -> str:
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    return str(script)
-
-
-def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed) -> None:
     """`auto`: two hosts have ib0, all have hsn0, and eth0 with the default route."""
     for number, host in enumerate(bed.hosts, 1):
         add_interface(bed, number, "hsn0", f"10.98.0.{number}/24", leads=True)
         ip(bed, host, "route", "add", "default", "dev", "eth0")
     for number in (1, 2):
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
-    done = mpirun.run([*COMMAND, "--interface", "auto", write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
+    done = mpirun.run(SCRIPT, 3, command=["--interface", "auto"], bed=bed, env=MPI_NETWORK).check()
     addresses = [row["address"] for row in workers_of(facts(done)).values()]
     assert sorted(address.rpartition(":")[0] for address in addresses) == [
         f"tls://10.98.0.{i}" for i in (1, 2, 3)
     ]
 
 
-def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed) -> None:
     """All have an ib0 on the same network, but nothing arrives: each rank that finds out is named, before any worker starts."""
     for number in (1, 2, 3):
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
-    done = mpirun.run([*COMMAND, write(tmp_path)], 3, bed=bed, env=MPI_NETWORK)
+    done = mpirun.run(SCRIPT, 3, command=[], bed=bed, env=MPI_NETWORK)
     assert done.rc == 2, done.stderr
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
     assert "ranks 1-2 of 3 on h2, h3: could not reach the scheduler's host at 10.99.0.1:" in report
@@ -97,7 +73,7 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path)
 
 
 @pytest.mark.both_mpis
-def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed) -> None:
     """Launcher, MPI, reachability, scheduler, workers: the nodes have no IPv4 address but that of loopback."""
     if mpirun.name == "mpich":
         pytest.skip("the daemons of Hydra (MPICH 5.0.2) connect to mpirun by IPv4")
@@ -106,7 +82,7 @@ def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None
     for number, host in enumerate(bed.hosts, 1):
         ip(bed, host, "-4", "addr", "flush", "dev", "eth0")
         ip(bed, host, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
-    done = mpirun.run([*COMMAND, write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
+    done = mpirun.run(SCRIPT, 3, command=[], bed=bed, env=MPI_NETWORK).check()
     addresses = [row["address"] for row in workers_of(facts(done)).values()]
     assert sorted(address.rpartition(":")[0] for address in addresses) == [
         f"tls://[fd77::{number}]" for number in (1, 2, 3)

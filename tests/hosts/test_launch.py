@@ -39,7 +39,6 @@ def variables(tmp_path: Path, *, pbs: bool) -> dict[str, str | None]:
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": rsh,
         "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER",
-        "PYTHONPATH": os.environ.get("PYTHONPATH"),
         "MINE": "a b",
     }
     if pbs:

@@ -7,7 +7,6 @@ OMP_NUM_THREADS are the cores of a chunk, the cgroup hook sets CUDA_VISIBLE_DEVI
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,6 @@ class Pbs:
             "HYDRA_LAUNCHER": "ssh",
             "HYDRA_LAUNCHER_EXEC": rsh,
             "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER {VARIABLE}",
-            "PYTHONPATH": os.environ.get("PYTHONPATH"),
             **(env or {}),
         }
         line = self.bed.on(lines[0], ["bash", str(ROOT / "jobscripts" / "pbs.pbs")])

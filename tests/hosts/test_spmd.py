@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, facts
+from support.jobs.clusters import facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
@@ -17,12 +15,10 @@ SCRIPT = script("hosts/scripts/gangs.py")
 
 
 @pytest.mark.slow
-def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     count = {"h1": 6, "h2": 5, "h3": 5}
     gpus = {host: SimHost(make_gpus(number, host=host, memory=80 * GIB)) for host, number in count.items()}
-    (tmp_path / "script.py").write_text(SCRIPT)
-    line = [*COMMAND, str(tmp_path / "script.py")]
-    told = facts(mpirun.run(line, 3, bed=hosts, env=gpu_environ(gpus), timeout=110).check(7))
+    told = facts(mpirun.run(SCRIPT, 3, command=[], bed=hosts, env=gpu_environ(gpus), timeout=110).check(7))
     names = [host for host, number in count.items() for _ in range(number)]
     for found in (told["first"], told["second"]):
         assert [row["rank"] for row in found] == list(range(16))

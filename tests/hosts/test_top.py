@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 
 SCRIPT = """
@@ -24,11 +22,9 @@ while not os.path.exists(sys.argv[1]):
 
 def test_from_the_login_node(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     """On h3, for a job on h1 and h2, over TLS, by the job's scheduler file."""
-    (tmp_path / "script.py").write_text(SCRIPT)
     file, go_on = tmp_path / "cluster.json", tmp_path / "go-on"
-    line = [*COMMAND, "--scheduler-file", str(file), str(tmp_path / "script.py"), str(go_on)]
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    job = mpirun.start(line, 2, env=env, bed=hosts, hosts=["h1", "h2"])
+    options = ["--scheduler-file", str(file)]
+    job = mpirun.start(SCRIPT, 2, command=options, args=[str(go_on)], bed=hosts, hosts=["h1", "h2"])
     job.wait_for("up", 60)
     top = [sys.executable, "-m", "dask_gpu_mpi", "top", "--scheduler-file", str(file), "--json"]
     done = subprocess.run(hosts.on("h3", top), capture_output=True, text=True, timeout=60)

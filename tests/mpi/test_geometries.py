@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs.clusters import COMMAND, facts, scratch_of
-from support.jobs.gpus import CORES, SCRIPT, SITE, check_workers, gpu_environ
+from support.jobs.gpus import CORES, SCRIPT, SITE, SOCKETS, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
 
-#: Two sockets, where this machine has cores for them.
-SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 EIGHT = make_gpus(8, host="one", memory=80 * GIB, cores=SOCKETS * 4)
 ERROR = "dask_gpu_mpi: error: "
 
@@ -70,7 +68,8 @@ tell(first=rows, workers=looks(client))
 
 
 def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
-    # slices of different sizes, in another order than the GPU's, whole and abbreviated names, one of them left out
+    # slices of different sizes, in another order than the GPU's, whole and abbreviated names, one of them left out, other
+    # devices for each rank
     slices = [
         SimMig(f"MIG-{letter * 8}-0000-4000-8000-000000000001", size * GIB)
         for letter, size in zip("abcd", (10, 20, 10, 40), strict=True)
@@ -89,7 +88,7 @@ def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
         "tell(rmm=client.run(lambda dask_worker: (dask_worker.name, sys.modules['rmm'].calls)))\n"
     )
     env = gpu_environ(gpus)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
+    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
     told = facts(mpirun.run(script, 2, env=env, per_rank_env=visible).check())
     expected = {"0-0": [slices[0]], "0-2": [slices[3]], "1-1": [slices[1]]}
     check_workers(told, gpus, expected, device_limit=0.25)
@@ -120,7 +119,7 @@ def inside(dask_worker):
 tell(inside=sorted(client.run(inside).values()))
 """
     env = gpu_environ(gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
+    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
     words = ["--cpu-workers", "1", "--worker-options", json.dumps(options)]
     done = mpirun.run(SCRIPT + script, 1, command=words, env=env).check()
     told = facts(done)
@@ -158,7 +157,7 @@ def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
 ) -> None:
     (tmp_path / "mine.py").write_text("import dask_cuda\n\nclass Mine(dask_cuda.CUDAWorker):\n    pass\n")
     env = gpu_environ(EIGHT)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), env["PYTHONPATH"]]))
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
     visible = [
         {"CUDA_VISIBLE_DEVICES": "7,2,4"},
         {"CUDA_VISIBLE_DEVICES": f"{EIGHT[4].uuid},7,GPU-{EIGHT[2].uuid[4:12]}"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
-from support.jobs.gpus import CORES, SCRIPT, check_workers, gpu_environ
+from support.jobs.gpus import SCRIPT, SOCKETS, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_library, make_gpus
 
@@ -27,8 +27,6 @@ def children(pid):
 states = [pathlib.Path(f"/proc/{pid}/stat").read_text() for agent in children(os.getpid()) for pid in children(agent)]
 tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") Z " in state])
 """
-#: Two sockets, where this machine has cores for them.
-SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 #: Where the second node is not there, as on most machines, a preference for it ends nothing.
 GPUS = [
     replace(gpu, node=place % 2)
@@ -71,18 +69,6 @@ def test_two_ranks_share_the_gpus(mpirun: Mpi) -> None:
     assert {row["nthreads"] for row in rows.values()} == {2}
     assert told["steered"].keys() == {"GPU"}
     assert scratch_of(mpirun.jobs[-1]) == []
-
-
-def test_each_rank_has_gpus_of_its_own(mpirun: Mpi) -> None:
-    # by index and by UUID, whole and abbreviated
-    visible = [
-        {"CUDA_VISIBLE_DEVICES": "3,1"},
-        {"CUDA_VISIBLE_DEVICES": f"{GPUS[0].uuid},{GPUS[2].uuid[:12]}"},
-    ]
-    before = "from dask_gpu_mpi import initialize\ninitialize()\n"
-    done = mpirun.run(before + SCRIPT, 2, env=gpu_environ(GPUS), per_rank_env=visible).check()
-    expected = {"0-1": GPUS[1:2], "0-3": GPUS[3:], "1-0": GPUS[:1], "1-2": GPUS[2:3]}
-    check_workers(facts(done), GPUS, expected)
 
 
 def test_a_script_that_computes_while_it_starts(mpirun: Mpi) -> None:

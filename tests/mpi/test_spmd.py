@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -13,14 +12,12 @@ from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, make_gpus
 
-PATH = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-
 GROUP = script("mpi/scripts/group.py")
 
 
 @pytest.mark.quick("openmpi")
 def test_group_and_environment(mpirun: Mpi) -> None:
-    done = mpirun.run(GROUP, 2, command=[], env=PATH, timeout=90).check(3)
+    done = mpirun.run(GROUP, 2, command=[], timeout=90).check(3)
     assert foreign_lines(done.stderr) == []
 
 
@@ -28,7 +25,7 @@ FAILURES = script("mpi/scripts/gangs_that_fail.py")
 
 
 def test_failures(mpirun: Mpi) -> None:
-    mpirun.run(FAILURES, 2, command=[], env=PATH, timeout=90).check(3)
+    mpirun.run(FAILURES, 2, command=[], timeout=90).check(3)
 
 
 UNCAUGHT = """
@@ -40,7 +37,7 @@ current_session().spmd(inner)
 
 
 def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi) -> None:
-    done = mpirun.run(UNCAUGHT, 2, command=[], env=PATH, timeout=60).check(1)
+    done = mpirun.run(UNCAUGHT, 2, command=[], timeout=60).check(1)
     assert done.stderr.count("ZeroDivisionError: integer division or modulo by zero\n") == 1
     # cloudpickle from 3.1.3 on takes the file's name out of functions, and with it Python's way to the source line
     assert re.search(r'File ".*", line 4, in inner\n', done.stderr), done.stderr
@@ -49,7 +46,7 @@ def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi) -> None
 
 def test_workers_without_a_nanny_are_refused(mpirun: Mpi) -> None:
     options = ["--worker-class", "distributed.Worker"]
-    done = mpirun.run(UNCAUGHT, 1, command=options, env=PATH, timeout=60).check(2)
+    done = mpirun.run(UNCAUGHT, 1, command=options, timeout=60).check(2)
     assert done.stderr.count("error: spmd: worker(s) 0 without a nanny") == 1
     assert foreign_lines(done.stderr) == []
 

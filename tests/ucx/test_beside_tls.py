@@ -58,11 +58,10 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
 
     The script can import ucxx, though MPI has a UCX of its own.
     """
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "import ucxx\nsys.exit(7)\n")
+    script = HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "import ucxx\nsys.exit(7)\n"
     # what others may have put into the working directory: UCX would say more, or load code if told so
     (tmp_path / "ucx.conf").write_text("UCX_LOG_LEVEL=info\n")
-    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, cwd=tmp_path, timeout=90).check(7)
+    done = mpirun.run(script, 2, command=["--protocol", "ucx"], cwd=tmp_path, timeout=90).check(7)
     told = facts(done)
     check(told, 2)
     assert told["messages"] == [2_000_000_000]
@@ -97,12 +96,11 @@ OPEN = {"DASK_DISTRIBUTED_UCXX__ENVIRONMENT__TLS": "tcp,sm,self"}
 
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     """Between hosts without RDMA the data is encrypted: UCX would need a port that lets everyone in."""
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     program = (
         HEAD + INITIALIZED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
     )
     program += "tell(listening=sorted(sum(client.run(listening).values(), [])))\n"
-    done = mpirun.run(program, 3, env=env, bed=hosts, hosts=["h1", "h1", "h2"], timeout=90).check()
+    done = mpirun.run(program, 3, bed=hosts, hosts=["h1", "h1", "h2"], timeout=90).check()
     told = facts(done)
     assert told["listening"] == []
     assert [bool(number) for number in told["over_ucx"]] == [False, True, True]
@@ -112,9 +110,8 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **OPEN}
     done = mpirun.run(
-        HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90
+        HEAD + INITIALIZED + "seen(client)\n", 2, env=OPEN, bed=hosts, hosts=["h1", "h2"], timeout=90
     ).check()
     rows = check(facts(done), 2)
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
@@ -123,11 +120,7 @@ def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 def test_ucx_that_does_not_lead_to_the_other_node_is_told(mpirun: Mpi, hosts: TestBed) -> None:
-    env = {
-        "PYTHONPATH": os.environ.get("PYTHONPATH"),
-        **OPEN,
-        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
-    }
+    env = {**OPEN, "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo"}
     program = HEAD + INITIALIZED + "work(client)\ntell(over_ucx=sorted(client.run(over_ucx).values()))\n"
     done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
     assert "go over TLS, not UCX" in done.stderr
@@ -194,14 +187,10 @@ seen(client)
     assert told["cpu"] < 1.5  # of 6 s; with distributed-ucxx's own progress it is all of them
 
 
-def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, tmp_path: Path) -> None:
+def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi) -> None:
     """Emulated GPUs, on which no context can be made: the plan says UCX, the connections stay TLS and say so, all is right."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        HEAD + CONNECTED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
-    )
-    env = gpu_environ(make_gpus(2, host="one"))
-    done = mpirun.run([*COMMAND, str(script)], 1, env=env, timeout=90).check()
+    script = HEAD + CONNECTED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
+    done = mpirun.run(script, 1, command=[], env=gpu_environ(make_gpus(2, host="one")), timeout=90).check()
     told = facts(done)
     assert told["total"] == pytest.approx(2e6, rel=0.01)
     assert told["over_ucx"] == [0, 0]
@@ -227,8 +216,7 @@ def test_check_tries_ucx(mpirun: Mpi) -> None:
 
 
 def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    opened, found = transport(mpirun.run(CHECK, 3, env=env | OPEN, bed=hosts, timeout=90))
+    opened, found = transport(mpirun.run(CHECK, 3, env=OPEN, bed=hosts, timeout=90))
     assert opened["level"] == "warning"
     assert "can run code as you" in opened["found"]
     assert found["level"] == "ok"
@@ -236,11 +224,7 @@ def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBed) -> None:
-    env = {
-        "PYTHONPATH": os.environ.get("PYTHONPATH"),
-        **OPEN,
-        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
-    }
+    env = {**OPEN, "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo"}
     done = mpirun.run(CHECK, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90)
     _, *found = transport(done)
     assert [(each["level"], each["ranks"]) for each in found] == [("warning", [0]), ("warning", [1])]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts
+from support.jobs.clusters import facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -21,9 +20,8 @@ pytestmark = [
 SCRIPT = script("ucx/scripts/gangs.py")
 
 
-def test_over_ucx(mpirun: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(tmp_path / "script.py")], 2, timeout=100).check(3)
+def test_over_ucx(mpirun: Mpi) -> None:
+    done = mpirun.run(SCRIPT, 2, command=["--protocol", "ucx"], timeout=100).check(3)
     assert "transport: TLS, and UCX for large data between workers" in done.stderr
     told = facts(done)
     expected = [[[0, 1], 5_000_000 * 4_999_999 / 2, True]] * 2

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.clusters import (
-    COMMAND,
     MESSAGES,
     facts,
     foreign_lines,
@@ -52,17 +50,16 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.quick("mpich")
-def test_command(mpirun: Mpi, tmp_path: Path) -> None:
+def test_command(mpirun: Mpi) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
-    script = tmp_path / "script.py"
-    script.write_text(
+    script = (
         HEAD
         + "client = Client()\nseen(client)\ntell(watching=[*client.run(watches_ucx, nanny=True).values()])\n"
         + "tell(worlds=[*client.run(world).values()])\n"
         + MESSAGES
         + "sys.exit(7)\n"
     )
-    done = mpirun.run([*COMMAND, "--protocol", "ucx", "--no-security", str(script)], 2, timeout=90).check(7)
+    done = mpirun.run(script, 2, command=["--protocol", "ucx", "--no-security"], timeout=90).check(7)
     told = facts(done)
     check(told, 2)
     assert told["world"] == 2
@@ -86,7 +83,6 @@ def test_mpi_before_ucx(mpirun: Mpi) -> None:
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     """What the user configured for transfers and UCX is kept: also a number, which UCX's package does not take."""
     env = {
-        "PYTHONPATH": os.environ.get("PYTHONPATH"),
         "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
     }

@@ -20,8 +20,8 @@ import pytest
 from dask_gpu_mpi.sites.command import START
 from support import ROOT, TESTBED
 from support.bed.hosts import TestBed
-from support.jobs.clusters import TELL
-from support.jobs.mpi import MARK, JobError, JobTimeout
+from support.jobs.clusters import TELL, environ_of
+from support.jobs.mpi import MARK, JobError, JobTimeout, marked
 from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 __all__ = [
@@ -168,29 +168,16 @@ class BatchJob:
 
     def processes(self) -> dict[int, str]:
         """Live processes of the job, on all hosts: command line by PID."""
-        found = {}
-        needle = f"{MARK}={self.mark}".encode()
-        for proc in Path("/proc").iterdir():
-            if not proc.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if needle in (proc / "environ").read_bytes().split(b"\0"):
-                    found[int(proc.name)] = (
-                        (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    )
-        return found
+        return marked(self.mark)
 
     def ranks(self) -> dict[int, int]:
-        """PID of each rank's process, by rank."""
+        """PID of each rank's process, by rank; not of the launcher, a daemon, an agent."""
         found = {}
-        for pid, line in self.processes().items():
-            if not re.match(rf"\S*python\S* -c {re.escape(START)} run ", line):
-                continue  # the launcher, a daemon, an agent
-            with contextlib.suppress(OSError):
-                environ = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-                ranks = [word.partition(b"=") for word in environ]
-                for name in (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK"):
-                    found |= {int(value): pid for key, _, value in ranks if key == name}
+        for pid in marked(self.mark, rf"^\S*python\S* -c {re.escape(START)} run "):
+            environ = environ_of(pid)
+            for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+                if name in environ:
+                    found[int(environ[name])] = pid
         return found
 
     def scratch(self, allowed: str = "^$") -> list[str]:

@@ -134,8 +134,6 @@ def start(
         "OMPI_MCA_pml": None,
         **(chosen or {}),
     }
-    if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
-        env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
     return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
 
 

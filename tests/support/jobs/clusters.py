@@ -108,7 +108,8 @@ def parent(pid: int) -> int:
     return 0
 
 
-def _environ(pid: int) -> dict[str, str]:
+def environ_of(pid: int) -> dict[str, str]:
+    """A process's environment; empty: it is gone."""
     with contextlib.suppress(OSError):
         raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         return dict(item.partition("=")[::2] for item in raw.split("\0") if item)
@@ -116,7 +117,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 
 def _rank(pid: int) -> int | None:
-    environ = _environ(pid)
+    environ = environ_of(pid)
     rank = environ.get("OMPI_COMM_WORLD_RANK", environ.get("PMI_RANK"))
     return None if rank is None else int(rank)
 

@@ -75,7 +75,7 @@ def start(
     """
     added = {f"DASK_GPU_MPI__{name.upper()}": str(value) for name, value in (options or {}).items()}
     added.setdefault("DASK_GPU_MPI__SCHEDULER_FILE", SCHEDULER_FILE)
-    environ = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **added, **(env or {})}
+    environ = {**added, **(env or {})}
     more: dict[str, Any] = {"env": environ, "per_rank_env": per_rank_env, "bed": bed}
     if form == "bare":
         return mpirun.start([*through, *COMMAND], ranks, **more)

@@ -28,7 +28,7 @@ from support import TESTBED
 if TYPE_CHECKING:
     from support.bed.hosts import TestBed
 
-__all__ = ["MARK", "CompletedJob", "Job", "JobError", "JobTimeout", "LeakedProcesses", "Mpi"]
+__all__ = ["MARK", "CompletedJob", "Job", "JobError", "JobTimeout", "LeakedProcesses", "Mpi", "marked"]
 
 
 MARK = "DASK_GPU_MPI_TEST_JOB"  # its value tells the processes of one job from all others
@@ -75,6 +75,24 @@ class CompletedJob:
         return self
 
 
+def marked(mark: str, pattern: str = "") -> dict[int, str]:
+    """Live processes with this mark whose command line matches the regular expression, on all hosts: command line by PID."""
+    found = {}
+    needle = f"{MARK}={mark}".encode()
+    for proc in Path("/proc").iterdir():
+        if not proc.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # gone, or somebody else's
+            # a zombie has no environment any more
+            if needle in (proc / "environ").read_bytes().split(b"\0"):
+                command = (
+                    (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+                if re.search(pattern, command):
+                    found[int(proc.name)] = command
+    return found
+
+
 class Job:
     """A job that runs. Made by `Mpi.start`.
 
@@ -118,20 +136,7 @@ class Job:
 
     def processes(self, pattern: str = "") -> dict[int, str]:
         """Return the job's live processes, command by PID, whose command line matches the regular expression."""
-        found = {}
-        needle = f"{MARK}={self.mark}".encode()
-        for proc in Path("/proc").iterdir():
-            if not proc.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):  # gone, or somebody else's
-                # a zombie has no environment any more
-                if needle in (proc / "environ").read_bytes().split(b"\0"):
-                    command = (
-                        (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    )
-                    if re.search(pattern, command):
-                        found[int(proc.name)] = command
-        return found
+        return marked(self.mark, pattern)
 
     def wait_for(self, pattern: str, timeout: float = 30, *, stream: str = "stdout") -> re.Match[str]:
         """Wait until the regular expression matches what the job printed so far; return the match.
@@ -145,9 +150,9 @@ class Job:
             if match := re.search(pattern, getattr(self, stream), re.MULTILINE):
                 return match
             if ended:
-                raise JobError(f"ended with {self.launcher.returncode} without {pattern!r}\n{self._output()}")
+                raise JobError(f"ended with {self.launcher.returncode} without {pattern!r}\n{self.output}")
             if time.monotonic() > deadline:
-                raise JobTimeout(f"no {pattern!r} within {timeout} s\n{self._output()}")
+                raise JobTimeout(f"no {pattern!r} within {timeout} s\n{self.output}")
             time.sleep(POLL)
 
     def signal(self, number: int) -> None:
@@ -170,7 +175,7 @@ class Job:
             self._dump_tracebacks()
             self.kill()
             raise JobTimeout(
-                f"still running after {timeout} s: {' '.join(self.argv)}\n--- processes\n{running}\n{self._output()}"
+                f"still running after {timeout} s: {' '.join(self.argv)}\n--- processes\n{running}\n{self.output}"
             ) from None
         seconds = time.time() - self.began
         leaked = self._leaked(grace)
@@ -199,7 +204,9 @@ class Job:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _output(self) -> str:
+    @property
+    def output(self) -> str:
+        """Both so far, for messages."""
         return f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
 
     def _leaked(self, grace: float) -> tuple[str, ...]:
@@ -265,7 +272,7 @@ class Mpi:
         `env`: variables for every rank, on top of a clean copy of this process' environment; None removes one.
         `per_rank_env`: one mapping for each rank, on top of `env` (the launchers' colon syntax).
         `bed`, `hosts`: run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping
-        says. The launcher runs on the first of them. `bed` alone: on all its hosts.
+        says. The launcher runs on the first of them. `bed` alone: on all its hosts. They find the same packages.
         `cwd`: working directory; default: the job's own folder.
         """
         # short, because a path that names a socket has 107 characters at most
@@ -278,8 +285,14 @@ class Mpi:
             program = ["python", *words, str(script)]
         argv = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(program)]
         argv += args
-        added: dict[str, str | None] = {MARK: uuid.uuid4().hex, "TMPDIR": str(directory), **(env or {})}
-        added.setdefault("PYTHONFAULTHANDLER", "1")
+        added: dict[str, str | None] = {
+            MARK: uuid.uuid4().hex,
+            "TMPDIR": str(directory),
+            "PYTHONFAULTHANDLER": "1",
+        }
+        if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
+            added["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+        added |= env or {}
         if ranks is not None:
             if bed is not None and hosts is None:
                 hosts = bed.hosts
