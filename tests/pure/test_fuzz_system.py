@@ -57,20 +57,6 @@ def file_of(factory: pytest.TempPathFactory, text: str, name: str = "fuzz") -> P
 
 
 @fuzz
-@given(
-    st.sampled_from(
-        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_STEP_ID"]
-    ),
-    texts,
-)
-def test_variables_of_launchers(name: str, text: str) -> None:
-    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"} if name.startswith("OMPI") else {
-        "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "PMI_RANK": "0"
-    }  # fmt: skip
-    soon(detect, environ | {name: text})
-
-
-@fuzz
 @given(texts, st.one_of(texts, values.map(json.dumps)))
 def test_end_of_the_job(text: str, answer: str) -> None:
     for environ in ({"SLURM_JOB_END_TIME": text}, {"PBS_JOBID": text or "7"}, {"FLUX_JOB_ID": text or "f"}):

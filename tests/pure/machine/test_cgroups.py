@@ -14,7 +14,6 @@ from dask_gpu_mpi.machine.cgroups import (
     allowed_cpus,
     cpu_quota,
     host_memory,
-    parse_cpu_list,
     parse_mountinfo,
 )
 from support.jobs.processes import run_python
@@ -53,23 +52,22 @@ def tree(tmp_path: Path) -> Tree:
 V2 = [("cgroup2", "/", "rw")]
 
 
-def test_without_a_cgroup_physical_and_resident_memory_count(tmp_path: Path) -> None:
+def test_without_a_cgroup_physical_and_resident_memory_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert host_memory(tmp_path) == physical
     assert (host_memory(tmp_path, 64 * GIB), host_memory(tmp_path, 0)) == (64 * GIB, 0)
     # Slurm's word for --mem where it confines no memory
     for resident, memory in ((4 * GIB, 4 * GIB), (80 * GIB, 64 * GIB), (resource.RLIM_INFINITY, 64 * GIB)):
         assert host_memory(tmp_path, 64 * GIB, resident=resident) == memory
+    monkeypatch.setattr(resource, "getrlimit", lambda what: {resource.RLIMIT_RSS: (-1, 1 << 20)}[what])
+    assert host_memory(tmp_path) == 1 << 20
+    monkeypatch.undo()
     # this machine
     assert 0 < host_memory() <= physical
     assert allowed_cpus()
     assert (cpu_quota() or 1) > 0
-
-
-def test_the_limit_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {resource.RLIMIT_RSS: (-1, 1 << 20)}
-    monkeypatch.setattr(resource, "getrlimit", lambda what: limits[what])
-    assert host_memory(tmp_path) == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -78,12 +76,10 @@ def test_the_limit_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"0/job/step/memory.max": str(8 * GIB)}, 8 * GIB),
         ({"0/job/step/memory.max": "max", "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
         ({"0/job/step/memory.max": str(8 * GIB), "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
-        ({"0/memory.max": str(2 * GIB)}, 2 * GIB),
         ({"0/job/step/memory.max": "max"}, 64 * GIB),
         ({"0/job/step/memory.max": str(500 * GIB)}, 64 * GIB),
         ({"0/job/step/memory.high": str(GIB)}, 64 * GIB),  # throttles, does not kill
         ({"0/other/memory.max": str(GIB)}, 64 * GIB),
-        ({"0/job/step/memory.max": "rubbish"}, 64 * GIB),
     ],
 )
 def test_v2_reads_every_ancestor(tree: Tree, files: dict[str, str], expected: int) -> None:
@@ -136,7 +132,10 @@ def test_in_a_container_the_mount_point_counts(tree: Tree, path: str, root: str,
     assert cpu_quota(proc) == 2.0
 
 
-@pytest.mark.parametrize(("cpuset", "cpus"), [("1-2,8-10", (1, 2, 9)), ("64-127", (0, 1, 2, 3, 9))])
+@pytest.mark.parametrize(
+    ("cpuset", "cpus"),
+    [("1-2,8-10", (1, 2, 9)), *((text, (0, 1, 2, 3, 9)) for text in ("64-127", "0-99999999999", "a-b"))],
+)
 def test_cpus_are_cut_to_the_cpuset(
     tree: Tree, cpuset: str, cpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,14 +150,11 @@ def test_cpus_are_cut_to_the_cpuset(
         ({"0/job/step/cpu.max": "250000 100000"}, 2.5),
         ({"0/job/step/cpu.max": "max 100000", "0/job/cpu.max": "400000 100000"}, 4.0),
         ({"0/job/step/cpu.max": "800000 100000", "0/job/cpu.max": "400000 100000"}, 4.0),
-        ({"0/cpu.max": "10000 20000"}, 0.5),
         ({"0/job/step/cpu.max": "max 100000"}, None),
         ({"0/other/cpu.max": "100000 100000"}, None),
-        ({"0/job/cpu.max": "rubbish"}, None),
         ({"0/job/cpu.max": "² ²"}, None),
         ({"0/job/cpu.max": f"{'9' * 5000} 1"}, None),
         ({"0/job/cpu.max": "100000 0"}, None),
-        ({"0/job/cpu.max": ""}, None),
         ({"0/job/cpu.weight": "100"}, None),  # a share of what others leave, not a limit
         ({}, None),
     ],
@@ -192,21 +188,6 @@ def test_the_cpu_quota_of_v1(
     }
     proc = tree("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n", mounts, files)
     assert cpu_quota(proc) == cores
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        ("0-2,7\n", {0, 1, 2, 7}),
-        ("5", {5}),
-        ("", set()),
-        ("0-99999999999", set()),
-        ("\n", set()),
-        ("a-b", set()),
-    ],
-)
-def test_cpu_lists(text: str, cpus: set[int]) -> None:
-    assert parse_cpu_list(text) == cpus
 
 
 TEXT = """\

@@ -34,11 +34,9 @@ a line that is none
     [
         ("/", ("ext4", "/")),
         ("/var/tmp", ("ext4", "/")),
-        ("/home", ("nfs4", "/home")),
         ("/home/me", ("nfs4", "/home")),
         ("/homes/me", ("ext4", "/")),
         ("/home/fast disk/x", ("xfs", "/home/fast disk")),
-        ("/lustre/a/b", ("lustre", "/lustre")),
         ("/tmp/x", ("tmpfs", "/tmp")),
     ],
 )

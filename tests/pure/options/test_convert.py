@@ -45,12 +45,6 @@ def test_wrong_values(name: str, value: Any) -> None:
     assert re.search(r": invalid value .* \((\w+; )?expected .+\)$", message)
 
 
-def test_a_choice_names_choices_and_the_nearest() -> None:
-    assert refused({"layout": "exlusive"}).endswith(
-        "(expected one of shared, exclusive; did you mean 'exclusive'?)"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value", "meaning"),
     [
@@ -215,6 +209,9 @@ def test_all_names_are_proposed_where_they_are_few() -> None:
     assert suggest("?", eight) == f"; valid: {', '.join(eight)}"
     assert suggest("?", [*eight, "another"]) == ""
     assert suggest("?", []) == ""
+    assert refused({"layout": "exlusive"}).endswith(
+        "(expected one of shared, exclusive; did you mean 'exclusive'?)"
+    )
     assert suggest("?", ["only"]) == "; valid: only"
     assert suggest("optoin1", eight, str.upper) == "; did you mean 'OPTION1'?"
     assert suggest("?", ["b", "a", "b"], str.upper) == "; valid: A, B"

@@ -93,6 +93,7 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx"}, "tls", "yes"),
         ({"scheduler": False, "scheduler_address": "h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "h:1", "protocol": "tcp"}, "tcp", "no"),
         ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", "no"),
     ],
 )  # fmt: skip
@@ -120,17 +121,12 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: st
         )
 
 
-def test_ucx_alone_does_not_reach_a_scheduler_with_tls() -> None:
-    said = refused(
-        {"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False}
-    )
-    assert "'ucx' is not the protocol of the scheduler at 'tls://h:1'" in said
-
-
 def test_auto_is_as_if_nothing_were_set() -> None:
     assert keywords(protocol="auto") == keywords()
     with dask.config.set({"gpu-mpi.protocol": "tcp"}):
         assert (keywords(protocol="auto").protocol, keywords(protocol="auto").worker_ucx) == ("tls", "auto")
+    with dask.config.set({"gpu-mpi.interface": "ib0"}):
+        assert (keywords().interface, keywords(interface="auto").interface) == ("ib0", None)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +152,6 @@ def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: t
         assert "worker_options" in found[0]
 
 
-def test_the_interface_auto_is_none() -> None:
-    assert keywords(interface="auto").interface is None
-    assert resolve({"interface": "auto"}, source="command line").interface is None
-    with dask.config.set({"gpu-mpi.interface": "ib0"}):
-        assert keywords().interface == "ib0"
-        assert keywords(interface="auto").interface is None
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -177,7 +165,9 @@ def test_the_interface_auto_is_none() -> None:
                         {"scheduler": False, "scheduler_file": "f"})),
         *(({"scheduler": False, "scheduler_address": address}, "expected an address with its port")
           for address in ("tcp://127.0.0.1", "h", "tcp://h:", "tls://h:x", "tcp://:1", "[::1]", "::1", "h:123456", "tcp://h:1/")),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "Fix: protocol='tcp', or none"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False},
+         "'ucx' is not the protocol of the scheduler at 'tls://h:1'"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
     ],
 )  # fmt: skip
@@ -192,6 +182,11 @@ def test_a_keyword_wins_a_contradiction_with_the_configuration() -> None:
     assert (options.protocol, options.layout) == ("tls", "shared")
     with dask.config.set({"gpu-mpi.security": True}):
         assert keywords(protocol="tcp").security is False
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert keywords(security=False).protocol == "tcp"
+        assert keywords(scheduler=False, scheduler_address="tcp://h:1").protocol == "tcp"
+    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.security": True}):
+        assert "configuration gpu-mpi.security is True" in refused({})
     with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
         assert keywords(scheduler=True).scheduler_address is None
 
@@ -218,21 +213,6 @@ def test_a_scheduler_beside_an_address() -> None:
     assert keywords(scheduler=False, scheduler_file="/s.json").scheduler is False
 
 
-def test_the_address_has_the_protocol() -> None:
-    attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
-    with dask.config.set({"gpu-mpi.protocol": "tls"}):
-        assert keywords(**attach).protocol == "tcp"
-    assert keywords(scheduler=False, scheduler_address="h:1", protocol="tcp").protocol == "tcp"
-    assert refused(attach | {"protocol": "tls"}).endswith("Fix: protocol='tcp', or none")
-
-
-def test_security_and_protocol_set_in_the_same_place() -> None:
-    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.security": True}):
-        assert "configuration gpu-mpi.security is True" in refused({})
-    with dask.config.set({"gpu-mpi.protocol": "tls"}):
-        assert keywords(security=False).protocol == "tcp"
-
-
 @pytest.mark.parametrize("address", [":8787", "0.0.0.0:8787", "[::]:8787", "10.0.0.1:8787", "node1:8787"])
 def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
     (warning,) = map(str, resolve({"dashboard_address": address}, source="command line").warnings)
@@ -244,18 +224,10 @@ def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
         str, resolve({"dashboard_address": address, "security": False}, source="command line").warnings
     )
     assert "by plain HTTP: everyone there can read it. Fix: " in warning
+    for more in ({"dashboard": False}, {"scheduler": False, "scheduler_address": "tcp://h:1"}):
+        assert resolve({"dashboard_address": address, **more}, source="keyword").warnings == ()
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"dashboard_address": "127.0.0.1:9000"},
-        {"dashboard_address": 9000},
-        {"dashboard_address": "[::1]:8787"},
-        {"dashboard_address": "localhost:8787"},
-        {"dashboard_address": ":8787", "dashboard": False},
-        {"dashboard_address": ":8787", "scheduler": False, "scheduler_address": "tcp://h:1"},
-    ],
-)
-def test_one_on_the_node_alone_or_none_is_not(given: dict[str, Any]) -> None:
-    assert resolve(given, source="keyword").warnings == ()
+@pytest.mark.parametrize("address", ["127.0.0.1:9000", 9000, "[::1]:8787", "localhost:8787"])
+def test_a_dashboard_on_the_node_alone_is_not(address: Any) -> None:
+    assert keywords(dashboard_address=address).warnings == ()

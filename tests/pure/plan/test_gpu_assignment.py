@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
+from dask_gpu_mpi.plan.gpu_assignment import share_cores
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -156,8 +156,6 @@ ALL = tuple(range(8))
     ("masks", "quota", "threads"),
     [
         ([], None, []),
-        ([], 4.0, []),
-        ([ALL], None, [8]),
         ([ALL, ALL, ALL], None, [2, 2, 2]),
         ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
         ([(0, 1)] * 4, None, [1] * 4),
@@ -167,7 +165,6 @@ ALL = tuple(range(8))
         ([ALL], 0.5, [1]),
         ([ALL], 8.0, [8]),
         ([ALL], 64.0, [8]),
-        ([ALL, ALL], 6.0, [3, 3]),
         ([ALL, ALL], 3.0, [1, 1]),
         ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]),
         ([ALL] * 16, 4.0, [1] * 16),
@@ -175,11 +172,3 @@ ALL = tuple(range(8))
 )
 def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
     assert share_cores(masks, quota) == threads
-
-
-def test_cores_near_gpus() -> None:
-    assert near_cores([]) == frozenset()
-    near = near_cores([gpu(0, cpus=(0, 1)), gpu(1, cpus=(1, 2)), gpu(2)])
-    assert near == {0, 1, 2}
-    assert intersection(near, (3, 2, 0)) == (0, 2)
-    assert intersection(near, (4,)) == ()

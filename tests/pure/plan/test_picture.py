@@ -12,7 +12,7 @@ from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import MOST_NODES, MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT
-from support.mocks.inputs import GIB, gpu, one_host, plan, rank
+from support.mocks.inputs import GIB, one_host, plan, rank
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "h1</text><script>alert('1')</script>&\x1b[31m\udcff\"]]>"
@@ -56,16 +56,6 @@ def test_of_many_cpu_workers_of_a_node_the_others_are_counted() -> None:
     assert "12 more CPU workers" in texts
 
 
-def test_mig_instances_and_what_is_unknown() -> None:
-    instance = gpu(3, uuid="MIG-1", parent="GPU-0003", slice=2, memory=0, processes=((99, None),))
-    picture = Picture(plan(one_host((instance,), memory=0)))
-    assert {"rank 0 · memory unknown, 1 GPU", "GPU 0 MIG 2", "in use by others", "1 thread · unlimited"} <= {
-        *picture.texts
-    }
-    assert "MIG-1, NVML index 3" in picture.text
-    assert "NUMA domain" not in picture.text
-
-
 def test_names_are_text() -> None:
     """Of hosts and GPUs, in the warnings, and in what is shown for who points at it."""
     job = one_host(
@@ -83,15 +73,6 @@ def test_names_are_text() -> None:
     assert "\x1b" not in picture.text
     picture.text.encode()
     assert any(text.startswith("h1</t") for text in picture.texts)
-
-
-def test_long_names_are_shortened_and_stand_in_the_title() -> None:
-    name = "node-" * 50
-    picture = Picture(plan(one_host((), host=name)))
-    titles = [title.text or "" for title in picture.root.iter(f"{SVG}title")]
-    assert any(title.startswith(f"{name}: rank 0") for title in titles)
-    assert all(len(text) < 120 for text in picture.texts)
-    assert any(text.startswith("node-node-") and text.endswith("…") for text in picture.texts)
 
 
 def test_nothing_lies_outside() -> None:

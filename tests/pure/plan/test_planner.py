@@ -41,13 +41,6 @@ def test_four_hosts_of_four_gpus(visible: Any) -> None:
     assert [w.cpus[0] for w in a_rank_per_gpu.workers] == [0, 0, 32, 32] * 2
 
 
-def test_no_gpu_anywhere() -> None:
-    found = plan(hypothetical_job(2, 2, 0, cpus_per_node=8))
-    assert names(found) == [0, 1, 2, 3]
-    assert {(w.kind, w.nthreads, w.device, w.gpu_index) for w in found.workers} == {("cpu", 4, None, None)}
-    assert found.workers[0].resources == {"CPU": 4.0}
-
-
 def test_warnings_of_the_ranks_are_told_once() -> None:
     assert plan(one_host((gpu(0),), (gpu(0),), warnings=("GPU 1 is lost",))).warnings[0] == "GPU 1 is lost"
     assert len(plan(one_host((), (), warnings=("x",))).warnings) == 1
@@ -139,18 +132,6 @@ def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
         plan(inventories)
     # other boot ids: other machines
     assert len(plan([inventories[0], replace(inventories[1], boot_id="z")]).workers) == 2
-
-
-def test_index_order_is_pci_index_slice_uuid() -> None:
-    a = gpu(0, pci="00000000:90:00.0")
-    b = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=1, uuid="MIG-1")
-    c = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=0, uuid="MIG-2")
-    found = plan(one_host((a, b, c)))
-    assert [(w.name, w.device) for w in found.workers] == [
-        ("0-0", "MIG-2"),
-        ("0-1", "MIG-1"),
-        ("0-2", "GPU-0000"),
-    ]
 
 
 def test_the_least_memory_and_quota_of_those_that_are_known() -> None:

@@ -65,10 +65,6 @@ def test_memory_and_network_devices_near_the_gpus() -> None:
     assert places(one, {"numa": 1}, gpus_per_worker=2) == [(1, "")]
 
 
-def test_threads_given() -> None:
-    assert {w.nthreads for w in plan(hypothetical_job(1, 2, 2), nthreads=3, cpu_workers=1).workers} == {3}
-
-
 def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
     """The smallest that a rank of the host is told, as of memory; other hosts and the cores stay."""
     ranks = list(hypothetical_job(2, 2, 0, cpus_per_node=16))
