@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.check.observations import allocated_gpus
 from dask_gpu_mpi.check.version_rules import known_bad
-from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list, parse_mountinfo
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, list_gpus, parse_visible
 from dask_gpu_mpi.machine.scratch import filesystem_of
@@ -62,24 +62,6 @@ def test_end_of_the_job(text: str, answer: str) -> None:
     for environ in ({"SLURM_JOB_END_TIME": text}, {"PBS_JOBID": text or "7"}, {"FLUX_JOB_ID": text or "f"}):
         found = soon(lambda environ=environ: end_time(environ, now=lambda: 0.0, ask=lambda _: answer))
         assert found is None or 0 <= found < float("inf")
-
-
-@fuzz
-@given(texts, texts)
-def test_end_of_a_pbs_job(limit: str, used: str) -> None:
-    job = {"Resource_List": {"walltime": limit}, "resources_used": {"walltime": used}}
-    answer = json.dumps({"Jobs": {"7": job}})
-    found = soon(lambda: end_time({"PBS_JOBID": "7"}, now=lambda: 0.0, ask=lambda _: answer))
-    assert found is None or abs(found) < float("inf")
-
-
-@fuzz
-@given(texts)
-def test_lists_of_cores_and_mounts(text: str) -> None:
-    # the kernel's, whose numbers are small
-    if len(text) < 6:
-        soon(parse_cpu_list, text, errors=(ValueError,))
-    soon(lambda: list(parse_mountinfo(text)))
 
 
 #: Variables that a launcher sets, of every row of the table.

@@ -1,4 +1,4 @@
-"""Shapes of jobs as sites have them, from `CUDA_VISIBLE_DEVICES` and cores to the plan: properties, and what they leave open."""
+"""Shapes of jobs as sites have them, from what ranks see to the plan: properties, and what they leave open."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.machine.nvidia import parse_visible
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-
-GIB = 1024**3
+from support.mocks.inputs import GIB, gpu, names, rank
 
 
 @dataclass(frozen=True)
@@ -36,24 +34,16 @@ class Shape:
     #: all: every rank sees all; own: each its share; isolated: the same, by a cgroup, so that each counts from 0;
     #: subset: all see the same part; none.
     seen: str = "all"
-    #: How ``CUDA_VISIBLE_DEVICES`` names the GPUs: index, uuid, short.
-    spelled: str = "index"
     #: no: each rank may use all cores; node: one node; blocks: its share of the cores.
     bound: str = "no"
     #: MIG instances of each GPU; 0: none.
     slices: int = 0
-    #: The first so many GPUs can't be read by NVML.
-    lost: int = 0
     #: Whether neighbours by index sit on different nodes.
     scattered: bool = False
     #: Whether PCI order is not NVML's order, and ranks see GPUs in different orders.
     backwards: bool = False
     #: Bytes.
     memory: int = 512 * GIB
-
-    def node_of(self, index: int) -> int:
-        """The NUMA node of a GPU."""
-        return index % self.nodes if self.scattered else index * self.nodes // self.gpus
 
     def cores_of(self, node: int) -> tuple[int, ...]:
         """The cores of a node."""
@@ -63,91 +53,56 @@ class Shape:
         """What NVML lists."""
         found: list[Gpu] = []
         for index in range(self.gpus):
-            place = self.gpus - index if self.backwards else index
-            gpu = Gpu(
-                f"GPU-{index:02x}{host}-0000",
-                index,
-                "H200",
-                80 * GIB,
-                cpus=self.cores_of(self.node_of(index)),
-                pci=f"{place:02X}:00.0",
-            )
-            if index < self.lost:
-                found.append(Gpu("", index, "GPU is lost", 0))
-            elif self.slices:
-                found += [
-                    replace(
-                        gpu, uuid=f"MIG-{index:02x}{part}{host}", memory=10 * GIB, parent=gpu.uuid, slice=part
-                    )
-                    for part in range(self.slices)
-                ]
-            else:
-                found.append(gpu)
+            node = index % self.nodes if self.scattered else index * self.nodes // self.gpus
+            pci = f"{self.gpus - index if self.backwards else index:02X}:00.0"
+            one = gpu(index, uuid=f"GPU-{index:02x}{host}-0000", cpus=self.cores_of(node), pci=pci)
+            parts = range(self.slices)
+            found += [
+                replace(one, uuid=f"MIG-{index:02x}{part}{host}", parent=one.uuid, slice=part)
+                for part in parts
+            ] or [one]
         return found
 
-    def inventories(self, host: str, first: int, world: int) -> list[Inventory]:
-        """What the ranks see."""
+    def visible(self, place: int, host: str) -> list[Gpu]:
+        """What a rank sees."""
         devices = self.devices(host)
-        there = [gpu for gpu in devices if gpu.uuid]
-        part = self.cores * self.nodes // self.ranks
-        found = []
-        for place in range(self.ranks):
-            visible, listed = self._visible(place, devices, there)
-            if self.bound == "node":
-                cpus = self.cores_of(place % self.nodes)
-            elif self.bound == "blocks" and part:
-                cpus = tuple(range(place * part, (place + 1) * part))
-            else:
-                cpus = tuple(range(self.cores * self.nodes))
-            found.append(
-                Inventory(
-                    rank=first + place,
-                    world_size=world,
-                    host=host,
-                    boot_id=f"boot of {host}",
-                    pid=1,
-                    cpus=cpus,
-                    memory=self.memory,
-                    gpus=tuple(gpu for gpu in parse_visible(visible, listed) if gpu.uuid),
-                    visible=visible,
-                )
-            )
-        return found
-
-    def _visible(self, place: int, devices: list[Gpu], there: list[Gpu]) -> tuple[str | None, list[Gpu]]:
-        if self.seen == "none":
-            return "", devices
-        if self.seen == "all":
-            return None, devices
-        mine = there[: (len(there) + 1) // 2] if self.seen == "subset" else there[place :: self.ranks]
-        if self.backwards and place % 2:
-            mine = mine[::-1]
+        if self.seen in ("all", "none"):
+            return devices if self.seen == "all" else []
+        mine = devices[: (len(devices) + 1) // 2] if self.seen == "subset" else devices[place :: self.ranks]
         if self.seen == "isolated":
             order = list(dict.fromkeys(gpu.pci for gpu in mine))
             mine = [replace(gpu, index=order.index(gpu.pci)) for gpu in mine]
-            by_index = place % 2 and not self.slices  # an index would mean the first slice
-            return ",".join(str(gpu.index) for gpu in mine) if by_index else None, mine
-        if self.spelled == "index" and not self.slices:
-            return ",".join(str(gpu.index) for gpu in mine), devices
-        return ",".join(
-            gpu.uuid[: 6 + bool(self.slices)] if self.spelled == "short" else gpu.uuid for gpu in mine
-        ), devices
+        return mine[::-1] if self.backwards and place % 2 else mine
+
+    def cpus(self, place: int) -> tuple[int, ...]:
+        """The cores that a rank may use."""
+        part = self.cores * self.nodes // self.ranks
+        if self.bound == "node":
+            return self.cores_of(place % self.nodes)
+        whole = self.bound == "no" or not part
+        return tuple(range(self.cores * self.nodes) if whole else range(place * part, (place + 1) * part))
 
 
 def job(*shapes: Shape) -> list[Inventory]:
-    world = sum(shape.ranks for shape in shapes)
-    found: list[Inventory] = []
-    for number, shape in enumerate(shapes):
-        found += shape.inventories(f"n{number}", len(found), world)
-    return found
+    ranks = [
+        (f"n{number}", shape, place) for number, shape in enumerate(shapes) for place in range(shape.ranks)
+    ]
+    return [
+        rank(
+            number,
+            len(ranks),
+            tuple(shape.visible(place, host)),
+            host=host,
+            boot_id=host,
+            cpus=shape.cpus(place),
+            memory=shape.memory,
+        )
+        for number, (host, shape, place) in enumerate(ranks)
+    ]
 
 
 def plan(*shapes: Shape, **options: Any) -> Plan:
     return make_plan(job(*shapes), Options(**options))
-
-
-def names(found: Plan) -> list[str | int]:
-    return [worker.name for worker in found.workers]
 
 
 @st.composite
@@ -157,15 +112,13 @@ def shapes(draw: st.DrawFn) -> Shape:
 
     nodes = one_of(1, 2, 4)
     return Shape(
-        gpus=(gpus := one_of(0, 1, 2, 3, 4, 6, 8, 16)),
+        gpus=one_of(0, 1, 2, 3, 4, 6, 8, 16),
         nodes=nodes,
         cores=draw(st.integers(1, 4)),
         ranks=one_of(1, 1, 2, 3, 4, nodes, 9),
         seen=one_of("all", "all", "own", "isolated", "subset", "none"),
-        spelled=one_of("index", "uuid", "short"),
         bound=one_of("no", "node", "blocks"),
         slices=one_of(0, 0, 0, 2, 7),
-        lost=min(gpus, one_of(0, 0, 0, 1)),
         scattered=draw(st.booleans()),
         backwards=draw(st.booleans()),
         memory=draw(st.integers(GIB, 512 * GIB)),
@@ -234,7 +187,7 @@ def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: Optio
 @given(shapes(), st.sampled_from([1, 2, 4]))
 def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -> None:
     assume(shape.gpus and shape.gpus % (shape.nodes * each) == 0)
-    shape = replace(shape, seen="all", slices=0, lost=0, bound="node", ranks=shape.nodes)
+    shape = replace(shape, seen="all", slices=0, bound="node", ranks=shape.nodes)
     found = plan(shape, gpus_per_worker=each)
     gpus = {gpu.uuid: gpu for gpu in found.hosts[0].gpus}
     for worker in found.workers:
@@ -260,7 +213,7 @@ def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, de
 
 def test_the_table_shows_all_gpus_of_a_worker() -> None:
     table = plan(Shape(gpus=6), gpus_per_worker=2).table()
-    assert " 2,5 H200 GPU-02n0-000 " in table
+    assert " 2,5 A100 GPU-02n0-000 " in table
     many = make_plan(hypothetical_job(20, 1, 4), Options(gpus_per_worker=2)).table()
     assert "20 hosts" in many
     assert " 0-1 GPU " in many

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +32,6 @@ from dask_gpu_mpi.base.files import (
 
 EVE, OWNER = 54321, 54322
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-#: Of the folder in which Eve puts her link: sticky as /tmp, and not.
-shared = pytest.mark.parametrize("mode", [0o1777, 0o777])
 
 
 @pytest.fixture
@@ -55,21 +54,22 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         shutil.rmtree(world)
 
 
-def plant(act: Callable[[], object]) -> None:
-    """What Eve does."""
+@contextmanager
+def user(uid: int) -> Iterator[None]:
     os.seteuid(0)
-    os.seteuid(EVE)
+    os.seteuid(uid)
     try:
-        act()
+        yield
     finally:
         os.seteuid(0)
         os.seteuid(OWNER)
 
 
-def share(world: Path, mode: int) -> Path:
-    os.seteuid(0)
-    (world / "shared").chmod(mode)
-    os.seteuid(OWNER)
+@pytest.fixture(params=[0o1777, 0o777], ids=["sticky as /tmp", "open"])
+def folder(world: Path, request: pytest.FixtureRequest) -> Path:
+    """The folder in which Eve puts her links."""
+    with user(0):
+        (world / "shared").chmod(request.param)
     return world / "shared"
 
 
@@ -88,27 +88,25 @@ WRITERS = {
 
 
 @two_users
-@shared
 @pytest.mark.parametrize("writer", ["append", "replace", "write"])
-def test_link_that_eve_has_planted_for_a_file(world: Path, mode: int, writer: str) -> None:
-    folder = share(world, mode)
-    plant(lambda: (folder / "log").symlink_to(world / "home" / "precious"))
+def test_link_that_eve_has_planted_for_a_file(world: Path, folder: Path, writer: str) -> None:
+    with user(EVE):
+        (folder / "log").symlink_to(world / "home" / "precious")
+        (folder / "new").symlink_to(world / "home" / "made")
     with pytest.raises(PlantedError) as caught:
         WRITERS[writer](folder / "log")
     assert caught.value.strerror == f"the symbolic link '{folder}/log' belongs to another user (uid {EVE})"
     assert (world / "home" / "precious").read_text() == "precious"
-    plant(lambda: (folder / "new").symlink_to(world / "home" / "made"))
     with pytest.raises(PlantedError):
         WRITERS[writer](folder / "new")
     assert not (world / "home" / "made").exists()
 
 
 @two_users
-@shared
 @pytest.mark.parametrize("writer", WRITERS)
-def test_link_that_eve_has_planted_for_a_folder(world: Path, mode: int, writer: str) -> None:
-    folder = share(world, mode)
-    plant(lambda: (folder / "logs").symlink_to(world / "home"))
+def test_link_that_eve_has_planted_for_a_folder(world: Path, folder: Path, writer: str) -> None:
+    with user(EVE):
+        (folder / "logs").symlink_to(world / "home")
     with pytest.raises(PlantedError, match="logs' belongs to another user"):
         WRITERS[writer](folder / "logs" / "precious")
     assert [path.name for path in (world / "home").iterdir()] == ["precious"]
@@ -116,23 +114,20 @@ def test_link_that_eve_has_planted_for_a_folder(world: Path, mode: int, writer: 
 
 
 @two_users
-@shared
-def test_file_pipe_and_second_name_of_eves(world: Path, mode: int) -> None:
-    folder = share(world, mode)
-    plant(lambda: (folder / "hers").touch(mode=0o666))
-    plant(lambda: (folder / "hers").chmod(0o666))
+def test_file_pipe_and_second_name_of_eves(world: Path, folder: Path) -> None:
+    with user(EVE):
+        (folder / "hers").touch()
+        os.mkfifo(folder / "pipe")
+        for name in ("hers", "pipe"):
+            (folder / name).chmod(0o666)
     # with fs.protected_regular the kernel says so itself
-    with pytest.raises(OSError, match=r"belongs to another user|Permission denied"):
-        append(folder / "hers")
-    plant(lambda: os.mkfifo(folder / "pipe"))
-    plant(lambda: (folder / "pipe").chmod(0o666))
-    with pytest.raises(OSError, match=r"No such device|Permission denied"):
-        append(folder / "pipe")
+    for name in ("hers", "pipe"):
+        with pytest.raises(OSError, match=r"belongs to another user|No such device|Permission denied"):
+            append(folder / name)
     with pytest.raises(PlantedError, match="belongs to another user"):
         write(folder / "pipe", b"text")
-    os.seteuid(0)  # the kernel may not let Eve: fs.protected_hardlinks
-    os.link(world / "home" / "precious", folder / "second")
-    os.seteuid(OWNER)
+    with user(0):  # the kernel may not let Eve: fs.protected_hardlinks
+        os.link(world / "home" / "precious", folder / "second")
     with pytest.raises(PlantedError, match="second name"):
         append(folder / "second")
     assert (world / "home" / "precious").read_text() == "precious"
@@ -140,23 +135,22 @@ def test_file_pipe_and_second_name_of_eves(world: Path, mode: int) -> None:
 
 @two_users
 def test_links_of_the_user_and_of_root_and_of_who_alone_may_write_are_followed(world: Path) -> None:
-    folder = share(world, 0o1777)
+    folder, eves = world / "shared", world / "eves"
+    with user(0):
+        folder.chmod(0o1777)
+        eves.mkdir(mode=0o755)
+        (folder / "roots").symlink_to("mine")
+        (eves / "link").symlink_to("../shared/roots")
+        for path in (eves, eves / "link"):
+            os.chown(path, EVE, EVE, follow_symlinks=False)
     (folder / "mine").symlink_to(world / "home")
-    os.seteuid(0)
-    (folder / "roots").symlink_to("mine")
-    (world / "eves").mkdir(mode=0o755)
-    (world / "eves" / "link").symlink_to("../shared/roots")
-    for path in (world / "eves", world / "eves" / "link"):
-        os.chown(path, EVE, EVE, follow_symlinks=False)
-    os.seteuid(OWNER)
-    for number, place in enumerate((folder / "mine", folder / "roots", world / "eves" / "link")):
+    for number, place in enumerate((folder / "mine", folder / "roots", eves / "link")):
         append(place / f"log-{number}")
         assert (world / "home" / f"log-{number}").read_text() == "log"
-    os.seteuid(0)
-    (world / "eves").chmod(0o777)
-    os.seteuid(OWNER)
+    with user(0):
+        eves.chmod(0o777)
     with pytest.raises(PlantedError):
-        append(world / "eves" / "link" / "log")
+        append(eves / "link" / "log")
 
 
 def test_appending_and_folders_that_are_missing(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +95,3 @@ def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
         f"dask_gpu_mpi: error: command line: --svg {path!r} can't be written: No such file or directory. Fix: choose a "
         "file in a folder that exists and that you may write\n"
     )
-
-
-@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-def test_colours_are_for_a_terminal_that_wants_them(variables: dict[str, str]) -> None:
-    environ = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
-    environ |= {"TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    command = [sys.executable, "-m", "dask_gpu_mpi", "plan", "--nodes", "1", "--gpus-per-node", "2"]
-    terminal, end = pty.openpty()
-    # Less than what the terminal holds, so nobody needs to read meanwhile.
-    subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=end, stderr=end, env=environ, timeout=60, check=True
-    )
-    text = os.read(terminal, 1 << 16).decode()
-    for descriptor in (end, terminal):
-        os.close(descriptor)
-    if variables:
-        made = make_plan(hypothetical_job(1, 1, 2), Options())
-        assert text.replace("\r", "").rstrip("\n") == made.table()
-    else:
-        assert "\x1b[32m0-1\x1b[0m" in text

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import dask
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from dask_gpu_mpi.cli import live_view
-from dask_gpu_mpi.cli.live_view import find_cluster, print_table, run_top
+from dask_gpu_mpi.cli.live_view import find_cluster, run_top
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
@@ -103,26 +101,16 @@ def test_a_file_of_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyP
         dask.config.refresh()
 
 
-def test_a_cluster_that_is_gone_between_the_samples(link: type[MockLink]) -> None:
+def test_once_and_a_cluster_that_is_gone_between_the_samples(
+    link: type[MockLink], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_top(None, once=True, as_json=False, interval=2.0) == 0
     assert (link.samples, link.closed) == (2, True)  # rates are between two
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) > 60
     link.error = ClusterLostError("gone")
     with pytest.raises(ClusterLostError, match="gone"):
         run_top(None, once=True, as_json=False, interval=2.0)
     assert link.closed
     assert logging.getLogger("distributed").isEnabledFor(logging.CRITICAL)
-
-
-def printed(**options: Any) -> str:
-    file = StringIO()
-    print_table(Console(file=file, highlight=False, **options), SNAPSHOT)
-    return file.getvalue()
-
-
-def test_colours_are_for_a_terminal_that_wants_them() -> None:
-    assert "\x1b" in printed(
-        force_terminal=True, color_system="standard", width=80, _environ={"TERM": "xterm"}
-    )
-    bare = printed(force_terminal=True, width=80, _environ={"TERM": "xterm", "NO_COLOR": "1"})
-    assert "\x1b[3" not in bare
-    assert max(map(len, printed(force_terminal=False, _environ={}).splitlines())) > 60

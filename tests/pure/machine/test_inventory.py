@@ -12,8 +12,6 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import take_inventory
 from dask_gpu_mpi.machine.nvidia import list_gpus
-from support import ROOT
-from support.jobs.processes import run_python
 from support.mocks.nvml.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
 
 
@@ -64,11 +62,3 @@ def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
     assert found.cpus
     assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, nvml=nvml).cpu_quota == cpu_quota()
     assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, nvml=nvml).cpu_quota == 1
-
-
-def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, dask_gpu_mpi.plan.planner, dask_gpu_mpi.plan.synthetic; "
-        "print([m for m in ('dask', 'distributed', 'mpi4py', 'pynvml', 'numpy') if m in sys.modules])"
-    )
-    assert run_python(code, env={**os.environ, "PYTHONPATH": str(ROOT)}).stdout == "[]\n"

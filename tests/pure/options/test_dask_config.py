@@ -12,13 +12,6 @@ import pytest
 
 from support import ROOT
 
-#: Resolves the options as a rank does, and says what came of it.
-RESOLVE = """
-from dask_gpu_mpi.options.resolve import resolve
-options = resolve({}, source="command line")
-print(options.nthreads)
-"""
-
 
 def run(code: str, *arguments: str, **environ: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
@@ -117,8 +110,11 @@ def test_what_an_agent_waits_for_is_little() -> None:
 
 def test_options_need_dask_but_not_distributed(empty: dict[str, str]) -> None:
     """To import distributed takes most of a second, in each rank, before its agent starts."""
-    loaded = RESOLVE + "import sys; print({'dask.config', 'distributed'} & set(sys.modules))"
-    assert run(loaded, **empty) == "None\n{'dask.config'}"
+    code = (
+        "import sys; from dask_gpu_mpi.options.resolve import resolve; resolve({}, source='command line'); "
+        "print({'dask.config', 'distributed'} & set(sys.modules))"
+    )
+    assert run(code, **empty) == "{'dask.config'}"
 
 
 def test_what_rank_0_asks_for(empty: dict[str, str], tmp_path: Path) -> None:

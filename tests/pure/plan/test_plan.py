@@ -120,6 +120,8 @@ def test_warnings_idle_gpus_and_those_in_use_are_red() -> None:
     assert "\x1b[1;31m  without a worker: GPU 0-3 of h1\x1b[0m" in text
     assert "\x1b[1;31m  in use by others: GPU 0-1 of h3\x1b[0m" in text
     assert text.count("\x1b[1;31mwarning\x1b[0m") == 3
+    assert "\x1b[1;34mscheduler\x1b[0m" in text
+    assert "\x1b[32m2-0\x1b[0m" in text
 
 
 @pytest.mark.parametrize("width", [20, 60, 200])

@@ -49,24 +49,18 @@ def test_many_workers_on_few_cores_may_take_longer() -> None:
     assert scaling.start_limit(192, crowded) == 512
 
 
-@pytest.mark.parametrize(("quota", "expected"), [(None, 0.5), (8.0, 0.5), (2.0, 2.0), (0.5, 8.0)])
-def test_the_cpu_quota_of_a_container_counts_as_cores(quota: float | None, expected: float) -> None:
-    """Its affinity mask has all cores of the machine (`machine.cgroups.cpu_quota`)."""
-    assert per_core((4, 8), quota=quota) == expected
-
-
-def test_cores_of_workers_that_overlap_count_once() -> None:
-    ranks = hypothetical_job(1, 2, 0, cpus_per_node=4)
-    overlapping = [replace(ranks[0], cpus=(0, 1, 2)), replace(ranks[1], cpus=(2, 3))]
-    assert scaling.workers_per_core(plan(overlapping)) == 0.5
-
-
-def test_hosts_whose_cores_are_unknown_or_that_have_no_worker() -> None:
+def test_cores_of_a_node() -> None:
+    # a container's quota, although its affinity mask has all cores of the machine (`machine.cgroups.cpu_quota`)
+    assert [per_core((4, 8), quota=quota) for quota in (8.0, 2.0, 0.5)] == [0.5, 2.0, 8.0]
+    # those of workers that overlap count once, and unknown ones as one
+    one, two = hypothetical_job(1, 2, 0, cpus_per_node=4)
+    assert scaling.workers_per_core(plan([replace(one, cpus=(0, 1, 2)), replace(two, cpus=(2, 3))])) == 0.5
+    (unknown,) = hypothetical_job(1, 1, 0)
+    assert scaling.workers_per_core(plan([replace(unknown, cpus=())], cpu_workers=2)) == 3
+    # and a node without a worker does not count
     assert (
-        scaling.workers_per_core(plan([replace(hypothetical_job(1, 1, 0)[0], cpus=())], cpu_workers=2)) == 3
+        scaling.workers_per_core(plan(hypothetical_job(3, 1, 0, cpus_per_node=2), layout="exclusive")) == 0.5
     )
-    reserved = hypothetical_job(3, 1, 0, cpus_per_node=2)
-    assert scaling.workers_per_core(plan(reserved, layout="exclusive")) == 0.5
 
 
 @pytest.mark.parametrize(
