@@ -211,16 +211,6 @@ def test_all_is_as_it_was_afterwards_and_faulthandler_goes_on(dumps: Any) -> Non
     assert dumps() == 3
 
 
-def test_a_handler_in_c_that_comes_later(tmp_path: Path) -> None:
-    before = install(signal.SIGUSR2, lambda *_: None)
-    with (tmp_path / "dumps").open("w+") as file:
-        faulthandler.register(signal.SIGUSR2, file)
-        assert not is_ours(signal.SIGUSR2)
-        faulthandler.unregister(signal.SIGUSR2)
-    assert is_ours(signal.SIGUSR2)
-    before.restore()
-
-
 def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = signal.getsignal
     monkeypatch.setattr(signal, "getsignal", lambda n: None if n == signal.SIGUSR1 else ask(n))

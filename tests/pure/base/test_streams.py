@@ -124,9 +124,6 @@ def test_what_launch_has_passed_on_and_what_nobody_may_read() -> None:
         (100, 700, (600, 700)),  # not without end
         (100, resource.RLIM_INFINITY, (600, resource.RLIM_INFINITY)),
         (650, 700, None),  # never lowered
-        (600, 700, None),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
-        (500, 500, None),
     ],
 )
 def test_the_soft_limit_of_descriptors_follows_the_hard_one(

@@ -144,14 +144,3 @@ def test_what_python_may_not_give(given: dict[str, Any], message: str) -> None:
     shape = {"nodes": 2, "gpus_per_node": 4, "time": "1:00:00"}
     with pytest.raises(OptionError, match=message):
         dask_gpu_mpi.job_script("slurm", "my.py", **shape | given)
-
-
-def test_submit_from_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat > script\necho 4711\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    shape: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4, "time": "60"}
-    assert dask_gpu_mpi.submit("slurm", "my.py", **shape) == "4711"
-    assert (tmp_path / "script").read_text() == dask_gpu_mpi.job_script("slurm", "my.py", **shape)
-    with pytest.raises(InputError, match="script 'gone.py' does not exist"):
-        dask_gpu_mpi.submit("slurm", "gone.py", **shape)

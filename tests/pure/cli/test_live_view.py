@@ -39,8 +39,6 @@ class Source:
             raise OSError("no scheduler")
         if sys.argv[1] == "breaks" and self.samples == 2:
             raise RuntimeError("broken")
-        if sys.argv[1] == "hangs":
-            await asyncio.sleep(3600)
         if sys.argv[1] == "busy" and self.samples in (2, 3, 4):
             raise NoAnswerError("busy")
         if sys.argv[1] == "slow" and self.samples == 2:
@@ -125,13 +123,6 @@ def test_a_terminal_that_hangs_up_ends_it() -> None:
 def test_an_error_is_raised_after_the_terminal_is_restored(mode: str, error: str) -> None:
     with view(mode) as one:
         assert error in one.check_end(1)
-
-
-def test_keys_work_while_it_waits_for_a_sample() -> None:
-    with view("hangs") as one:
-        one.wait_for("connecting")
-        os.write(one.fd, b"sq")
-        assert one.check_end(0) == ""
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_again() -> None:

@@ -11,30 +11,22 @@ import pytest
 
 from dask_gpu_mpi.cli.main import cli, main
 from dask_gpu_mpi.cli.options import resolve_texts, split_run
-from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.job import program as script
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import start as module
-from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.options.model import Options
 from support.mocks.inputs import parse_run
 
 
 class Job:
-    """What `run` does with a cluster, without one."""
+    """What `run` does on a rank without a session, without a cluster."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.did: list[str] = []
         self.options: Any = None
         self.given: dict[str, Any] = {}
-        self.raises: Exception | None = None
-        self.session: Any = None
         self.is_client = True
         monkeypatch.setattr(module, "prepare_process", lambda: self.did.append("prepare"))
         monkeypatch.setattr(module, "start", self.start)
-        monkeypatch.setattr(
-            Program, "prepare", lambda it: self.did.append(f"argv {it.text} {list(it.arguments)}")
-        )
-        monkeypatch.setattr(script, "run_script", lambda it: self.did.append(f"run {it.text}"))
 
     def start(self, read_options: Any, **given: Any) -> tuple[Any, Any]:
         self.given = given
@@ -42,12 +34,10 @@ class Job:
             self.options = read_options()
         except InputError as error:
             self.options = error
-        if self.raises is not None:
-            raise self.raises
         member = SimpleNamespace(
             serve=lambda: 7, joined=SimpleNamespace(start=SimpleNamespace(is_client=self.is_client))
         )
-        return member, self.session
+        return member, None
 
     def run(self, *arguments: str) -> int:
         with pytest.raises(SystemExit) as caught:
@@ -73,23 +63,6 @@ def test_the_clients_rank_checks_the_script(job: Job) -> None:
     job.given["check"](0, job.options)
     with pytest.raises(InputError, match="'plam'.*'plan'"):
         job.given["check"](1, job.options)
-
-
-def test_errors_are_reported_once(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    job.raises = StartupError("no response")
-    assert job.run("my.py") == 1
-    assert capsys.readouterr().err == "dask_gpu_mpi: error: no response\n"
-
-
-def test_what_click_refuses_is_reported_for_all_ranks(job: Job) -> None:
-    job.run("--layuot", "shared", "my.py")
-    assert isinstance(job.options, InputError)
-    assert "command line: " in str(job.options)
-    assert "--layuot" in str(job.options)
-    assert job.given == {"check": None, "has_client": False, "by_command": True}
-    job.run("--layout", "shard", "my.py")
-    assert isinstance(job.options, InputError)
-    assert "command line: --layout" in str(job.options)
 
 
 @pytest.mark.parametrize("nodes", [["--nodes", "2"], ["--nodes=2"]])
@@ -138,9 +111,7 @@ def test_a_command_that_a_script_of_a_job_starts_is_not_its_cluster(
     [
         ([], ["run"]),
         (["my.py", "--help"], ["run", "my.py", "--help"]),
-        (["my.py", "--version"], ["run", "my.py", "--version"]),
         (["-m", "module"], ["run", "-m", "module"]),
-        (["--help"], ["--help"]),
         (["--version", "x"], ["--version", "x"]),
         (["plan", "--nodes", "2"], ["plan", "--nodes", "2"]),
     ],

@@ -88,17 +88,8 @@ def test_a_file_comes_before_dasks_configuration(tmp_path: Path) -> None:
             "tls://10.0.0.1:5", {"distributed.comm.require-encryption": True}, ""
         )
         assert find_cluster(None) == Target("tcp://h:1")
-
-
-def test_a_file_of_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = file_of(tmp_path, "tls://10.0.0.1:5")
-    monkeypatch.setenv("DASK_GPU_MPI__SCHEDULER_FILE", path)
-    dask.config.refresh()
-    try:
+    with dask.config.set({"gpu-mpi.scheduler-file": path}):
         assert find_cluster(None).address == "tls://10.0.0.1:5"
-    finally:
-        monkeypatch.undo()
-        dask.config.refresh()
 
 
 def test_once_and_a_cluster_that_is_gone_between_the_samples(

@@ -228,6 +228,7 @@ def of_new_thread():
 main = threading.main_thread().native_id
 print(policy(main), prefer_memory_of(1023), policy(main), prefer_memory_of(0), policy(main), of_new_thread())
 """
+# as of numactl, or of srun --mem-bind
 OWN = """
 from dask_gpu_mpi.machine import cgroups
 cgroups._MPOL_PREFERRED = 3  # MPOL_INTERLEAVE
@@ -242,5 +243,4 @@ def test_memory_of_a_node_is_preferred_from_now_on() -> None:
     """A node that is not there changes nothing, and the user's policy stays; threads that are started later have it as well."""
     done = run_python(PREFERS)
     assert done.stdout.split() == ["default", "False", "default", "True", "prefer:0", "prefer:0"], done.stderr
-    # as of numactl, or of srun --mem-bind
     assert (own := run_python(OWN)).stdout.split() == ["True", "False", "interleave:0"], own.stderr

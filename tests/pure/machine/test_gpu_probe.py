@@ -37,8 +37,7 @@ def until(true):
 agent = AgentProcess(os.environ)
 agent.begin(Options(worker_class="dask_cuda.CUDAWorker"), os.environ)
 assert agent.looks
-if "CALLED" in os.environ:
-    until(lambda: os.path.exists(os.environ["CALLED"]))
+until(lambda: os.path.exists(os.environ["CALLED"]))
 if sys.argv[1] == "die":
     children = pathlib.Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
     print(agent.pid, children, flush=True)
@@ -50,8 +49,7 @@ if sys.argv[1] == "die":
 else:
     for _ in range(2):  # it may be asked again
         try:
-            found = agent.gpus(float(sys.argv[1]))
-            print(None if found is None else ",".join(gpu.uuid + ":" + str(len(gpu.processes)) for gpu in found))
+            print(agent.gpus(float(sys.argv[1])))
         except DaskGpuMpiError as error:
             print(error.exit_code, error)
     print("libnvidia-ml" in pathlib.Path("/proc/self/maps").read_text(), "pynvml" in sys.modules)

@@ -45,14 +45,6 @@ def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -
     assert take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": "2"}, nvml=nvml).warnings == ()
 
 
-def test_visible_devices_choose_and_order() -> None:
-    nvml = Nvml(*map(device, range(3)))
-    inventory = take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": "2,GPU-0"}, nvml=nvml)
-    assert [gpu.uuid for gpu in inventory.gpus] == ["GPU-2", "GPU-0"]
-    with pytest.raises(InputError, match=r"rank 1 of 2 on n7: CUDA_VISIBLE_DEVICES='0,0'.*twice"):
-        take_inventory(1, 2, {"CUDA_VISIBLE_DEVICES": "0,0"}, host="n7", nvml=nvml)
-
-
 def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
     nvml = Nvml(init=NO_LIBRARY)
     found = take_inventory(1, 2, {}, nvml=nvml)

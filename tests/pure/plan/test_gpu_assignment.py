@@ -113,10 +113,8 @@ BUSY = ((77, GIB),)
         ((gpu(0), gpu(1)), {}, "GPU-0000"),
         # somebody else computes on the first one
         ((gpu(0, processes=BUSY), gpu(1)), {}, "GPU-0001"),
-        ((gpu(0, processes=BUSY),), {}, "GPU-0000"),
         ((gpu(0, uuid="MIG-a", parent="GPU-0000"),), {}, "MIG-a"),
         ((gpu(0),), {"worker_class": "distributed.Nanny"}, ""),
-        ((gpu(0),), {"scheduler": False}, ""),
         ((gpu(0, exclusive=True), gpu(1)), {}, "GPU-0001"),
     ],
 )

@@ -75,27 +75,6 @@ def test_names_are_text() -> None:
     assert any(text.startswith("h1</t") for text in picture.texts)
 
 
-def test_nothing_lies_outside() -> None:
-    """No box ends beyond the one around it; positions add up from the root."""
-    job = list(hypothetical_job(30, 2, 6))
-    job[8] = replace(job[8], gpus=job[8].gpus[:1])
-    job[9] = replace(job[9], gpus=job[9].gpus[:1])
-    root = Picture(plan(job, cpu_workers=3)).root
-    _, _, width, height = map(int, str(root.get("viewBox")).split())
-
-    def ends(element: ElementTree.Element, x: int, y: int) -> None:
-        for child in element:
-            at = re.fullmatch(r"translate\((\d+) (\d+)\)", child.get("transform", "translate(0 0)"))
-            assert at is not None
-            left, top = x + int(at[1]), y + int(at[2])
-            if child.tag == f"{SVG}rect":
-                assert left + int(child.get("width", "0")) <= width
-                assert top + int(child.get("height", "0")) <= height
-            ends(child, left, top)
-
-    ends(root, 0, 0)
-
-
 def test_the_example_of_the_docs_is_current() -> None:
     found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
     page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")

@@ -39,13 +39,6 @@ def test_cpu_workers_in_a_job_without_gpus_share_the_cores() -> None:
     assert [(w.name, w.nthreads) for w in found.workers] == [(0, 2), ("0-cpu-0", 2), ("0-cpu-1", 2), (1, 2)]
 
 
-def test_cores_of_gpu_workers() -> None:
-    near = gpu(0, cpus=(1, 2, 3))
-    assert plan([rank(0, 1, (near,), cpus=(0, 1, 2))]).workers[0].cpus == (1, 2)
-    unknown = plan([rank(0, 1, (gpu(0),), cpus=(0, 1))])
-    assert (unknown.workers[0].cpus, unknown.warnings) == ((0, 1), ())
-
-
 def test_memory_and_network_devices_near_the_gpus() -> None:
     def places(*gpus: Any, **options: Any) -> list[Any]:
         found = plan([rank(0, 1, tuple(gpu(number, **each) for number, each in enumerate(gpus)))], **options)
