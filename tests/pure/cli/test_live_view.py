@@ -1,33 +1,27 @@
-"""The live view in a terminal of its own (a pty); tests/mpi/test_top.py has it in tmux."""
+"""The live view of samples that come late, fail or hang, in tmux; tests/mpi/test_top.py has it of a job."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import signal
-import struct
-import subprocess
 import sys
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.errors import InputError
 from support import ROOT
-from support.jobs.clusters import until
+from support.jobs.clusters import alive, until
+from support.jobs.screens import Tmux
 
 #: Runs `watch` on samples that the argument names.
 PROGRAM = """
 import asyncio, sys
-sys.path.insert(0, "tests")
 from dask_gpu_mpi.cli.live_view import check_terminal, watch
 from dataclasses import replace
-from dask_gpu_mpi.view.snapshot import NoAnswerError
-from dask_gpu_mpi.view.snapshot import snapshot_of
+from dask_gpu_mpi.view.snapshot import NoAnswerError, snapshot_of
 from support.mocks.snapshots import cluster
 
 class Source:
@@ -52,109 +46,56 @@ sys.exit(asyncio.run(watch(Source(), 0.2)))
 """
 
 
-class Pty:
-    """A program whose terminal is ours."""
-
-    def __init__(self, mode: str) -> None:
-        self.fd, end = pty.openpty()
-        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.before = termios.tcgetattr(self.fd)
-        env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, mode],
-            stdin=end,
-            stdout=end,
-            stderr=subprocess.PIPE,
-            env=env,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        os.close(end)
-        os.set_blocking(self.fd, False)
-        self.shown = ""
-
-    def read(self) -> str:
-        """What was drawn since the last call, added to `shown`."""
-        try:
-            new = os.read(self.fd, 1 << 16).decode()
-        except OSError:  # nothing yet, or its end
-            new = ""
-        self.shown += new
-        return new
-
-    def wait_for(self, text: str) -> None:
-        until(lambda: (self.read(), text in self.shown)[1], 30, text)
-
-    def check_end(self, code: int) -> str:
-        """Wait for its end; the terminal must be as it was. Its standard error."""
-        until(lambda: (self.read(), self.process.poll() is not None)[1], 30, "the end")
-        while self.read():
-            pass
-        assert self.process.stderr is not None
-        said = self.process.stderr.read().decode()
-        assert self.process.returncode == code, said
-        assert termios.tcgetattr(self.fd) == self.before
-        assert self.shown.count("\x1b[?1049h") == self.shown.count("\x1b[?1049l")
-        assert self.shown.rfind("\x1b[?25l") < self.shown.rfind("\x1b[?25h") or "\x1b[?25l" not in self.shown
-        assert "closed" in self.shown.rpartition("\x1b[?1049l")[2]
-        return said
+View = Callable[[str], Tmux]
 
 
-@contextmanager
-def view(mode: str = "works") -> Iterator[Pty]:
-    one = Pty(mode)
-    try:
-        yield one
-    finally:
-        one.process.kill()
-        one.process.communicate()
-        if one.fd >= 0:
-            os.close(one.fd)
+@pytest.fixture
+def view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[View]:
+    """Starts it in a terminal, with samples of this kind."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+    (tmp_path / "watch.py").write_text(PROGRAM)
+    with Tmux.opened(tmp_path) as tmux:
+
+        def start(mode: str) -> Tmux:
+            tmux.start([sys.executable, "watch.py", mode])
+            return tmux
+
+        yield start
 
 
-def test_a_terminal_that_hangs_up_ends_it() -> None:
-    with view() as one:
-        one.wait_for("nodes 64")
-        one.process.send_signal(signal.SIGHUP)
-        assert one.check_end(128 + signal.SIGHUP) == ""
+def test_a_terminal_that_hangs_up_ends_it(view: View) -> None:
+    tmux = view("works")
+    tmux.wait_for("nodes 64, GPUs 512")
+    tmux.signal(signal.SIGHUP)
+    assert "closed" in tmux.check_end(128 + signal.SIGHUP)
 
 
 @pytest.mark.parametrize(("mode", "error"), [("breaks", "RuntimeError: broken"), ("fails", "no scheduler")])
-def test_an_error_is_raised_after_the_terminal_is_restored(mode: str, error: str) -> None:
-    with view(mode) as one:
-        assert error in one.check_end(1)
+def test_an_error_is_raised_after_the_terminal_is_restored(view: View, mode: str, error: str) -> None:
+    assert error in view(mode).check_end(1)
 
 
-def test_a_scheduler_that_does_not_answer_is_asked_again() -> None:
-    with view("busy") as one:
-        one.wait_for("no answer for ")
-        one.wait_for("4:59:5")  # the fifth sample's time left
-        one.read()
-        one.shown = one.shown[one.shown.rfind("\x1b[H") :]
-        os.write(one.fd, b"s")
-        one.wait_for("sort: USE%")
-        assert "no answer" not in one.shown
-    with view("slow") as one:  # the time left goes on between samples
-        one.wait_for("0:59:58 left, nodes 64")
-        os.write(one.fd, b"q")
-        assert one.check_end(0) == ""
+def test_a_scheduler_that_does_not_answer_is_asked_again(view: View) -> None:
+    tmux = view("busy")
+    tmux.wait_for("no answer for ")
+    assert "no answer" not in tmux.wait_for("4:59:5")  # the fifth sample's time left
 
 
-def test_ctrl_z_does_not_leave_it() -> None:
-    with view() as one:
-        one.wait_for("nodes 64")
-        os.write(one.fd, b"\x1as")
-        one.wait_for("sort: USE%")
-        os.write(one.fd, b"q")
-        assert one.check_end(0) == ""
+def test_the_time_left_goes_on_between_samples_and_keys_work_then(view: View) -> None:
+    tmux = view("slow")
+    tmux.wait_for("0:59:58 left, nodes 64")
+    tmux.keys("C-z", "s")  # which does not leave it
+    tmux.wait_for("sort: USE%")
+    tmux.keys("q")
+    tmux.check_end(0)
 
 
-def test_a_terminal_that_is_gone_ends_it() -> None:
-    with view() as one:
-        one.wait_for("nodes 64")
-        os.close(one.fd)
-        one.fd = -1
-        assert one.process.wait(30) != 0
+def test_a_terminal_that_is_gone_ends_it(view: View) -> None:
+    tmux = view("works")
+    tmux.wait_for("nodes 64")
+    pid = tmux.program
+    tmux.close_terminal()
+    until(lambda: not alive(pid), 30)
 
 
 def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,11 @@ class Tmux:
         self.keys("Enter")
 
     def top(self, *arguments: str) -> None:
-        """Start `top`; its exit code will be on the screen, and what ``stty`` said before and after in files."""
-        words = [sys.executable, "-m", "dask_gpu_mpi", "top", *arguments]
+        """Start `top`."""
+        self.start([sys.executable, "-m", "dask_gpu_mpi", "top", *arguments])
+
+    def start(self, words: list[str]) -> None:
+        """Start a program; its exit code will be on the screen, and what ``stty`` said before and after in files."""
         self.run(f"stty -g > before; {shlex.join(words)}; echo code=$?; stty -g > after; touch done")
 
     @property
@@ -94,11 +97,20 @@ class Tmux:
         """Whether there is the shell's screen, with its cursor."""
         return (self.ask("alternate_on"), self.ask("cursor_flag")) == ("0", "1")
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the program that the shell runs."""
+    @property
+    def program(self) -> int:
+        """The process of the program that the shell runs."""
         shell = int(self.ask("pane_pid"))
         (child,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-        os.kill(int(child), number)
+        return int(child)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program."""
+        os.kill(self.program, number)
+
+    def close_terminal(self) -> None:
+        """Close the terminal of the shell and the program; another shell gets a new one."""
+        self._tmux("respawn-pane", "-k")
 
     def check_end(self, code: int, seconds: float = 20.0) -> str:
         """Wait for the end with this code, and compare the terminal with what it was; the screen then."""
