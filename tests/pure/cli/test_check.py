@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -37,17 +36,6 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return done
 
     return run
-
-
-def test_what_is_printed_and_the_exit_code(check: Callable[..., Any]) -> None:
-    done = check("--json", "--no-kernel", "--expect-gpus", "4", "--nthreads", "2", "script.py", "--json")
-    assert done.exit_code == 1
-    assert json.loads(done.stdout)["findings"][0]["remedy"] == "reset it"
-    assert (done.given["kernel"], done.given["expect_gpus"], done.given["has_client"]) == (False, 4, True)
-    assert done.given["options"].nthreads == 2
-    done = check()
-    assert done.stdout.startswith("  ERROR    GPUs  no GPU\n")
-    assert (done.given["kernel"], done.given["expect_gpus"], done.given["has_client"]) == (True, None, False)
 
 
 def test_an_error_is_reported_once(check: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dask
@@ -33,55 +34,55 @@ def run(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def words(output: str) -> list[str]:
-    return shlex.split(output, comments=True)
+Dry = Callable[..., list[str]]
+
+
+@pytest.fixture
+def dry(capsys: pytest.CaptureFixture[str]) -> Dry:
+    """The words of what would be run."""
+
+    def words(*arguments: str) -> list[str]:
+        assert run("--dry-run", *arguments) == 0
+        return shlex.split(capsys.readouterr().out)
+
+    return words
 
 
 def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
-    capsys: pytest.CaptureFixture[str],
+    dry: Dry,
 ) -> None:
     options = ["--worker-options", '{"a": "b c"}', "--interface", "lo"]
     script = ["my.py", "-n", "--check"]
-    assert run("--no-dashboard", "-n3", "--dry-run", *options, *script) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("# this machine: 1 node, 3 MPI ranks\n")
-    found = words(out)
+    found = dry("--no-dashboard", "-n3", *options, *script)
+    assert " ".join(found[:8]) == "# this machine: 1 node, 3 MPI ranks"
     assert found[found.index(START) + 1 :] == ["run", *options, "--no-dashboard", *script]
     assert "--check" not in found[: found.index("run")]
-    assert run("--hosts", "h1,h2:2", "--dry-run", "--check", "my.py") == 0
-    found = words(capsys.readouterr().out)
+    found = dry("--hosts", "h1,h2:2", "--check", "my.py")
     assert found.count("h1:1,h2:2") == 2
     assert found.index("check") < found.index("&&") < found.index("run")
 
 
-def test_options_for_the_launcher_come_after_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_for_the_launcher_come_after_ours(dry: Dry) -> None:
     given = ["--launcher-option=-genv A=1", "--launcher-option=--comment='a b'"]
-    assert run("--dry-run", "-n", "2", *given, "my.py", "--launcher-option=x") == 0
-    found = words(capsys.readouterr().out)
+    found = dry("-n", "2", *given, "my.py", "--launcher-option=x")
     at = found.index("-genv")
     assert found[at : at + 3] == ["-genv", "A=1", "--comment=a b"]
     assert found[at + 4 : at + 6] == ["-c", START]
     assert found[-2:] == ["my.py", "--launcher-option=x"]
 
 
-def test_the_plugin_of_srun(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plugin_of_srun(dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for variable, value in SLURM.items():
         monkeypatch.setenv(variable, value)
-    assert run("--dry-run", "--launcher", "srun", "--mpi", "pmi2", "my.py") == 0
-    assert "--mpi=pmi2" in words(capsys.readouterr().out)
+    assert "--mpi=pmi2" in dry("--launcher", "srun", "--mpi", "pmi2", "my.py")
 
 
-def test_check_without_a_script_is_all_there_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.MonkeyPatch) -> None:
     def commands(*given: str) -> list[str]:
-        assert run("--dry-run", "--check", *given) == 0
-        return [word for word in words(capsys.readouterr().out) if word in ("check", "run")]
+        return [word for word in dry("--check", *given) if word in ("check", "run")]
 
     assert commands("--expect-gpus", "2") == ["check"]
     assert commands("--scheduler-file", "f.json") == ["check", "run"]  # for clients elsewhere
@@ -93,26 +94,22 @@ def test_check_without_a_script_is_all_there_is(
 
 
 def test_settings_of_a_job_script(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    dry: Dry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variables; an option wins, and an empty variable is none."""
     monkeypatch.setenv("DGM_EXPECT_GPUS", "4")
     monkeypatch.setenv("DGM_SCRATCH", "/nvme")
     monkeypatch.setenv("DGM_CONTAINER", "")
     monkeypatch.setenv("DGM_MPI", "")
-    assert run("--dry-run", "--check", "my.py") == 0
-    found = words(capsys.readouterr().out)
+    found = dry("--check", "my.py")
     assert found[found.index("check") + 1] == "--expect-gpus=4"
     assert "DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme" in found
     assert "apptainer" not in found
-    assert run("--dry-run", "--check", "--expect-gpus", "2", "my.py") == 0
-    assert "--expect-gpus=2" in words(capsys.readouterr().out)
+    assert "--expect-gpus=2" in dry("--check", "--expect-gpus", "2", "my.py")
     monkeypatch.setenv("DGM_CHECK", "no")
-    assert run("--dry-run", "--check", "my.py") == 0
-    assert "check" not in words(capsys.readouterr().out)
+    assert "check" not in dry("--check", "my.py")
     monkeypatch.setenv("DGM_RANKS_PER_NODE", "3")
-    assert run("--dry-run", "my.py") == 0
-    assert capsys.readouterr().out.startswith("# this machine: 1 node, 3 MPI ranks\n")
+    assert " ".join(dry("my.py")[:8]) == "# this machine: 1 node, 3 MPI ranks"
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
     assert "four" in capsys.readouterr().err
@@ -120,7 +117,7 @@ def test_settings_of_a_job_script(
 
 @pytest.mark.parametrize("by", ["option", "variable", "configuration"])
 def test_the_workers_directory_is_in_their_container(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+    dry: Dry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
 ) -> None:
     image = tmp_path / "image.sif"
     image.touch()
@@ -135,8 +132,7 @@ def test_the_workers_directory_is_in_their_container(
     if by == "variable":
         monkeypatch.setenv("DGM_SCRATCH", str(local))
     with dask.config.set({"gpu-mpi.local-directory": str(local)} if by == "configuration" else {}):
-        assert run("--dry-run", "--container", str(image), *given, "my.py") == 0
-    assert f"--bind={local}:{local}" in words(capsys.readouterr().out)
+        assert f"--bind={local}:{local}" in dry("--container", str(image), *given, "my.py")
 
 
 @pytest.mark.parametrize(
@@ -197,33 +193,31 @@ def test_working_directory_that_was_deleted(
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_a_copy_of_an_environment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--stage", str(tmp_path / "no.tar"), "--dry-run", "my.py") == 2
     assert "--stage" in (error := capsys.readouterr().err)
     assert "can't be read (No such file or directory)" in error
     assert run("--stage", "env.tar", "--container", "image.sif", "--dry-run", "my.py") == 2
     assert "--stage with --container" in capsys.readouterr().err
     small_environment(tmp_path / "env")
-    given = ["--local-directory", str(tmp_path / "local"), "--dry-run", "my.py"]
-    assert run("--stage", str(tmp_path / "env"), *given) == 0
-    found = words(capsys.readouterr().out)
+    given = ["--local-directory", str(tmp_path / "local"), "my.py"]
+    found = dry("--stage", str(tmp_path / "env"), *given)
     folder = found[found.index(UNSTAGE) + 1]
     assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
     assert f"{folder}/env/bin/python" in found
 
 
 def test_a_requeued_job_has_the_copies_of_the_same_command_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "env.tar"
     small_environment(tmp_path / "env")
     subprocess.run(["tar", "-cf", archive, "-C", tmp_path / "env", "."], check=True, timeout=30)
-    given = ["--stage", str(archive), "--local-directory", str(tmp_path), "--requeue", "2", "--dry-run"]
+    given = ["--stage", str(archive), "--local-directory", str(tmp_path), "--requeue", "2"]
 
     def name(*program: str) -> str:
         monkeypatch.setattr(sys, "argv", ["dask-gpu-mpi", "launch", *given, *program])
-        assert run(*given, *program) == 0
-        found = words(capsys.readouterr().out)
+        found = dry(*given, *program)
         return os.path.basename(found[found.index(UNSTAGE) + 1])
 
     assert name("a.py") != name("a.py")  # no job
