@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from dask_gpu_mpi.startup import bringup
-from support.mocks.preflights import observed
 
 SHAPE = [
     "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--cpus-per-node", "8", "--memory-per-node", "64GiB",
@@ -59,22 +55,6 @@ def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
     error = plan("--nodes", "1", *arguments, rc=2)
     assert error.startswith("dask_gpu_mpi: error: ")
     assert says in error
-
-
-def test_the_plan_of_this_allocation_is_printed_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    inventories = [one.inventory for one in (observed(0), observed(1)) if one.inventory is not None]
-    made = make_plan(inventories, Options())
-
-    def plan_of_allocation(options: Any, **_: Any) -> Any:
-        given.append(options)
-        return made if len(given) == 1 else None
-
-    monkeypatch.setattr(bringup, "plan_of_allocation", plan_of_allocation)
-    assert plan("--nthreads", "2").rstrip("\n") == made.table()
-    assert plan("--nthreads", "x") == ""
-    assert isinstance(given[0], Options)
-    assert isinstance(given[1], InputError)
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -180,12 +180,11 @@ def test_the_cpu_quota_of_v1(
     files = {
         "0/job/step/cpu.cfs_quota_us": "1",  # another controller's hierarchy
         "0/job/step/cpu.cfs_period_us": "1",
-        "1/job/step/cpu.cfs_quota_us": step[0],
-        "1/job/step/cpu.cfs_period_us": step[1],
-        "1/job/cpu.cfs_quota_us": job[0],
-        "1/job/cpu.cfs_period_us": job[1],
         "1/cpu.cfs_period_us": "100000",  # the root has no quota
     }
+    for place, limits in (("job/step", step), ("job", job)):
+        for name, limit in zip(("quota", "period"), limits, strict=True):
+            files[f"1/{place}/cpu.cfs_{name}_us"] = limit
     proc = tree("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n", mounts, files)
     assert cpu_quota(proc) == cores
 
