@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -33,14 +32,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "no cluster found" in refused("--once", rc=2)
     assert "no scheduler file" in refused("--json", "--scheduler-file", none, rc=2)
     assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
-
-
-def test_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: Any, **__: Any) -> int:
-        raise ClusterLostError("gone")
-
-    monkeypatch.setattr(live_view, "run_top", run)
-    assert refused("--once", rc=1).endswith("gone")
 
 
 SNAPSHOT = snapshot_of(*cluster_of(2, 2), 7.0)

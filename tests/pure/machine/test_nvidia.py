@@ -176,41 +176,36 @@ def test_errors_name_the_value_and_what_is_there(value: str, words: str) -> None
     assert "\n" not in message
 
 
-def test_without_any_gpu() -> None:
-    assert parse_visible(None, ()) == ()
-    assert parse_visible("", ()) == ()
-    with pytest.raises(InputError, match="NVML lists no GPU"):
-        parse_visible("0", ())
-
-
-def test_an_exact_uuid_wins_over_longer_ones() -> None:
-    devices = (named_gpu(0, "GPU-a"), named_gpu(1, "GPU-ab"))
-    assert parse_visible("GPU-a", devices) == devices[:1]
+LONGER = (named_gpu(0, "GPU-a"), named_gpu(1, "GPU-ab"))
+OLDEST = (Gpu("MIG-GPU-dd00/1/0", 0, "A100", GIB, parent=PARENT, slice=0),)
 
 
 @pytest.mark.parametrize(
-    ("value", "uuids"),
+    ("devices", "value", "uuids"),
     [
-        (None, "GPU-aa00 MIG-ee00 MIG-ee01 MIG-ee02 GPU-bb22"),
-        ("MIG-ee02,MIG-ee00", "MIG-ee02 MIG-ee00"),
-        ("1", "MIG-ee00"),
-        ("GPU-dd", "MIG-ee00"),
-        ("2,MIG-ee01", "GPU-bb22 MIG-ee01"),
-        ("MIG-ee", "fits 3"),
-        ("1,MIG-ee00", "twice"),
+        (MIG, None, "GPU-aa00 MIG-ee00 MIG-ee01 MIG-ee02 GPU-bb22"),
+        (MIG, "MIG-ee02,MIG-ee00", "MIG-ee02 MIG-ee00"),
+        (MIG, "1", "MIG-ee00"),
+        (MIG, "GPU-dd", "MIG-ee00"),
+        (MIG, "2,MIG-ee01", "GPU-bb22 MIG-ee01"),
+        (LONGER, "GPU-a", "GPU-a"),
+        (OLDEST, "MIG-GPU-dd00/1/0", "MIG-GPU-dd00/1/0"),
+        ((), None, ""),
     ],
 )
-def test_mig(value: str | None, uuids: str) -> None:
-    if "-" in uuids:
-        assert [gpu.uuid for gpu in parse_visible(value, MIG)] == uuids.split()
-    else:
-        with pytest.raises(InputError, match=uuids):
-            parse_visible(value, MIG)
+def test_mig_and_names_that_others_begin_with(
+    devices: tuple[Gpu, ...], value: str | None, uuids: str
+) -> None:
+    assert [gpu.uuid for gpu in parse_visible(value, devices)] == uuids.split()
 
 
-def test_the_oldest_mig_syntax_where_the_driver_uses_it() -> None:
-    devices = (Gpu("MIG-GPU-dd00/1/0", 0, "A100", GIB, parent=PARENT, slice=0),)
-    assert parse_visible("MIG-GPU-dd00/1/0", devices) == devices
+@pytest.mark.parametrize(
+    ("devices", "value", "words"),
+    [(MIG, "MIG-ee", "fits 3"), (MIG, "1,MIG-ee00", "twice"), ((), "0", "NVML lists no GPU")],
+)
+def test_what_fits_several_or_none(devices: tuple[Gpu, ...], value: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_visible(value, devices)
 
 
 def test_lost_gpus_come_back_where_they_are_asked_for() -> None:
