@@ -65,14 +65,6 @@ def test_it_ends(how: str, comes_up: bool, tmp_path: Path) -> None:
     assert (tmp_path / "called").exists() is comes_up
 
 
-def test_not_beside_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(driver, "MPS", str(tmp_path / "mps"))
-    assert driver.may_be_kept_up({})
-    assert not driver.may_be_kept_up({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
-    os.mkdir(tmp_path / "mps")
-    assert not driver.may_be_kept_up({})
-
-
 #: Open MPI's variables of the first and of the second rank on a host.
 FIRST, SECOND = (
     {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": rank}
@@ -98,12 +90,14 @@ def test_one_on_each_host_with_gpus(
     environ: dict[str, str],
     begun: bool,
 ) -> None:
-    monkeypatch.setattr(driver, "MPS", str(tmp_path / "none"))
+    monkeypatch.setattr(driver, "MPS", str(tmp_path / "mps"))
     options = resolve({"worker_class": worker_class}, source="keyword")
     found = start_cuda_keepalive(options, {"PATH": os.environ["PATH"]} | environ)
     assert (found is not None) is begun
     if found is not None:
         assert found._process is not None
+        (tmp_path / "mps").touch()  # MPS has been started
+        assert start_cuda_keepalive(options, environ) is None
         pid = found._process.pid
         assert alive(pid)
         assert launched_as(pid) is None  # no second rank of that number

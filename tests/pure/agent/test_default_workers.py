@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import dask
@@ -27,99 +27,86 @@ class Cluster:
 
     async def add(self, name: str) -> Any:
         """A worker; its name begins with gpu or cpu."""
-        resource = name[:3].upper()
         worker = Worker(
-            self.scheduler.address, name=name, nthreads=1, resources={resource: 1}, dashboard=False
+            self.scheduler.address, name=name, nthreads=1, resources={name[:3].upper(): 1}, dashboard=False
         )
         return await self.stack.enter_async_context(worker)
 
-
-@contextlib.asynccontextmanager
-async def cluster(*names: str) -> AsyncIterator[Cluster]:
-    async with contextlib.AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(
-            Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
-        )
-        scheduler.add_plugin(GpuByDefault())
-        client = await stack.enter_async_context(
-            Client(scheduler.address, asynchronous=True, set_as_default=False)
-        )
-        made = Cluster(scheduler, client, stack)
-        for name in names:
-            await made.add(name)
-        yield made
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(LIMIT):
-            await test()
-
-    # workers in one process warn that they share it
-    with dask.config.set({"distributed.worker.memory.pause": False, "distributed.admin.tick.limit": "60s"}):
-        asyncio.run(limited())
+    async def names(self, **asks: Any) -> set[str]:
+        """Where a dozen tasks have run."""
+        return set(await self.client.gather(self.client.map(where, range(12), pure=False, **asks)))
 
 
 def where(*_: Any) -> str:
     return str(get_worker().name)
 
 
-async def names_of(cluster: Cluster, count: int = 12, **asks: Any) -> set[str]:
-    return set(await cluster.client.gather(cluster.client.map(where, range(count), pure=False, **asks)))
+def run(test: Callable[[Cluster], Awaitable[None]], *names: str) -> None:
+    """The test on a cluster with these workers."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT), contextlib.AsyncExitStack() as stack:
+            scheduler: Any = Scheduler(
+                host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0"
+            )
+            await stack.enter_async_context(scheduler)
+            scheduler.add_plugin(GpuByDefault())
+            client: Any = Client(scheduler.address, asynchronous=True, set_as_default=False)
+            made = Cluster(scheduler, await stack.enter_async_context(client), stack)
+            for name in names:
+                await made.add(name)
+            await test(made)
+
+    # workers in one process warn that they share it
+    with dask.config.set({"distributed.worker.memory.pause": False, "distributed.admin.tick.limit": "60s"}):
+        asyncio.run(limited())
 
 
 def test_tasks_go_to_gpu_workers_unless_they_ask_for_something() -> None:
-    async def test() -> None:
-        async with cluster("gpu-0", "gpu-1", "cpu-0") as made:
-            assert await names_of(made) == {"gpu-0", "gpu-1"}
-            assert await names_of(made, resources={"CPU": 1}) == {"cpu-0"}
-            assert await names_of(made, resources={"GPU": 1}) <= {"gpu-0", "gpu-1"}
-            assert await names_of(made, workers=["cpu-0"]) == {"cpu-0"}
-            assert await names_of(made, workers=["gpu-1"]) == {"gpu-1"}
-            everywhere = await made.client.run(lambda dask_worker: str(dask_worker.name))
-            assert sorted(everywhere.values()) == ["cpu-0", "gpu-0", "gpu-1"]
-            await made.client.retire_workers(names=["gpu-0"])
-            assert await names_of(made) == {"gpu-1"}
+    """What they may ask for: tests/mpi/test_default_workers.py."""
 
-    run(test)
+    async def test(made: Cluster) -> None:
+        assert await made.names() == {"gpu-0", "gpu-1"}
+        assert await made.names(resources={"CPU": 1}) == {"cpu-0"}
+        assert await made.names(workers=["cpu-0"]) == {"cpu-0"}
+        await made.client.retire_workers(names=["gpu-0"])
+        assert await made.names() == {"gpu-1"}
+
+    run(test, "gpu-0", "gpu-1", "cpu-0")
 
 
 def test_without_gpu_workers_tasks_run_anywhere() -> None:
-    async def test() -> None:
-        async with cluster("cpu-0", "cpu-1") as made:
-            assert await names_of(made) == {"cpu-0", "cpu-1"}
-            await made.add("gpu-0")
-            assert await names_of(made) == {"gpu-0"}
+    async def test(made: Cluster) -> None:
+        assert await made.names() == {"cpu-0", "cpu-1"}
+        await made.add("gpu-0")
+        assert await made.names() == {"gpu-0"}
 
-    run(test)
+    run(test, "cpu-0", "cpu-1")
 
 
 def test_tasks_wait_for_a_gpu_worker_that_comes_back() -> None:
-    async def test() -> None:
-        async with cluster("gpu-0", "cpu-0") as made:
-            (gpu,) = (worker for worker in made.scheduler.workers.values() if worker.name == "gpu-0")
-            await made.scheduler.remove_worker(gpu.address, stimulus_id="test", close=True)
-            waiting = made.client.map(where, range(4), pure=False)
-            while len(made.scheduler.unrunnable) < 4:
-                await asyncio.sleep(0.01)
-            await made.add("gpu-1")
-            assert set(await made.client.gather(waiting)) == {"gpu-1"}
-            assert await names_of(made) == {"gpu-1"}
-            # the address of the one that has gone is remembered no longer
-            plugins = made.scheduler.plugins.values()
-            assert [len(each.addresses) for each in plugins if isinstance(each, GpuByDefault)] == [1]
+    async def test(made: Cluster) -> None:
+        (gpu,) = (worker for worker in made.scheduler.workers.values() if worker.name == "gpu-0")
+        await made.scheduler.remove_worker(gpu.address, stimulus_id="test", close=True)
+        waiting = made.client.map(where, range(4), pure=False)
+        while len(made.scheduler.unrunnable) < 4:
+            await asyncio.sleep(0.01)
+        await made.add("gpu-1")
+        assert set(await made.client.gather(waiting)) == {"gpu-1"}
+        # the address of the one that has gone is remembered no longer
+        plugins = made.scheduler.plugins.values()
+        assert [len(each.addresses) for each in plugins if isinstance(each, GpuByDefault)] == [1]
 
-    run(test)
+    run(test, "gpu-0", "cpu-0")
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_shuffle_by_p2p(gpus: int) -> None:
     """Which sends its output to workers that it chooses itself."""
 
-    async def test() -> None:
-        async with cluster(*(f"gpu-{number}" for number in range(gpus)), "cpu-0") as made:
-            x = da.ones((20, 20), chunks=(4, 20)).rechunk((20, 4), method="p2p")
-            moved = x.map_blocks(lambda block: np.full(block.shape, where() == "cpu-0"), dtype=bool)
-            assert not (await made.client.compute(moved)).any()
+    async def test(made: Cluster) -> None:
+        x = da.ones((20, 20), chunks=(4, 20)).rechunk((20, 4), method="p2p")
+        moved = x.map_blocks(lambda block: np.full(block.shape, where() == "cpu-0"), dtype=bool)
+        assert not (await made.client.compute(moved)).any()
 
-    run(test)
+    run(test, *(f"gpu-{number}" for number in range(gpus)), "cpu-0")

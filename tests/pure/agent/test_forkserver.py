@@ -1,4 +1,4 @@
-"""The fork server made of the process itself: imports are shared, children die with it, the hash seed is theirs too."""
+"""The fork server made of the process itself; what ends with it: tests/faults/test_kills.py."""
 
 from __future__ import annotations
 
@@ -76,21 +76,6 @@ def test_the_standard_server_runs_nothing_of_the_working_directory(tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_children_die_with_the_process(tmp_path: Path) -> None:
-    """The kernel kills the server when its parent ends, and the child when the server does."""
-    done = run(
-        tmp_path,
-        """
-        import time
-        process = context.Process(target=time.sleep, args=(60,))
-        process.start()
-        print(process.pid, flush=True)
-        os._exit(0)
-        """,
-    )
-    until(lambda: not alive(int(done.stdout)), 10)
-
-
 def test_processes_of_tasks_end_at_sigterm_and_workers_leave_it_to_the_rank(tmp_path: Path) -> None:
     """Which are known by their names."""
     done = run(
@@ -135,28 +120,6 @@ def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path:
         """,
     )
     assert done.stdout == "alive\n", done.stderr
-
-
-def test_the_end_of_the_server_is_noticed(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import asyncio, signal
-        from multiprocessing.forkserver import _forkserver
-        from dask_gpu_mpi.agent.forkserver import watch_fork_server
-
-        async def main():
-            ended = asyncio.Event()
-            watch_fork_server(asyncio.get_running_loop(), ended.set)
-            os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
-            await asyncio.wait_for(ended.wait(), 10)
-            print(own, "ended", flush=True)
-            os._exit(0)
-
-        asyncio.run(main())
-        """,
-    )
-    assert done.stdout == "True ended\n", done.stderr
 
 
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:

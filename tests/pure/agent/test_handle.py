@@ -83,11 +83,6 @@ def environ_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_an_agent_that_began_before_the_options_were_read_is_used(agent: AgentProcess) -> None:
-    assert begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON) is agent
-    assert not agent.looks
-
-
 def test_what_dask_configures_for_processes_is_there_from_the_agents_first_moment(
     agent: AgentProcess,
 ) -> None:
@@ -165,7 +160,9 @@ def test_the_second_frame_has_the_options_and_the_configuration(
 
 
 def test_an_agent_that_is_closed_before_it_is_configured_ends_in_order(agent: AgentProcess) -> None:
-    agent.begin(Options(worker_class="distributed.Nanny"), ENVIRON)
+    # it began before the options were read
+    assert begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON) is agent
+    assert not agent.looks
     agent.send(Order.CLOSE)
     assert agent._process.wait(20) == 0
     assert agent.close(1.0)

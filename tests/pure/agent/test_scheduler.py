@@ -70,21 +70,20 @@ def served(
             ours.close()
 
 
-@pytest.mark.parametrize("orders", [(Order.CLOSE,), ()], ids=["told", "pipe closed"])
-def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
-    code, (kind, address, http_port, identity) = served(OPTIONS, *orders)
+@pytest.mark.parametrize(
+    ("orders", "listen", "host"),
+    [((Order.CLOSE,), "127.0.0.1", "127.0.0.1"), ((), "::1", "[::1]")],
+    ids=["told", "pipe closed"],
+)
+def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...], listen: str, host: str) -> None:
+    settings = replace(SETTINGS, listen=listen)
+    code, (kind, address, http_port, identity) = served(OPTIONS, *orders, settings=settings)
     assert (code, kind) == (0, Answer.SCHEDULER_UP)
-    assert address.startswith("tcp://127.0.0.1:")
+    assert address.startswith(f"tcp://{host}:")
     assert http_port > 0
     assert identity.startswith("Scheduler-")
     assert dask.config.get("probe") == 1
     assert dask.config.get("distributed.diagnostics.nvml") is False
-
-
-def test_it_listens_on_an_ipv6_address() -> None:
-    code, (kind, address, *_) = served(OPTIONS, Order.CLOSE, settings=replace(SETTINGS, listen="::1"))
-    assert (code, kind) == (0, Answer.SCHEDULER_UP)
-    assert address.startswith("tcp://[::1]:")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -122,6 +121,7 @@ def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(versions, "error_message", counted)
 
     async def visit(address: str, http_port: int | None) -> None:
+        assert http_port is None  # without a dashboard
         warnings_, comms = [], []
         for number, version in enumerate(("1", "1", "1", "2")):
             comms.append(comm := await connect(address))
@@ -139,28 +139,6 @@ def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyP
             comm.abort()
 
     assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=visit)[0] == 0
-
-
-def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
-    async def unlike(address: str, http_port: int | None) -> None:
-        from distributed.core import rpc
-
-        assert http_port is None
-        async with rpc(address) as scheduler:
-            assert (await scheduler.identity())["services"] == {"dashboard": 0}
-
-    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=unlike)[0] == 0
-
-
-def test_nobody_comes_in_without_the_token() -> None:
-    async def visit(address: str, http_port: int | None) -> None:
-        from tornado.httpclient import AsyncHTTPClient
-
-        for query, code in (("", 403), ("?token=other", 403), ("?token=token", 200)):
-            url = f"http://127.0.0.1:{http_port}/health{query}"
-            assert (await AsyncHTTPClient().fetch(url, raise_error=False)).code == code
-
-    assert served(OPTIONS, Order.CLOSE, visit=visit)[0] == 0
 
 
 def test_it_does_not_start_with_a_server_that_asks_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,19 +186,15 @@ def test_the_dashboard_waits_for_the_scripts_client(
 ) -> None:
     connected: list[int] = []
 
-    class Module:
-        @staticmethod
-        def connect(application: Any, server: Any, of: Pages, prefix: str) -> None:
-            connected.append(of.polls)
+    module = types.SimpleNamespace(connect=lambda application, server, of, prefix: connected.append(of.polls))
 
     def missing(name: str) -> None:
         raise ImportError("no bokeh")
 
-    monkeypatch.setattr(scheduler.importlib, "import_module", lambda name: Module)
+    monkeypatch.setattr(scheduler.importlib, "import_module", lambda name: module)
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert connected == [3]
     # but not for ever: a script may have none
-    assert scheduler.CLIENT_GRACE == 5.0
     monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert connected == [3, 1]
