@@ -59,37 +59,38 @@ def calls(monkeypatch: pytest.MonkeyPatch, mpi: Any) -> list[object]:
     return found
 
 
-@pytest.fixture
-def _owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_owner", 0)
-    module.finalize_at_exit()
-
-
-@pytest.mark.usefixtures("_owner")
-@pytest.mark.parametrize("version", [NEWER, *OTHERS])
-def test_finalized_once_python_ends(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    assert calls(monkeypatch, FakeMpi(version)) == ["finalize"]
-
-
-@pytest.mark.usefixtures("_owner")
 @pytest.mark.parametrize(
-    ("ranks_here", "others_alone", "size", "expected"),
+    ("version", "ranks_here", "others_alone", "size", "expected"),
     [
-        ("1", True, 2, ["all", True]),
-        ("1", False, 3, ["all", "finalize"]),  # some node has several, whose exit code Hydra would lose
-        ("2", True, 3, ["all", "finalize"]),
-        ("x", True, 3, ["all", "finalize"]),
-        ("1", True, 1, ["finalize"]),
+        *((version, "1", True, 2, ["finalize"]) for version in (NEWER, *OTHERS)),
+        (OLDER, "1", True, 2, ["all", True]),
+        (
+            OLDER,
+            "1",
+            False,
+            3,
+            ["all", "finalize"],
+        ),  # some node has several, whose exit code Hydra would lose
+        (OLDER, "2", True, 3, ["all", "finalize"]),
+        (OLDER, "x", True, 3, ["all", "finalize"]),
+        (OLDER, "1", True, 1, ["finalize"]),
     ],
 )
-def test_library_whose_finalize_may_hang_is_only_waited_with(
-    monkeypatch: pytest.MonkeyPatch, ranks_here: str, others_alone: bool, size: int, expected: list[object]
+def test_a_library_whose_finalize_may_hang_is_only_waited_with(
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    ranks_here: str,
+    others_alone: bool,
+    size: int,
+    expected: list[object],
 ) -> None:
+    monkeypatch.setattr(module, "_owner", 0)
+    module.finalize_at_exit()
     for name, value in {**HYDRA, "MPI_LOCALNRANKS": ranks_here}.items():
         monkeypatch.setenv(name, value)
     if ranks_here == "x":
         monkeypatch.setenv("PMI_RANK", "x")
-    assert calls(monkeypatch, FakeMpi(OLDER, size=size, alone=others_alone)) == expected
+    assert calls(monkeypatch, FakeMpi(version, size=size, alone=others_alone)) == expected
 
 
 @pytest.mark.parametrize(

@@ -119,21 +119,17 @@ class FakeMpi4py:
         self.folder = folder / "mpi4py"
         self.folder.mkdir()
         (self.folder / "MPI.py").write_text(FAKE_MPI)
-        self._patch = patch
         for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
             patch.delitem(sys.modules, name)
         patch.syspath_prepend(str(folder))
         self.rc()
-        self.at_exit = 0
-        patch.setattr(library, "finalize_at_exit", self._finalize_at_exit)
+        self.at_exit: list[bool] = []
+        patch.setattr(library, "finalize_at_exit", lambda: self.at_exit.append(True))
 
     def rc(self, *, initialize: bool = True, finalize: bool | None = None) -> None:
         """What the script has chosen before."""
         text = f"import types\nrc = types.SimpleNamespace(initialize={initialize}, finalize={finalize})\n"
         (self.folder / "__init__.py").write_text(text)
-
-    def _finalize_at_exit(self) -> None:
-        self.at_exit += 1
 
 
 @pytest.fixture
@@ -144,26 +140,32 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMpi4py
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("rc", [{}, {"initialize": False}, {"finalize": True}, {"finalize": False}])
-def test_this_process_finalizes_and_not_its_children(fake: FakeMpi4py, rc: dict[str, bool]) -> None:
-    fake.rc(**rc)
-    assert load_mpi().calls == ["import", False, "init"]
-    assert sys.modules["mpi4py"].rc.initialize is rc.get("initialize", True)  # as it was, for who looks
-    assert fake.at_exit == 1
-
-
-def test_other_code_that_has_initialized_mpi_finalizes_it(
-    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rc", "other", "calls"),
+    [
+        *(
+            pytest.param(rc, "", ["import", False, "init"], id=f"this process, but not its children {rc}")
+            for rc in ({}, {"initialize": False}, {"finalize": True}, {"finalize": False})
+        ),
+        pytest.param({}, "other code", ["import", False], id="other code that has initialized MPI"),
+        pytest.param({}, "mpi4py.run", ["import", True], id="below python -m mpi4py it does both"),
+    ],
+)
+def test_who_finalizes(
+    fake: FakeMpi4py,
+    monkeypatch: pytest.MonkeyPatch,
+    rc: dict[str, bool],
+    other: str,
+    calls: list[object],
 ) -> None:
-    monkeypatch.setenv("OTHER_CODE", "")
-    assert load_mpi().calls == ["import", False]
-    assert fake.at_exit == 0
-
-
-def test_below_python_m_mpi4py_it_does_both(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.run", types.ModuleType("mpi4py.run"))
-    assert load_mpi().calls == ["import", True]
-    assert fake.at_exit == 0
+    fake.rc(**rc)
+    if other == "other code":
+        monkeypatch.setenv("OTHER_CODE", "")
+    elif other:
+        monkeypatch.setitem(sys.modules, other, types.ModuleType(other))
+    assert load_mpi().calls == calls
+    assert sys.modules["mpi4py"].rc.initialize is rc.get("initialize", True)  # as it was, for who looks
+    assert fake.at_exit == [True] * ("init" in calls)
 
 
 @pytest.mark.parametrize(("initialize", "last"), [(True, True), (False, "init")])
@@ -173,47 +175,27 @@ def test_mpi_that_the_script_has_imported(fake: FakeMpi4py, initialize: bool, la
     mpi = importlib.import_module("mpi4py.MPI")
     assert load_mpi() is mpi
     assert mpi.calls[-1] == last
-    assert fake.at_exit == (not initialize)
-
-
-def test_mpi_that_has_ended_is_an_error_of_the_script(fake: FakeMpi4py) -> None:
-    importlib.import_module("mpi4py.MPI").finalized = True
-    with pytest.raises(
-        InputError, match=r"the script called MPI\.Finalize\(\) before initialize\(\)"
-    ) as caught:
-        load_mpi()
-    assert not caught.value.reported
-
-
-@pytest.mark.parametrize(
-    ("error", "host", "text"),
-    [
-        (
-            "RuntimeError('cannot load MPI library\\nlibmpi.so.12')",
-            "n3",
-            "on n3 (cannot load MPI library). Fix: ",
-        ),
-        ("ImportError", "", "(ImportError)"),
-    ],
-)
-def test_no_library(fake: FakeMpi4py, error: str, host: str, text: str) -> None:
-    (fake.folder / "MPI.py").write_text(f"raise {error}")
-    with pytest.raises(MpiMissingError, match=re.escape(text)):
-        load_mpi(host=host)
+    assert fake.at_exit == [True] * (not initialize)
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_one_rank_reports_what_all_ranks_lack(
-    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, waits: bool
+@pytest.mark.parametrize(
+    ("error", "host", "text"),
+    [
+        ("RuntimeError('cannot load libmpi\\nx')", "n3", "on n3 (cannot load libmpi). Fix: "),
+        ("ImportError", "", "(ImportError)"),
+    ],
+)
+def test_no_library(
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, waits: bool, error: str, host: str, text: str
 ) -> None:
-    (fake.folder / "MPI.py").write_text("raise ImportError")
+    """One rank reports what all ranks lack, below a launcher."""
+    (fake.folder / "MPI.py").write_text(f"raise {error}")
     monkeypatch.setattr(library.launcher_check, "wait_for_rank_0_to_report", lambda environ: waits)
-    with pytest.raises(MpiMissingError) as caught:
-        load_mpi({})
-    assert caught.value.reported is waits
-    with pytest.raises(MpiMissingError) as caught:
-        load_mpi()  # not below a launcher
-    assert not caught.value.reported
+    for environ in ({}, None):
+        with pytest.raises(MpiMissingError, match=re.escape(text)) as caught:
+            load_mpi(environ, host)
+        assert caught.value.reported is (waits and environ is not None)
 
 
 def test_settings_and_the_check_of_the_library_come_before_it_is_loaded(

@@ -176,18 +176,6 @@ def test_a_rank_that_has_failed_waits_for_the_ends_of_the_others(
 
 
 @pytest.mark.usefixtures("any_thread")
-@pytest.mark.parametrize("agree", [True, False])
-def test_the_communicator_is_freed_where_all_agree(agree: bool) -> None:
-    zero, one = mailboxes(2)
-    comms = [zero._comm, one._comm]
-    at_once(
-        functools.partial(zero.free, 10.0, 0.0, agrees=True),
-        functools.partial(one.free, 0.0, 10.0, agrees=agree),
-    )
-    assert [comm.freed for comm in comms] == [agree, agree]
-
-
-@pytest.mark.usefixtures("any_thread")
 def test_what_a_late_rank_has_sent_besides_its_key_is_received_at_the_end() -> None:
     """MPICH complains of it in MPI_Finalize."""
     zero, one = mailboxes(2)

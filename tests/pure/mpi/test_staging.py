@@ -141,6 +141,9 @@ def copies(tmp_path: Path) -> list[str]:
     ],
 )
 def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+    """Also of folders that their owner may not write."""
+    (source / "bin").chmod(0o555)
+    source.chmod(0o555)
     wanted = find(packed(source, name + ".x", *options), tmp_path)
     stage(wanted)
     python = os.path.join(wanted.bin, "python")
@@ -149,12 +152,15 @@ def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, .
     )
     assert done.stdout.strip() == os.path.dirname(wanted.bin)
     assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+    for folder in (wanted.bin, os.path.dirname(wanted.bin)):
+        assert os.stat(folder).st_mode & 0o700 == 0o700
 
 
 def test_a_folder(source: Path, tmp_path: Path) -> None:
+    (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
     wanted = find(source, tmp_path, "7")
     stage(wanted)
-    assert os.path.exists(os.path.join(wanted.bin, "python"))
+    assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
     # its content may be another when the job is requeued
     assert find(source, tmp_path, "7").folder != wanted.folder
 
@@ -182,21 +188,25 @@ def test_sources_that_are_refused(source: Path, tmp_path: Path) -> None:
         find(tmp_path, tmp_path)
 
 
+def refused(tmp_path: Path, why: str, wanted: Stage, **how: Any) -> None:
+    """A copy that fails so, and of which nothing is left."""
+    with pytest.raises(InputError, match=why):
+        stage(wanted, **how)
+    assert copies(tmp_path) == []
+
+
 def test_a_part_of_a_compressed_file(source: Path, tmp_path: Path) -> None:
     archive = packed(source, "a.tar.gz", "-z")
     os.truncate(archive, archive.stat().st_size // 2)
-    with pytest.raises(InputError, match="can't be unpacked.*[Uu]nexpected end of file"):
-        stage(find(archive, tmp_path))
-    assert copies(tmp_path) == []
+    refused(tmp_path, "can't be unpacked.*[Uu]nexpected end of file", find(archive, tmp_path))
 
 
 def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
     def change(chunk: memoryview) -> None:
         chunk[-1] ^= 1
 
-    with pytest.raises(InputError, match=f"{os.uname().nodename}: .* SHA-256 is another"):
-        stage(find(packed(source), tmp_path), change)
-    assert copies(tmp_path) == []
+    why = f"{os.uname().nodename}: .* SHA-256 is another"
+    refused(tmp_path, why, find(packed(source), tmp_path), change=change)
 
 
 def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -204,12 +214,9 @@ def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) ->
     wanted = find(archive, tmp_path)
     (source / "more").touch()
     packed(source)
-    with pytest.raises(InputError, match="SHA-256 is another"):
-        stage(wanted)
+    refused(tmp_path, "SHA-256 is another", wanted)
     archive.unlink()
-    with pytest.raises(InputError, match="env.tar can't be read: .*No such file"):
-        stage(wanted)
-    assert copies(tmp_path) == []
+    refused(tmp_path, "env.tar can't be read: .*No such file", wanted)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "link/outside"])
@@ -236,45 +243,15 @@ def test_an_archive_writes_nothing_outside(source: Path, tmp_path: Path, name: s
     assert not (tmp_path / "local" / "outside").exists()
 
 
-def test_a_requeued_job_uses_a_complete_copy_again(source: Path, tmp_path: Path) -> None:
-    archive = packed(source)
-    wanted = find(archive, tmp_path, "42")
-    assert stage(wanted).chunks == 1
-    (Path(wanted.folder) / "ours").touch()
-    again = find(archive, tmp_path, "42")
-    assert again == wanted
-    assert stage(again).chunks == 0
-    assert (Path(wanted.folder) / "ours").exists()
-    # the first run was killed before it had all
-    (Path(wanted.folder) / "complete").unlink()
-    assert stage(again).chunks == 1
-    assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
-    # another archive has another copy
-    (source / "more").touch()
-    packed(source)
-    assert find(archive, tmp_path, "42").folder != wanted.folder
-
-
 def test_an_environment_without_our_packages(tmp_path: Path) -> None:
     source = small_environment(tmp_path / "env")
     next(source.glob("lib/*/site-packages/these.pth")).unlink()
-    with pytest.raises(InputError, match="No module named .*Fix: install the same packages"):
-        stage(find(source, tmp_path))
-    assert copies(tmp_path) == []
+    refused(tmp_path, "No module named .*Fix: install the same packages", find(source, tmp_path))
 
 
 def test_another_mpi_library_than_that_of_launch(source: Path, tmp_path: Path) -> None:
-    wanted = find(source, tmp_path)
-    with pytest.raises(InputError, match=r"its MPI library is .* \(expected Other MPI 1.0\)"):
-        stage(wanted, library="Other MPI 1.0, of a module")
-    assert copies(tmp_path) == []
-
-
-def test_conda_unpack_is_run_at_the_place_of_the_copy(source: Path, tmp_path: Path) -> None:
-    (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
-    wanted = find(source, tmp_path)
-    stage(wanted)
-    assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
+    why = r"its MPI library is .* \(expected Other MPI 1.0\)"
+    refused(tmp_path, why, find(source, tmp_path), library="Other MPI 1.0, of a module")
 
 
 def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +260,7 @@ def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         staging.shutil, "which", lambda name, **more: None if name == "gzip" else which(name, **more)
     )
-    with pytest.raises(InputError, match="command gzip not found in PATH. Fix: install gzip"):
-        stage(wanted)
-    assert copies(tmp_path) == []
+    refused(tmp_path, "command gzip not found in PATH. Fix: install gzip", wanted)
 
 
 def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
@@ -295,13 +270,13 @@ def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
     (Path(wanted.folder) / "complete").write_text(digest)
     os.chmod(wanted.folder, 0o777)
     assert stage(wanted).chunks == 1
-    assert sys.version_info  # the copy was made again
     assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
 
 
 def test_a_node_that_has_its_copy_keeps_it(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As those of a requeued job; of another archive it has another copy."""
     archive = str(packed(source))
     (first, _), (second, _) = stage_on_two(archive, tmp_path / "local", job="42")
     assert "copied to 2 nodes" in capsys.readouterr().err
@@ -313,6 +288,9 @@ def test_a_node_that_has_its_copy_keeps_it(
     assert sorted(os.listdir(second)) == ["complete", "env"]
     stage_on_two(archive, tmp_path / "local", job="42")
     assert capsys.readouterr().err.endswith("all nodes have their copies already\n")
+    (source / "more").touch()
+    packed(source)
+    assert os.path.basename(find(Path(archive), tmp_path, "42").folder) != os.path.basename(first)
 
 
 def test_no_node_completes_a_part_of_a_folder(
@@ -346,15 +324,6 @@ def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
 
 
-def test_folders_that_their_owner_may_not_write(source: Path, tmp_path: Path) -> None:
-    (source / "bin").chmod(0o555)
-    source.chmod(0o555)
-    wanted = find(packed(source), tmp_path)
-    stage(wanted)
-    for folder in (wanted.bin, os.path.dirname(wanted.bin)):
-        assert os.stat(folder).st_mode & 0o700 == 0o700
-
-
 def test_a_copy_of_the_run_before_that_stays(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,9 +344,7 @@ def test_a_local_directory_that_every_user_may_change(
     local = str(tmp_path / "local")
     wanted = find_stage(str(packed(source)), local, job="")
     monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
-    with pytest.raises(InputError, match=f"every user .* Fix: chmod \\+t {local}, or another"):
-        stage(wanted)
-    assert copies(tmp_path) == []
+    refused(tmp_path, f"every user .* Fix: chmod \\+t {local}, or another", wanted)
 
 
 def test_programs_of_the_copy_end_with_the_process() -> None:

@@ -50,21 +50,14 @@ def test_a_launcher_that_does_not_end_is_killed(deaf: subprocess.Popen[bytes], t
     assert said == "dask_gpu_mpi: the launcher has not ended 0.1 s after the job was aborted: it is killed\n"
 
 
-def test_one_that_ends_is_not(deaf: subprocess.Popen[bytes]) -> None:
-    look(deaf.pid, 600)
+def test_nobody_else_is(deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    look(deaf.pid, 600)  # one that ends
     assert deaf.stdin is not None
     deaf.stdin.close()
     assert deaf.wait(20) == 0
-
-
-def test_nobody_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object, **kwargs: object) -> None:
-        raise AssertionError("this process's parent is no launcher")
-
-    monkeypatch.setattr(subprocess, "Popen", never)
-    look(None, 0.0)
-    # and one that has ended is nobody
-    look(2**22 + 1, 0.0)
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    look(None, 0.0)  # this process's parent is no launcher
+    look(2**22 + 1, 0.0)  # one that has ended
 
 
 # -- a rank that stays in MPI_Init is ended by its agent, and nobody else is
@@ -250,11 +243,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[dict[int, int]]:
     yield from _ranks("hydra_pmi_proxy", request.param)
 
 
-@pytest.fixture
-def ranks_of_another() -> Iterator[dict[int, int]]:
-    yield from _ranks("prted", DIRECT)
-
-
 def _ranks(name: str, command: tuple[str, ...]) -> Iterator[dict[int, int]]:
     """Process id of each rank, below its wrappers."""
     pipe = subprocess.PIPE
@@ -350,6 +338,7 @@ def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
     assert neighbours(ranks[2]) == {0: "there", 3: "there"}
 
 
-def test_launchers_that_mind_are_left_alone(ranks_of_another: dict[int, int]) -> None:
-    assert started_here(ranks_of_another[0]) == 0
-    assert sorted(neighbours(ranks_of_another[0])) == [1, 2, 3]
+def test_launchers_that_mind_are_left_alone() -> None:
+    for ranks in _ranks("prted", DIRECT):
+        assert started_here(ranks[0]) == 0
+        assert sorted(neighbours(ranks[0])) == [1, 2, 3]

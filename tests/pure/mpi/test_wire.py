@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dask_gpu_mpi
 from dask_gpu_mpi.mpi import wire as module
@@ -241,25 +239,16 @@ PICKLING = {
 AMBIGUOUS, COMMUNICATORS = {"gather", "recv", "send"}, {"COMM_WORLD", "_comm", "comm", "message", "world"}
 
 
-def pickling(tree: ast.AST) -> set[str]:
-    """What of mpi4py's pickling methods a module uses."""
-    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    of = {id(node): getattr(node.value, "attr", getattr(node.value, "id", "")) for node in used}
-    return {
-        node.attr
-        for node in used
-        if node.attr in PICKLING or (node.attr in AMBIGUOUS and of[id(node)] in COMMUNICATORS)
-    }
-
-
 def test_nothing_in_the_package_has_mpi4py_pickle() -> None:
-    found = {
-        str(path.relative_to(PACKAGE)): names
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "report_figures.py"  # bokeh's scatter
-        and (names := pickling(ast.parse(path.read_text(encoding="utf-8"))))
-    }
-    assert found == {}
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "report_figures.py":  # bokeh's scatter
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                of = getattr(node.value, "attr", getattr(node.value, "id", ""))
+                place = f"{path}:{node.lineno}"
+                assert node.attr not in PICKLING, place
+                assert node.attr not in AMBIGUOUS or of not in COMMUNICATORS, place
 
 
 def test_a_library_that_survives_dead_ranks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,16 +283,12 @@ def pair(rank: int = 1, keys: KeyPair = ONE) -> tuple[Channel, Channel]:
     return ZERO.channel(keys.public, rank, to_rank=True), keys.channel(ZERO.public, rank, to_rank=False)
 
 
-def test_both_directions() -> None:
+def test_both_directions_and_nothing_of_it_is_to_be_seen() -> None:
     zero, one = pair()
     for number in range(300):
         text = b"x" * number
         assert one.open(zero.seal(text)) == [text]
         assert zero.open(bytearray(one.seal(text))) == [text]
-
-
-def test_nothing_of_it_is_to_be_seen() -> None:
-    zero, _ = pair()
     first, second = zero.seal(b"-----BEGIN PRIVATE KEY-----"), zero.seal(b"-----BEGIN PRIVATE KEY-----")
     assert b"PRIVATE" not in first
     assert first[8:] != second[8:]
@@ -345,22 +330,17 @@ def test_messages_of_others() -> None:
     assert one.open(zero.seal(b"x")) == [b"x"]
 
 
-@given(st.data())
-def test_one_bit_that_is_another(data: st.DataObject) -> None:
-    zero, one = pair()
-    message = bytearray(zero.seal(b"message"))
-    bit = data.draw(st.integers(0, 8 * len(message) - 1))
-    message[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(ForeignMessageError):
-        one.open(message)
-
-
-def test_each_part_of_a_message() -> None:
+def test_a_message_that_is_changed_or_cut() -> None:
     zero, one = pair()
     message = zero.seal(b"message")
-    for length in range(len(message)):
+    parts = [message[:length] for length in range(len(message))]
+    for bit in range(8 * len(message)):
+        changed = bytearray(message)
+        changed[bit // 8] ^= 1 << bit % 8
+        parts.append(bytes(changed))
+    for part in parts:
         with pytest.raises(ForeignMessageError):
-            one.open(message[:length])
+            one.open(part)
     assert one.open(message) == [b"message"]
 
 
