@@ -62,24 +62,17 @@ def run(test: Callable[[Cluster], Awaitable[None]], *names: str) -> None:
         asyncio.run(limited())
 
 
-def test_tasks_go_to_gpu_workers_unless_they_ask_for_something() -> None:
-    """What they may ask for: tests/mpi/test_default_workers.py."""
-
-    async def test(made: Cluster) -> None:
-        assert await made.names() == {"gpu-0", "gpu-1"}
-        assert await made.names(resources={"CPU": 1}) == {"cpu-0"}
-        assert await made.names(workers=["cpu-0"]) == {"cpu-0"}
-        await made.client.retire_workers(names=["gpu-0"])
-        assert await made.names() == {"gpu-1"}
-
-    run(test, "gpu-0", "gpu-1", "cpu-0")
-
-
 def test_without_gpu_workers_tasks_run_anywhere() -> None:
+    """With them, unless they ask for something: tests/mpi/test_default_workers.py."""
+
     async def test(made: Cluster) -> None:
         assert await made.names() == {"cpu-0", "cpu-1"}
         await made.add("gpu-0")
-        assert await made.names() == {"gpu-0"}
+        await made.add("gpu-1")
+        assert await made.names() == {"gpu-0", "gpu-1"}
+        assert await made.names(workers=["cpu-0"]) == {"cpu-0"}
+        await made.client.retire_workers(names=["gpu-0"])
+        assert await made.names() == {"gpu-1"}
 
     run(test, "cpu-0", "cpu-1")
 

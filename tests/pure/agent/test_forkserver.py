@@ -76,26 +76,6 @@ def test_the_standard_server_runs_nothing_of_the_working_directory(tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_processes_of_tasks_end_at_sigterm_and_workers_leave_it_to_the_rank(tmp_path: Path) -> None:
-    """Which are known by their names."""
-    done = run(
-        tmp_path,
-        """
-        receiver, sender = context.Pipe()
-        code = (
-            "import signal; number = signal.SIGTERM; blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, []); "
-            "sender.send((signal.getsignal(number) == signal.SIG_DFL, blocked))"
-        )
-        for name in (None, "Dask Worker process (from Nanny)", "dask_gpu_mpi scheduler"):
-            process = context.Process(target=exec, args=(code, {"sender": sender}), name=name)
-            process.start()
-            print(*receiver.recv())
-            process.join(10)
-        """,
-    )
-    assert done.stdout == "True False\nFalse False\nFalse False\n", done.stderr
-
-
 def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path: Path) -> None:
     """Only the children of the server die with the thread that forked them; a task, in a thread of a worker, may fork as well."""
     done = run(

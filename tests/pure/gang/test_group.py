@@ -57,13 +57,6 @@ def test_the_end_of_the_gang() -> None:
     assert mine.cancelled
 
 
-def test_members_that_are_late() -> None:
-    mine = group(Scheduler(answer={"state": Reply.LATE, "missing": (1, 3)}))
-    with pytest.raises(TimeoutError, match=r"allgather: rank\(s\) 1, 3 have not come within 2 s"):
-        mine.allgather(None, timeout=2)
-    assert not mine.cancelled
-
-
 def test_what_is_refused() -> None:
     scheduler = Scheduler()
     mine = group(scheduler)

@@ -1,4 +1,7 @@
-"""The scheduler's part of gangs, with a scheduler that is not there: leases, starts, failures and the end of members."""
+"""The scheduler's part of gangs, with a scheduler that is not there: starts, failures and the end of members.
+
+Operations, overlapping gangs and limits of the run: tests/mpi/test_spmd.py and tests/faults/test_gangs.py.
+"""
 
 from __future__ import annotations
 
@@ -95,20 +98,6 @@ async def test_members_start_together() -> None:
     [second] = cluster.joining("g", 1)
     for node, answer in enumerate((await first, await second)):
         assert (answer["state"], answer["hosts"], answer["node_rank"]) == (Reply.GOOD, ["h0", "h1"], node)
-
-
-@in_loop
-async def test_the_second_gang_waits_for_the_first() -> None:
-    cluster = Cluster("1", "2")
-    plugin = await cluster.begin()
-    await cluster.opened("first", "1")
-    second = asyncio.create_task(cluster.opened("second"))
-    await asyncio.sleep(0.01)
-    assert not second.done()
-    await plugin.close_gang("first")
-    assert (await second)["state"] == Reply.GOOD
-    await plugin.close_gang("second")
-    await plugin.close_gang("second")
 
 
 @in_loop
@@ -248,34 +237,13 @@ async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
     waiting = asyncio.create_task(cluster.opened("waits"))
     await asyncio.sleep(0.01)
     plugin.remove_client(cluster, "another")  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
     assert not waiting.done()
     plugin.remove_client(cluster, "client")  # type: ignore[arg-type]
     assert (await waiting)["why"] == "its client is gone"
     assert (await cluster.opened("next"))["state"] == Reply.GOOD
     del cluster.clients["client"]
     assert (await cluster.opened("gone"))["state"] == Reply.REFUSED
-
-
-@in_loop
-async def test_time_for_the_run() -> None:
-    cluster = Cluster("1", "2")
-    plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)
-    plugin.leave("g", 0, spoilt=False)
-    assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"
-
-
-@in_loop
-async def test_operations() -> None:
-    cluster = Cluster("1", "2")
-    plugin = await cluster.running("g", 0, 1, grace=0.0)
-    both = await asyncio.gather(*(plugin.exchange("g", rank, 0, "barrier", b"", 60) for rank in (0, 1)))
-    assert [each["parts"] for each in both] == [[b"", b""]] * 2
-    first = asyncio.create_task(plugin.exchange("g", 0, 1, "barrier", b"", 60))
-    await asyncio.sleep(0.01)
-    wrong = await plugin.exchange("g", 1, 1, "allgather", b"", 60)
-    assert wrong["why"].startswith("rank 1 (worker 2 on h1) calls allgather where rank 0 calls barrier (")
-    assert (await first)["state"] == Reply.OVER
-    assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == Reply.OVER
 
 
 @in_loop

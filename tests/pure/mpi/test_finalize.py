@@ -21,32 +21,28 @@ OTHERS = (
 )
 
 
-class FakeMpi:
-    """What is asked of MPI."""
+def fake_mpi(
+    version: str, *, size: int = 2, alone: bool = True, state: tuple[bool, bool] = (True, False)
+) -> Any:
+    """What is asked of MPI. `state`: whether it is initialized, and finalized."""
+    calls: list[object] = []
 
-    LAND, IN_PLACE, C_BOOL = "and", "in place", "bool"
-
-    def __init__(
-        self,
-        version: str,
-        *,
-        size: int = 2,
-        alone: bool = True,
-        initialized: bool = True,
-        finalized: bool = False,
-    ) -> None:
-        self.calls: list[object] = []
-        self.COMM_WORLD = types.SimpleNamespace(size=size, Allreduce=self.Allreduce)
-        self.others_alone = alone
-        self.Is_initialized = lambda: initialized
-        self.Is_finalized = lambda: finalized
-        self.Get_library_version = lambda: version
-        self.Finalize = lambda: self.calls.append("finalize")
-
-    def Allreduce(self, where: str, what: list[Any], op: str) -> None:
+    def all_reduce(where: str, what: list[Any], op: str) -> None:
         assert (where, what[1], op) == ("in place", "bool", "and")
-        self.calls.append("all")
-        what[0][0] &= self.others_alone
+        calls.append("all")
+        what[0][0] &= alone
+
+    return types.SimpleNamespace(
+        calls=calls,
+        LAND="and",
+        IN_PLACE="in place",
+        C_BOOL="bool",
+        COMM_WORLD=types.SimpleNamespace(size=size, Allreduce=all_reduce),
+        Is_initialized=lambda: state[0],
+        Is_finalized=lambda: state[1],
+        Get_library_version=lambda: version,
+        Finalize=lambda: calls.append("finalize"),
+    )
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, mpi: Any) -> list[object]:
@@ -90,13 +86,13 @@ def test_a_library_whose_finalize_may_hang_is_only_waited_with(
         monkeypatch.setenv(name, value)
     if ranks_here == "x":
         monkeypatch.setenv("PMI_RANK", "x")
-    assert calls(monkeypatch, FakeMpi(version, size=size, alone=others_alone)) == expected
+    assert calls(monkeypatch, fake_mpi(version, size=size, alone=others_alone)) == expected
 
 
 @pytest.mark.parametrize(
-    ("ours", "state"), [(True, {"initialized": False}), (True, {"finalized": True}), (False, {})]
+    ("ours", "state"), [(True, (False, False)), (True, (True, True)), (False, (True, False))]
 )
-def test_nothing_to_finalize(monkeypatch: pytest.MonkeyPatch, ours: bool, state: dict[str, bool]) -> None:
+def test_nothing_to_finalize(monkeypatch: pytest.MonkeyPatch, ours: bool, state: tuple[bool, bool]) -> None:
     monkeypatch.setattr(module, "_owner", os.getpid() if ours else 1)
     for version in (NEWER, OLDER):
-        assert calls(monkeypatch, FakeMpi(version, **state)) == []
+        assert calls(monkeypatch, fake_mpi(version, state=state)) == []

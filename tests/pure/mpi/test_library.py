@@ -235,3 +235,17 @@ def test_abort_while_mpi_runs(
     library.abort(3)
     steps = ["look_after_launcher", "flush", ((1, 2), True), ("abort", 3)]
     assert mpi.calls[2:] == (steps if aborts else [])
+
+
+def test_mpi_that_the_script_has_imported_leaves_a_port(
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "all_on_one_host", lambda environ: "ALONE" in environ)
+    monkeypatch.setattr(library, "_started_here", False)
+    mpi = importlib.import_module("mpi4py.MPI")
+    mpi.Get_library_version = lambda: "MPICH Version: 5.0.2\nMPICH Device: ch4:ucx"
+    (warning,) = library.warn_of_ports({"ALONE": ""})
+    assert "Fix: call initialize() before mpi4py.MPI is imported, or UCX_TLS=^sysv,tcp in the" in warning
+    assert library.warn_of_ports({}) == []
+    monkeypatch.setattr(library, "_started_here", True)
+    assert library.warn_of_ports({"ALONE": ""}) == []

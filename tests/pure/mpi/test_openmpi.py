@@ -9,7 +9,14 @@ import dask
 import pytest
 
 from dask_gpu_mpi.mpi import openmpi
-from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components, left_open, missing, ucx_left_open
+from dask_gpu_mpi.mpi.openmpi import (
+    closed_to_others,
+    fewer_components,
+    left_open,
+    missing,
+    ucx_left_open,
+    ucx_missing,
+)
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
@@ -72,7 +79,9 @@ def test_components_that_stay_out(
     assert used(environ, beside_ucx=beside_ucx, one_host=one_host).get(VARIABLE) == btl
 
 
-def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> None:
+def test_beside_another_ucx_nothing_starts_it(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = {"HOME": str(tmp_path)}
     assert used(environ, beside_ucx=True) == UCX
     # a choice about UCX is one for both frameworks that would use it
@@ -81,10 +90,7 @@ def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> 
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("pml = ob1\n")
     assert used(environ, beside_ucx=True) == {VARIABLE: "^ofi,uct"}
-
-
-def test_setting_of_the_process_is_restored(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "^openib")
+    monkeypatch.setenv(VARIABLE, "^openib")  # which is restored
     assert used({VARIABLE: "^openib"}, one_host=True) == {VARIABLE: "^openib,tcp"}
 
 
@@ -294,5 +300,7 @@ def test_warning_of_a_choice_of_ucx_that_leaves_a_port(value: str | None, is_ope
         assert (
             "anyone on this node who reaches it can read and write the memory of the ranks. Fix: " in warning
         )
+    # for a script that has started MPI itself
+    assert ucx_missing(environ, OF_UCX) == ("" if value else "UCX_TLS=^sysv,tcp")
     # no other library listens by UCX for it
     assert ucx_left_open(environ, "Open MPI v5.0.11") == ucx_left_open(environ, "MPICH Device: ch4:ofi") == ""

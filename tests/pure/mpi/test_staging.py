@@ -10,10 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,69 +27,31 @@ Change = Callable[[memoryview], None]
 
 
 class World:
-    """A world of one rank, in which the network may change bytes."""
+    """A world of one rank, in which the network may change bytes; or of two, of which the other one, elsewhere, reports this."""
 
-    rank, size = 0, 1
+    rank = 0
 
-    def __init__(self, change: Change | None = None) -> None:
-        self.change = change
+    def __init__(self, change: Change | None = None, other: str | None = None) -> None:
+        self.change, self.other = change, other
+        self.size = 1 if other is None else 2
         self.chunks = 0
+        self.last = b""
 
     def Barrier(self) -> None:
         pass
 
     def Allgather(self, mine: Any, everyone: Any) -> None:
-        everyone[0][:] = mine[0]
+        everyone[0][: staging.RECORD] = mine[0]
+        if self.other is not None:
+            everyone[0][staging.RECORD :] = f"other\0{self.other}".encode().ljust(staging.RECORD, b"\0")
+            self.other = ""  # later it has no error
 
     def Bcast(self, given: Any, root: int) -> None:
+        self.last = bytes(given[0])
         if isinstance(given[0], memoryview):
             self.chunks += 1
             if self.change is not None:
                 self.change(given[0])
-
-
-class Both:
-    """A world of two ranks, which are threads; each has its view of it."""
-
-    def __init__(self) -> None:
-        self.barrier, self.given = threading.Barrier(2, timeout=20), [b"", b""]
-
-    def of(self, rank: int) -> Any:
-        def pass_on(mine: Any) -> list[bytes]:
-            self.given[rank] = bytes(mine)
-            self.barrier.wait()
-            given = list(self.given)
-            self.barrier.wait()
-            return given
-
-        def gather(mine: Any, everyone: Any) -> None:
-            everyone[0][:] = b"".join(pass_on(mine[0]))
-
-        def broadcast(given: Any, root: int) -> None:
-            given[0][:] = pass_on(given[0])[root]
-
-        return SimpleNamespace(
-            rank=rank, size=2, Barrier=self.barrier.wait, Allgather=gather, Bcast=broadcast
-        )
-
-
-def stage_on_two(source: str, local: Path, job: str = "") -> list[tuple[str, str]]:
-    """The folder of the copy and the error of two nodes, which have their own local directories."""
-    both, name = Both(), find_stage(source, str(local), job=job)
-
-    def on(rank: int) -> tuple[str, str]:
-        folder = os.path.join(local, f"h{rank}", os.path.basename(name.folder))
-        mpi = SimpleNamespace(COMM_WORLD=both.of(rank), BYTE="B", Get_library_version=this_library)
-        node = StagedNode(mpi, replace(name, folder=folder))
-        node._host = f"h{rank}"
-        try:
-            node.stage()
-        except InputError as error:
-            return folder, str(error)
-        return folder, ""
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(on, range(2)))
 
 
 @functools.cache
@@ -102,8 +61,8 @@ def this_library() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def stage(wanted: Stage, change: Change | None = None, library: str = "") -> World:
-    world = World(change)
+def stage(wanted: Stage, world: World | None = None, library: str = "") -> World:
+    world = world or World()
     mpi = SimpleNamespace(COMM_WORLD=world, BYTE="B", Get_library_version=lambda: library or this_library())
     StagedNode(mpi, wanted).stage()
     return world
@@ -206,7 +165,7 @@ def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
         chunk[-1] ^= 1
 
     why = f"{os.uname().nodename}: .* SHA-256 is another"
-    refused(tmp_path, why, find(packed(source), tmp_path), change=change)
+    refused(tmp_path, why, find(packed(source), tmp_path), world=World(change))
 
 
 def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -276,33 +235,35 @@ def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
 def test_a_node_that_has_its_copy_keeps_it(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of a requeued job; of another archive it has another copy."""
-    archive = str(packed(source))
-    (first, _), (second, _) = stage_on_two(archive, tmp_path / "local", job="42")
+    """As those of a requeued job (tests/slurm/test_staging.py); of another archive it has another copy."""
+    archive = packed(source)
+    wanted = find(archive, tmp_path, "42")
+    folder = Path(wanted.folder)
+    stage(wanted, World(other=""))
     assert "copied to 2 nodes" in capsys.readouterr().err
-    (Path(first) / "ours").touch()
-    (Path(second) / "complete").unlink()
-    assert stage_on_two(archive, tmp_path / "local", job="42") == [(first, ""), (second, "")]
+    (folder / "ours").touch()
+    assert find(archive, tmp_path, "42") == wanted
+    assert stage(wanted, World(other="")).chunks == 1  # for the other one
     assert "copied to 1 node in" in capsys.readouterr().err
-    assert sorted(os.listdir(first)) == ["complete", "env", "ours"]
-    assert sorted(os.listdir(second)) == ["complete", "env"]
-    stage_on_two(archive, tmp_path / "local", job="42")
+    assert sorted(os.listdir(folder)) == ["complete", "env", "ours"]
+    assert stage(wanted, World(other="has it")).chunks == 0
     assert capsys.readouterr().err.endswith("all nodes have their copies already\n")
+    # the first run was killed before it had all
+    (folder / "complete").unlink()
+    assert stage(wanted, World(other="has it")).chunks == 1
+    assert sorted(os.listdir(folder)) == ["complete", "env"]
     (source / "more").touch()
     packed(source)
-    assert os.path.basename(find(Path(archive), tmp_path, "42").folder) != os.path.basename(first)
+    assert find(archive, tmp_path, "42").folder != wanted.folder
 
 
 def test_no_node_completes_a_part_of_a_folder(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    completed = []
-    monkeypatch.setattr(staging, "replace", lambda path, digest: completed.append(path))
     tars(tmp_path, monkeypatch, 'echo "tar: x: Input/output error" >&2; exit 2')
-    for _, error in stage_on_two(str(source), tmp_path / "local"):
-        assert "h0: " in error
-        assert "can't be read: tar: x: Input/output error" in error
-    assert completed == []
+    world = World()
+    refused(tmp_path, "can't be read: tar: x: Input/output error", find(source, tmp_path), world=world)
+    assert world.last == b"-" * 64  # the SHA-256 of nothing that a node may have
 
 
 def test_a_file_of_a_folder_changes_meanwhile(
