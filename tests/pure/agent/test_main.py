@@ -234,16 +234,7 @@ def test_no_log_file_without_a_directory_or_workers(
     assert answers == [(Answer.READY, len(plans)), *[(Answer.WORKERS_CLOSED,)] * (1 + len(plans))]
 
 
-def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
-    async def later(agent: Any) -> None:
-        assert bench.calls == []
-        await asyncio.sleep(0.2)
-        assert bench.calls[0][0] == "start workers"
-
-    bench.run((Order.START_WORKERS, replace(START, delay=0.15)), then=later)
-
-
-def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_wait_for_ucx_and_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over UCX the agent initialises it in a thread, without a GPU, while the scheduler starts."""
     calls: list[str] = []
     ready: list[asyncio.Future[None]] = []
@@ -260,9 +251,12 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         assert bench.calls == []
         ready[0].set_result(None)
         await asyncio.sleep(0.02)
+        assert bench.calls == []
+        await asyncio.sleep(0.2)
         assert bench.calls[0][0] == "start workers"
 
-    bench.run((Order.START_WORKERS, START), then=later, protocol=Protocol.UCX)
+    order = (Order.START_WORKERS, replace(START, delay=0.15))
+    bench.run(order, then=later, protocol=Protocol.UCX)
     assert calls == ["hide", "stop watching"]
 
 

@@ -1,6 +1,6 @@
 """The scheduler's part of gangs, with a scheduler that is not there: starts, failures and the end of members.
 
-Operations, overlapping gangs and limits of the run: tests/mpi/test_spmd.py and tests/faults/test_gangs.py.
+Operations, gangs that overlap, members that hang and limits of the run: tests/mpi/test_spmd.py and tests/faults/test_gangs.py.
 """
 
 from __future__ import annotations
@@ -162,22 +162,6 @@ async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> 
         assert why == "rank 1 (worker 2 on 10.0.0.2) died before the gang started"
         await plugin.close_gang("g")
     assert len((await cluster.opened("next"))["workers"]) == 1
-
-
-@in_loop
-async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
-    cluster = Cluster("1", "2", "3")
-    plugin = await cluster.running("g", 0, 1, 2, grace=0.05)
-    plugin.fail("g", "raised ValueError()", 1, b"ValueError()")
-    plugin.leave("g", 1, spoilt=False)
-    plugin.fail("g", "raised a later one", 2)
-    plugin.leave("g", 2, spoilt=False)
-    watched = await plugin.watch("g")
-    assert watched["why"] == "rank 1 (worker 2 on h1) raised ValueError()"
-    assert (watched["rank"], watched["error"]) == (1, b"ValueError()")
-    await plugin.close_gang("g")
-    assert cluster.killed == ["1"]
-    assert len((await cluster.opened("next"))["workers"]) == 3
 
 
 @in_loop

@@ -311,25 +311,9 @@ def test_a_shell_in_which_the_command_was_typed_is_not_ended(
     assert end_of_shell() == 7
 
 
-def test_the_scripts_around_a_rank_end_with_it(
-    ranks: dict[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = first_process(ranks[1])
-    assert first_process(ranks[1], but_shells=True) == first
-    monkeypatch.setattr(watchdogs.os, "getppid", lambda: ranks[1])
-    watcher(ranks[1])._end_rank()
-    ended = (psutil.STATUS_ZOMBIE, None)
-    _until(lambda: all(_status(pid) in ended for pid in (first, ranks[1])))
-
-
-def _status(pid: int) -> str | None:
-    try:
-        return psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return None
-
-
 def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
+    """The end of wrapped ranks: tests/faults/test_starts.py."""
+    assert first_process(ranks[1], but_shells=True) == first_process(ranks[1])
     assert neighbours(ranks[0]) == {1: "there", 2: "there", 3: "there"}
     assert started_here(ranks[0]) == RANKS
     os.kill(ranks[2], signal.SIGSTOP)
