@@ -71,8 +71,12 @@ def test_it_is_json_and_every_field_is_documented() -> None:
 
 
 def test_without_a_scheduler() -> None:
-    data = assemble(job(how="the cluster was lost: x", exit_code=1), None)
+    options = Options(nthreads=2, explicit=frozenset({"nthreads"}))
+    data = assemble(job(how="the cluster was lost: x", exit_code=1, options=options), None)
     assert data["record"] is None
+    lines = data["summary"]["lines"]
+    assert lines == {"busy": ["the scheduler has no record of the workers"], "where": [], "change": []}
+    assert {option["name"]: option["value"] for option in data["options"] if option["set"]} == {"nthreads": 2}
     assert headline(data) == "1 worker on 1 host, 1 GPU, 1 rank; 10.5 s; the cluster was lost: x, exit code 1"
 
 
@@ -93,13 +97,6 @@ def test_secrets_are_left_out() -> None:
     options = Options(worker_options={"env": {"X": "S3CRET"}}, scheduler_address="tls://a:S3CRET@h:1")
     data = assemble(job(options=options, how="E: token=S3CRET", warnings=("password=S3CRET",)), None)
     assert "S3CRET" not in json.dumps(data)
-
-
-def test_options_that_were_set_are_marked() -> None:
-    data = assemble(job(options=Options(nthreads=2, explicit=frozenset({"nthreads"}))), None)
-    marked = {option["name"]: option["value"] for option in data["options"] if option["set"]}
-    assert marked == {"nthreads": 2}
-    assert "comm" not in {option["name"] for option in data["options"]}
 
 
 def test_of_many_ranks_the_first_and_the_last_are_kept() -> None:

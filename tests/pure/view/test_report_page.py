@@ -13,7 +13,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
-from dask_gpu_mpi.view.report_data import check_report, write_report
+from dask_gpu_mpi.view.report_data import check_report
 from dask_gpu_mpi.view.report_figures import on_grid
 from dask_gpu_mpi.view.report_page import main, page
 from support.jobs.screens import TABS as TITLES
@@ -21,35 +21,28 @@ from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
 
 
-@pytest.mark.parametrize(("nodes", "gpus", "dark"), [(1, 1, False), (16, 4, True)])
 @pytest.mark.slow
-def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
+def test_every_tab_in_a_browser(tmp_path: Path) -> None:
+    """Of a large job; tests/mpi/test_report.py has small ones."""
     path = tmp_path / "report.html"
     with browser() as chromium:
-        path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
-        tabs = {tab.title: tab for tab in chromium.open(path, dark=dark)}
-        assert chromium.style("backgroundColor") == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+        path.write_text(page(made_up(16, 4, 1_200, 10).report()))
+        tabs = {tab.title: tab for tab in chromium.open(path)}
+        assert chromium.style("backgroundColor") == "rgb(255, 255, 255)"
+    assert path.stat().st_size < 20_000_000
     assert tuple(tabs) == TITLES
     counts = {title: len(tab.figures) for title, tab in tabs.items()}
     assert counts == {
         "Overview": 0, "Start-up": 1, "GPUs": 3, "Memory & spill": 4, "Tasks": 1, "Task prefixes": 0,
-        "Transfers": 1 if nodes == 1 else 2, "Events": 0, "Plan & options": 0,
+        "Transfers": 2, "Events": 0, "Plan & options": 0,
     }  # fmt: skip
     for tab in tabs.values():
         assert all(marks and min(marks) > 0 for _, marks in tab.figures), tab
         assert tab.painted >= len(tab.figures), tab
     assert "distributed.worker - ERROR - out of memory" in tabs["Events"].text
     first = " ".join(tabs["Overview"].text.split())
-    asked = ["Were the GPUs busy?", "Where did the time go?", "What to change"]
-    assert [question for question in asked if question not in first] == []
-    assert ("56 more workers" in first) == (nodes == 16)
-
-
-@pytest.mark.slow
-def test_it_needs_no_network_and_fits_in_20_mb() -> None:
-    text = page(made_up(16, 4, 1_200, 10).report())
-    assert len(text) < 20_000_000
-    assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
+    asked = ["Were the GPUs busy?", "Where did the time go?", "What to change", "56 more workers"]
+    assert [text for text in asked if text not in first] == []
 
 
 def sections(data: dict[str, Any]) -> dict[str, str]:
@@ -59,32 +52,24 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
     )
 
 
-def lost(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "record": None, "start": {"left_out": 0, "steps": []}}
-
-
 def test_what_is_not_known_is_said_in_every_tab() -> None:
-    data = lost(made_up(1, 1, 3, 0).report())
-    texts = sections(data)
-    assert tuple(texts) == TITLES
-    assert [title for title, text in texts.items() if "nothing is known" in text] == [
-        title for title in TITLES if title not in ("Start-up", "Plan & options")
-    ]
+    data = made_up(1, 1, 3, 0).report()
+    texts = sections({**data, "record": None, "start": {"left_out": 0, "steps": []}})
+    unknown = {title for title, text in texts.items() if "nothing is known" in text}
+    assert unknown == set(TITLES) - {"Start-up", "Plan & options"}
     assert "No steps were kept" in texts["Start-up"]
-
-
-def test_a_job_that_has_done_nothing() -> None:
-    made = made_up(1, 1, 1, 0)
-    data = made.report()
-    data["record"]["series"]["workers"] = {}
+    data["record"]["series"]["workers"] = {}  # a job that has done nothing
     text = page(data)
-    for expected in (
+    for part in (
         "No worker has reported a GPU",
         "No task has run",
         "There were no tasks",
         "No worker has fetched",
     ):
-        assert expected in text
+        assert part in text
+    assert (
+        re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
+    )  # it needs no network
 
 
 def test_texts_are_escaped() -> None:
@@ -135,13 +120,10 @@ def test_the_program_that_makes_a_page_of_a_file(
     main(["r.json", "r.html"])
     assert data["job"]["how"] in Path("r.html").read_text()
     Path("other.json").write_text("[]")
-    for source, told in (
-        ("none.json", ": No such file or directory"),
-        ("other.json", " can't be read as a report"),
-    ):
+    for source in ("none.json: No such file or directory", "other.json can't be read as a report"):
         with pytest.raises(SystemExit, match="2"):
-            main([source, "r.html"])
-        assert f"{source}{told}" in capfd.readouterr().err
+            main([re.split(": | can", source)[0], "r.html"])
+        assert source in capfd.readouterr().err
 
 
 def test_a_heat_map_shows_gaps_where_they_were() -> None:
@@ -153,11 +135,8 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
     assert list(grid[0, [0, 1, 63, 64]]) == [10.0, 11.0, 14.0, 15.0]
     assert not np.isnan(grid[0, :4]).any()
     assert np.isnan(grid[0, 4:63]).all()
-
-
-def test_a_heat_map_is_bounded() -> None:
     grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
-    assert grid.shape[1] <= 2_001
+    assert grid.shape[1] <= 2_001  # it is bounded
 
 
 # -- where a report can be written, and that it is written whole
@@ -183,12 +162,3 @@ def test_where_a_report_can_be_written(
     with pytest.raises(InputError, match=told) if told else contextlib.nullcontext():
         check_report(str(tmp_path / name), "rank 0 on h")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_before_is_replaced(tmp_path: Path) -> None:
-    data = made_up(1, 1, 5, 1).report()
-    path = tmp_path / "r.json"
-    path.write_text("before")
-    write_report(str(path), data)
-    assert json.loads(path.read_text()) == data
-    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
