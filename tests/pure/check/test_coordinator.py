@@ -129,8 +129,7 @@ def test_tests_get_half_of_the_time_to_connect() -> None:
 
 def test_gpus_that_are_expected() -> None:
     for options, errors in ((Options(), ["GPUs"]), (Options(worker_class="distributed.Nanny"), [])):
-        job = Job(options, expect_gpus=2)
-        job.whole()
+        job = Job(options, expect_gpus=2).whole()
         assert [what for what, _ in job.errors()] == errors  # without GPU workers no rank looks for GPUs
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from dask_gpu_mpi.base.tables import show, text_of
+from dask_gpu_mpi.base.tables import text_of
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.report import (
     Evidence,
@@ -96,7 +93,7 @@ def many_kinds() -> Report:
     inventory = replace(one.inventory, gpus=gpus)
     first = replace(one, inventory=inventory, ecc={"MIG-a": 3})
     beside = replace(inventory, rank=1, pid=2, cpus=(4,))
-    second = replace(first, rank=1, inventory=beside, scratch=Scratch("/other"), driver="none")
+    second = replace(first, rank=1, inventory=beside, scratch=Scratch("/other"))
     bare = replace(cpus.inventory, rank=2, memory=0)
     third = replace(cpus, rank=2, inventory=bare, scratch=Scratch("/s", free=0))
     fourth = replace(third, rank=3, host="h3", inventory=None, scratch=Scratch("/s", "nfs", "/s", GIB))
@@ -146,17 +143,6 @@ def test_the_whole_table() -> None:
     assert render(Report(Evidence(0), ())) == "\nok: 0 errors, 0 warnings"
 
 
-def test_levels_have_colours_and_a_narrow_terminal_shows_all() -> None:
-    stream = io.StringIO()
-    terminal = {"force_terminal": True, "color_system": "standard", "width": 60, "_environ": {}}
-    show(display(many_kinds(), terminal=True), Console(file=stream, highlight=False, **terminal))  # type: ignore[arg-type]
-    text = stream.getvalue()
-    for word in ("32mok     ", "33mwarning", "31mERROR  "):
-        assert f"\x1b[{word}\x1b[0m" in text
-    assert "Fix: inspect all" in text
-    assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
-
-
 def test_the_whole_json() -> None:
     data = as_data(many_kinds())
     assert data["scheduler"] == {"rank": 1, "host": "h1", "address": "10.0.0.1"}
@@ -202,8 +188,8 @@ def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> Non
     if blocks != nodes:
         head = "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
         assert head in lines
-        assert ["0", "NVIDIA", "H200", "-", "141.00", "GiB", "0-1", "-", "0", "ok"] in [
-            line.split() for line in lines
+        assert "0    NVIDIA H200  -     141.00 GiB  0-1    -       0    ok" in [
+            line.strip() for line in lines
         ]
 
 
@@ -213,9 +199,8 @@ def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> Non
         ({"driver": "570.2"}, {}),
         ({"gpus": 1}, {}),
         ({"ecc": {}}, {}),
-        ({"scratch": Scratch("/other", "ext4", "/", GIB)}, {}),
-        ({"scratch": Scratch("/scratch", "xfs", "/", GIB)}, {}),
-        *(({}, other) for other in ({"memory": 80 * GIB}, {"name": "A100"}, {"index": 7}, {"cpus": (2,)})),
+        ({}, {"index": 7}),
+        ({}, {"cpus": (2,)}),
     ],
 )
 def test_a_node_that_differs_has_its_own_block(changed: dict[str, Any], gpus: dict[str, Any]) -> None:
@@ -226,6 +211,8 @@ def test_a_node_that_differs_has_its_own_block(changed: dict[str, Any], gpus: di
     assert "17 nodes h[0-16]: ranks 0-16" in text
     assert "node h17: rank 17" in text
 
+
+def test_nodes_with_different_ranks_have_their_own_blocks() -> None:
     two = [alike(number, 2 * number + more) for number in range(17) for more in (0, 1)]
     text = render(Report(evidence(*two, alike(17, 34)), ()))
     assert "17 nodes h[0-16]: ranks 0-33" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import Evidence, Finding, Report
+from dask_gpu_mpi.check.report import Evidence, Report
 from dask_gpu_mpi.check.rules import LEAST_SCRATCH, NETWORK, apply_rules, check_transport
 from dask_gpu_mpi.check.run import _tries_of_ucx
 from dask_gpu_mpi.check.ucx import UcxErrors
@@ -121,23 +122,16 @@ def test_hosts_with_different_gpus_and_drivers() -> None:
 def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, says: str) -> None:
     both = [observed(rank, gpus=seen, allocated_gpus=allocated) for rank in (0, 1)]
     findings = bad(evidence(*both, expect_gpus=expected))
-    assert [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings] == (
-        [("GPUs", "error", (0, 1), ("h1", "h2"), says)] if says else []
-    )
+    expected_line = ("GPUs", "error", (0, 1), ("h1", "h2"), says)
+    found = [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings]
+    assert found == [expected_line][: bool(says)]
 
 
 def test_ranks_of_a_host_see_its_gpus_together() -> None:
     whole = observed(0)
     assert whole.inventory is not None
-    shares = [
-        replace(
-            whole,
-            rank=rank,
-            allocated_gpus=2,
-            inventory=replace(whole.inventory, rank=rank, gpus=(gpu("h1", rank),)),
-        )
-        for rank in (0, 1)
-    ]
+    inventories = [replace(whole.inventory, rank=rank, gpus=(gpu("h1", rank),)) for rank in (0, 1)]
+    shares = [replace(whole, rank=each.rank, allocated_gpus=2, inventory=each) for each in inventories]
     assert bad(evidence(*shares)) == []
     finding = only(evidence(*(replace(one, allocated_gpus=3) for one in shares)))
     assert (finding.level, finding.ranks, finding.hosts) == ("error", (0, 1), ("h1",))
@@ -166,10 +160,8 @@ def test_memory_errors_are_of_the_first_rank_that_sees_the_gpu() -> None:
 def test_the_largest_number_of_a_nodes_ranks_is_expected() -> None:
     one = observed(0, allocated_gpus=3)
     finding = only(evidence(one, second_rank(one, allocated_gpus=0)))
-    assert (finding.ranks, finding.found) == (
-        (0, 1),
-        "only 2 GPUs visible on the node (expected 3: SLURM_GPUS_ON_NODE=3)",
-    )
+    assert finding.ranks == (0, 1)
+    assert finding.found == "only 2 GPUs visible on the node (expected 3: SLURM_GPUS_ON_NODE=3)"
     # what a rank that could not look would see is unknown
     blind = second_rank(one, inventory=None, problems=(Problem("NVML failed", what="GPUs"),))
     assert [finding.found for finding in bad(evidence(one, blind))] == ["NVML failed"]
@@ -194,14 +186,13 @@ def test_kernel_that_fails(kind: str, level: str, found: str) -> None:
 def test_kernel_that_was_not_run() -> None:
     good = evidence()
     without = dict.fromkeys(good.kernels, ())
-    finding = only(replace(good, kernel=False, kernels=without))
-    assert (finding.what, finding.level) == ("kernel", "warning")
     problem = Problem("host h1: ranks see overlapping GPUs", fix="use --gpus-per-node")
     findings = bad(replace(good, plan=None, plan_problem=problem, kernels=without))
     assert [(one.what, one.level) for one in findings] == [("placement", "error"), ("kernel", "warning")]
     assert findings[0].fix == "use --gpus-per-node"
     cpus = evidence(observed(0, gpus=0), observed(1, gpus=0))
-    assert bad(cpus) == bad(replace(cpus, kernel=False)) == []
+    findings = [bad(replace(found, kernel=False)) for found in (good, cpus)]
+    assert [[(one.what, one.level) for one in each] for each in findings] == [[("kernel", "warning")], []]
 
 
 @pytest.mark.parametrize(("gpus", "named"), [(4, "a, b, c, d"), (6, "a, b, c, d and 2 more")])
@@ -223,13 +214,7 @@ def test_rank_that_does_not_reach_the_scheduler() -> None:
         (Listening(error="in use"), 8786, "error", "in use", "--scheduler-port"),
         (Listening(error="in use"), 0, "error", "in use", "--interface"),
         (Listening(4711, dashboard="in use"), 0, "warning", "127.0.0.1:8787", ""),
-        (
-            Listening(4711, dashboard="Cannot assign requested address", elsewhere=True),
-            0,
-            "error",
-            "'127.0.0.1:8787' is not on h1, where the scheduler runs",
-            "leave the option out",
-        ),
+        (Listening(4711, dashboard="x", elsewhere=True), 0, "error", "is not on h1", "leave the option out"),
     ],
     ids=["port", "any port", "dashboard", "dashboard elsewhere"],
 )
@@ -256,9 +241,7 @@ def test_ports_that_can_not_be_listened_at(
 )
 def test_clocks(ahead: float, protocol: str, level: str | None) -> None:
     findings = bad(reaching(FINE, Reach("", ahead), protocol=Protocol(protocol)))
-    assert [(one.what, one.level, one.ranks) for one in findings] == [("clocks", level, (1,))] * (
-        level is not None
-    )
+    assert [(one.what, one.level, one.ranks) for one in findings] == [("clocks", level, (1,))][: bool(level)]
     for finding in findings:
         way = "ahead of" if ahead > 0 else "behind"
         assert finding.found.startswith(f"the clock is {abs(ahead):.1f} s {way} that of rank 0: ")
@@ -286,34 +269,28 @@ def test_what_was_not_tested_is_not_reported() -> None:
     assert [one.what for one in silent if one.what in ("ports", "network", "clocks")] == ["ports"]
 
 
+BEHIND = Reach("", -BACKDATED - 0.5)
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "options", "expected"),
+    ("first", "second", "scheduler", "expected"),
     [
-        # certificates are dated by the clock of rank 0
         (
             Reach("", -BACKDATED),
             Reach("", -2.0 * BACKDATED - 0.1),
-            {},
-            [(0, "warning", "behind that of rank 0"), (1, "error", "behind that of rank 0")],
+            0,
+            ["warning: behind 0", "error: behind 0"],
         ),
-        # even if the scheduler, whose clock is right, is elsewhere
-        (
-            Reach("", 2.0 * BACKDATED),
-            Reach("", 0.01),
-            {"scheduler_rank": 1},
-            [(0, "warning", "ahead of that of rank 1"), (1, "error", "behind that of rank 0")],
-        ),
-        # a clock that is unknown counts as right
-        (FINE, Reach("refused"), {}, []),
-        (Reach("refused"), Reach("", -BACKDATED - 0.5), {}, [(1, "error", "behind that of rank 0")]),
+        (Reach("", 2.0 * BACKDATED), Reach("", 0.01), 1, ["warning: ahead of 1", "error: behind 0"]),
+        (FINE, Reach("refused"), 0, []),
+        (Reach("refused"), BEHIND, 0, ["error: behind 0"]),
     ],
+    ids=["both", "rank 0 dates certificates", "unknown is right", "rank 0 is unknown"],
 )
-def test_clocks_are_compared(
-    first: Reach, second: Reach, options: Any, expected: list[tuple[int, str, str]]
-) -> None:
-    found = [each for each in bad(reaching(first, second, **options)) if each.what == "clocks"]
-    sides = [each.found.partition(" s ")[2].partition(":")[0] for each in found]
-    assert [(*each.ranks, each.level, side) for each, side in zip(found, sides, strict=True)] == expected
+def test_clocks_are_compared(first: Reach, second: Reach, scheduler: int, expected: list[str]) -> None:
+    found = [one for one in bad(reaching(first, second, scheduler_rank=scheduler)) if one.what == "clocks"]
+    sides = [re.sub(r".* s (.*) that of rank (\d):.*", r"\1 \2", one.found) for one in found]
+    assert [f"{one.level}: {side}" for one, side in zip(found, sides, strict=True)] == expected
 
 
 SILENT = "no answer within 5 s"
@@ -363,11 +340,8 @@ def test_a_node_on_which_workers_can_not_listen() -> None:
 )  # fmt: skip
 def test_scratch(scratch: Scratch, level: str | None, says: str) -> None:
     findings = bad(evidence(observed(0), observed(1, scratch=scratch)))
-    assert [(one.what, one.level, one.ranks) for one in findings] == [("scratch", level, (1,))] * (
-        level is not None
-    )
+    assert [(one.what, one.level, one.ranks) for one in findings] == [("scratch", level, (1,))][: bool(level)]
     assert all(says in finding.found for finding in findings)
-    assert LEAST_SCRATCH == 104_857_600
 
 
 @pytest.mark.parametrize(
@@ -405,42 +379,28 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "level", "ranks", "texts", "fix"),
+    ("results", "level", "ranks", "text", "fix"),
     [
-        (
-            ((), ()),
-            "ok",
-            (),
-            ("UCX for GPU memory between workers", "UCX works within 2 nodes and from each to the next"),
-            "",
-        ),
-        (((), (("", "no device"),)), "warning", (1,), ("no device",), ""),
-        (
-            ((("h2", "nothing came"),), ()),
-            "warning",
-            (0,),
-            ("UCX does not work to h2: nothing came",),
-            "ports",
-        ),
+        (((), ()), "ok", (), "UCX works within 2 nodes and from each to the next", ""),
+        (((), (("", "no device"),)), "warning", (1,), "no device", ""),
+        (((("h2", "nothing came"),), ()), "warning", (0,), "UCX does not work to h2: nothing came", "ports"),
     ],
     ids=["works", "not on one node", "not between nodes"],
 )
 def test_ucx_that_was_tried(
-    results: tuple[UcxErrors, ...], level: str, ranks: tuple[int, ...], texts: tuple[str, ...], fix: str
+    results: tuple[UcxErrors, ...], level: str, ranks: tuple[int, ...], text: str, fix: str
 ) -> None:
     (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, ucx=dict(enumerate(results))))
     assert (finding.level, finding.ranks) == (level, ranks)
-    assert all(text in finding.found for text in texts)
+    assert text in finding.found
     assert fix in finding.fix
 
 
 @pytest.mark.parametrize(("ucx", "level"), [(WorkerUcx.AUTO, "warning"), (WorkerUcx.ALL, "error")])
 def test_a_package_that_is_missing(ucx: WorkerUcx, level: str) -> None:
     (finding,) = check_transport(two_nodes(ucx, without=NO_PACKAGE))
-    assert isinstance(finding, Finding)
-    assert finding.level == level
+    assert (finding.level, finding.fix) == (level, "pip install it")
     assert "distributed-ucxx is not installed" in finding.found
-    assert finding.fix == "pip install it"
 
 
 def test_one_rank_of_each_node_tries() -> None:

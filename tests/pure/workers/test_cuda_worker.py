@@ -15,7 +15,7 @@ from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import factory
-from dask_gpu_mpi.workers.factory import make_cuda_worker, make_worker
+from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -84,14 +84,10 @@ def test_the_plans_cores_and_our_plugins() -> None:
 
 
 def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.workers.factory.find_spec", lambda name: True)
-
-    def is_set_up(**options: Any) -> bool:
-        (nanny,) = made(**options).nannies
-        return any(isinstance(plugin, plugins.CUDFSetup) for plugin in nanny.worker_kwargs["plugins"])
-
-    assert not is_set_up()
-    assert is_set_up(enable_cudf_spill=True)
+    monkeypatch.setattr(factory, "find_spec", lambda name: True)
+    for spills in (False, True):
+        (nanny,) = made(enable_cudf_spill=spills).nannies
+        assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.worker_kwargs["plugins"]) is spills
 
 
 @pytest.mark.parametrize(
@@ -168,22 +164,11 @@ def test_modules_that_are_not_installed(
 
 def test_the_directory_of_rmms_logs_is_made(tmp_path: Path, installed: set[str]) -> None:
     installed.add("rmm")
-    made(rmm_log_directory=str(tmp_path / "a" / "b"), rmm_async=True)
+    for _ in range(2):
+        made(rmm_log_directory=str(tmp_path / "a" / "b"), rmm_async=True)
     assert (tmp_path / "a" / "b").is_dir()
-    made(rmm_log_directory=str(tmp_path / "a" / "b"), rmm_async=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        InputError, match=r"rmm_log_directory '.*file/x' can't be made on h \(Not a directory; expected"
+        InputError, match=r"rmm_log_directory '.*file/x' can't be made on h \(Not a directory"
     ):
         made(rmm_log_directory=str(tmp_path / "file" / "x"), rmm_async=True)
-
-
-def test_a_nanny_without_plugins() -> None:
-    class Bare(CUDAWorker):
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**given)
-            self.nannies[0].worker_kwargs.clear()
-
-    (nanny,) = make_cuda_worker(Bare, replace(PLAN, device="GPU-x"), {}, ["label"]).nannies
-    assert nanny.worker_kwargs == {"plugins": {"label"}}
-    assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x"
