@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
 from dask_gpu_mpi.view.report_data import check_report
 from dask_gpu_mpi.view.report_figures import on_grid
-from dask_gpu_mpi.view.report_page import main, page
+from dask_gpu_mpi.view.report_page import MOST_RANKS, main, page
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
@@ -70,6 +70,19 @@ def test_what_is_not_known_is_said_in_every_tab() -> None:
     assert (
         re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
     )  # it needs no network
+
+
+def test_of_many_ranks_the_steps_of_their_agents_are_not_drawn() -> None:
+    data = made_up(1, 1, 3, 0).report()
+    step = {"host": "h", "name": "import", "begin": 0.0, "end": 1.0}
+    processes = ("rank", "agent")
+    for ranks, drawn in ((MOST_RANKS, True), (MOST_RANKS + 1, False)):
+        data["start"]["steps"] = [
+            {**step, "rank": rank, "process": process} for rank in range(ranks) for process in processes
+        ]
+        text = page(data)
+        assert f"rank {ranks - 1} h" in text
+        assert (f"rank {ranks - 1} h: agent" in text) is drawn
 
 
 def test_texts_are_escaped() -> None:

@@ -21,6 +21,8 @@ def test_data_cost_time_in_gaps_between_tasks_also_if_they_are_noted_on_a_later_
     worker = Occupation()
     worker.came(0.0, threads=1)
     worker.finished(1, [did("disk-read", 2.0, 3.0), did("compute", 3.0, 4.0)])
+    for _ in range(MOST_GAPS):  # between tasks that follow at once there is no gap
+        worker.finished(1, [did("compute", 4.0, 4.0)])
     worker.finished(1, [did("transfer", 0.0, 2.5), did("compute", 4.0, 5.0)])
     assert (worker.computing, worker.transfer, worker.disk) == (2.0, 2.0, 1.0)
     # those that come while a task runs cost nothing

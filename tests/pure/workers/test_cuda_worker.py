@@ -106,17 +106,11 @@ def test_a_switch_says_how_connections_are_made(options: dict[str, Any], kept: b
     assert nanny.config["probe"] == 1
 
 
-@pytest.mark.parametrize(
-    ("resources", "text"),
-    [({"FOO": 2}, "GPU=1 FOO=2.0"), ("FOO=0.5", "GPU=1 FOO=0.5"), (None, "GPU=1"), ("", "GPU=1")],
-)
-def test_resources_are_added_to_the_plans(resources: Any, text: str) -> None:
-    assert made(resources=resources).given["resources"] == text
-
-
 def test_the_users_options_win() -> None:
     mine = {"nthreads": 4, "memory_limit": "1GB", "death_timeout": 60, "host": "h.example"}
-    assert made(**mine).given.items() >= mine.items()
+    given = made(**mine, resources={"FOO": 2}).given
+    assert given.items() >= mine.items()
+    assert given["resources"] == "GPU=1 FOO=2.0"  # those are added to the plan's
 
 
 @pytest.mark.parametrize(
