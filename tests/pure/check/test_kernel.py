@@ -30,12 +30,6 @@ def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says:
         assert says in result.text
 
 
-def test_an_import_that_takes_too_long(tmp_path: Path) -> None:
-    (result,) = run_kernels(["GPU-a"], environ_with("numba", "import time; time.sleep(600)", tmp_path), 0.5)
-    assert result.kind == "slow"
-    assert result.seconds >= 0.5
-
-
 #: A mock of numba.cuda: it runs the kernel in some of its threads only, and computes the rest itself.
 CUDA = """
 import os, time

@@ -66,16 +66,6 @@ def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
     assert lines == ["No handler gpu_mpi_job found in Scheduler"]
 
 
-def test_a_scheduler_that_is_gone() -> None:
-    async def body(scheduler: Any, link: Link) -> None:
-        await link.sample()
-        await scheduler.close()
-        with pytest.raises(ClusterLostError, match="is gone: the cluster has ended"):
-            await link.sample()
-
-    linked(body)
-
-
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_scheduler_that_is_not_there_or_does_not_answer(
     listens: bool, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.view.recorder import MOST_GAPS, Occupation
-from dask_gpu_mpi.view.report_summary import printed, summarize, too_few_tasks, uneven_data, waited_for_data
+from dask_gpu_mpi.view.report_summary import (
+    SHARES,
+    printed,
+    summarize,
+    too_few_tasks,
+    uneven_data,
+    waited_for_data,
+)
 from support.mocks.snapshots import made_up
 
 GIB = 2**30
@@ -57,15 +64,8 @@ def recorded(**changes: Any) -> dict[str, Any]:
     seconds = record["until"] - data["job"]["ready_after"]
     record["busy"] = {"first": data["job"]["ready_after"], "last": record["until"], "seconds": seconds}
     record["tasks"] = {**record["tasks"], "seen": 240}
-    fit = {
-        "name": "fit",
-        "tasks": 240,
-        "failed": 0,
-        "seconds": {"compute": 4 * 54.0},
-        "bytes": 0,
-        "longest_running": 0,
-    }
-    record["prefixes"] = [fit]
+    counts = {"tasks": 240, "failed": 0, "bytes": 0, "longest_running": 0}
+    record["prefixes"] = [{"name": "fit", "seconds": {"compute": 4 * 54.0}, **counts}]
     spent = {"present": seconds, "assigned": 55.0, "computing": 54.0, "transfer": 0.0, "disk": 0.0}
     for worker in record["workers"]:
         measure(data, worker["name"], gpu=90, managed=GIB)
@@ -82,9 +82,8 @@ def measure(data: dict[str, Any], worker: str, **figures: float) -> None:
     }
 
 
-def changes(data: dict[str, Any]) -> list[str]:
-    found: list[str] = summarize(data)["lines"]["change"]
-    return found
+def changes(data: dict[str, Any]) -> Any:
+    return summarize(data)["lines"]["change"]
 
 
 def test_a_good_job() -> None:
@@ -102,6 +101,8 @@ def test_workers_without_any_task() -> None:
     data = recorded(assigned=0.0, computing=0.0)
     data["record"]["tasks"]["seen"], data["record"]["prefixes"] = 0, []
     data["record"]["busy"] = {"first": None, "last": None, "seconds": 0.0}
+    for worker in summarize(data)["workers"]:
+        assert sum(worker[name] for name in SHARES) == pytest.approx(1.0, abs=0.001)
     assert any(line.startswith("the workers had no task. Fix: client = Client()") for line in changes(data))
 
 

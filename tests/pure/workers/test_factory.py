@@ -45,16 +45,13 @@ def make(
     return asyncio.run(in_a_loop())
 
 
-@pytest.fixture
-def unhidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx, "_transports", None)
-    monkeypatch.setattr(ucx, "_section", None)
-
-
 @pytest.mark.parametrize(("plan", "gpu"), [(GPU, True), (CPU, False)], ids=["gpu", "cpu"])
-@pytest.mark.usefixtures("unhidden")
-def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: bool, tmp_path: Path) -> None:
+def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
+    plan: WorkerPlan, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real Nanny, made where GPUs are hidden as in the agent."""
+    for name in ("_transports", "_section"):
+        monkeypatch.setattr(ucx, name, None)
     with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
         ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
         nanny = make(plan, "distributed.Nanny", tmp_path, gpus=True)
@@ -123,18 +120,12 @@ def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Pat
 def test_a_nanny_as_planned(tmp_path: Path) -> None:
     plan = replace(CPU, resources={"CPU": 2})
     mine = Label("mine")
-    more: dict[str, Any] = {
-        "resources": "FOO=1",
-        "env": {"MINE": "1"},
-        "lifetime": "1 hour",
-        "plugins": (mine,),
-    }
-    nanny = make(plan, "auto", tmp_path, **more)
+    nanny = make(plan, "auto", tmp_path, resources="FOO=1", env={"MINE": "1"}, lifetime="1h", plugins=(mine,))
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1.0}
     assert nanny.env["MINE"] == "1"
     assert nanny.worker_kwargs["dashboard"] is False
-    assert nanny.worker_kwargs["lifetime"] == "1 hour"
+    assert nanny.worker_kwargs["lifetime"] == "1h"
     assert nanny.death_timeout == 5.0
     assert Path(nanny.local_directory).parent == tmp_path
     labels = {one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -77,11 +75,11 @@ class Served:
 class Bench:
     """`Workers` of such workers, and what is reported."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path, shutdown_timeout: float = 4.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
         self.served: dict[str | int, Any] = {}
         self.ended: list[tuple[str | int, str | None]] = []
         self.ending = 0
-        self.options = Options(shutdown_timeout=shutdown_timeout)
+        self.options = Options(shutdown_timeout=4.0)
 
         def make(plan: WorkerPlan, *given: Any) -> Any:
             if isinstance(found := self.served[plan.name], Exception):
@@ -232,22 +230,6 @@ def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
     assert bench.ending == 2
     assert bench.workers.closing
     assert nanny.process.worker_dir is None  # its directory goes with the scratch
-
-
-def test_what_is_left_after_the_grace_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bench = Bench(monkeypatch, tmp_path, shutdown_timeout=0.4)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-
-        async def run() -> float:
-            served = Served(Nanny(process.pid))
-            served.closing = 30.0
-            await bench.start(a=served)
-            begun = asyncio.get_running_loop().time()
-            await bench.workers.close()
-            return asyncio.get_running_loop().time() - begun
-
-        assert 0.15 < asyncio.run(run()) < 5.0
-        assert process.wait(10) == -9
 
 
 def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told_of_each_death(

@@ -94,15 +94,7 @@ def watch(
         ([*[(0.5, 2.0)] * 4, (0.5, WINDOW + 5), *[(0.5, 2.0)] * 3, (0.5, 10_000.0)], False, None),
         ([(0.5, 2.0)] * 400, True, None),
     ],
-    ids=[
-        "quick",
-        "slow",
-        "just within",
-        "just not",
-        "four",
-        "forgiven by a long life",
-        "restarts that were asked for",
-    ],
+    ids=["quick", "slow", "just within", "just not", "four", "a long life between", "restarts asked for"],
 )
 def test_five_deaths_within_two_minutes(
     lives: list[tuple[float, float]], restarted: bool, seconds: int | None, monkeypatch: pytest.MonkeyPatch
@@ -128,12 +120,12 @@ def test_each_death_is_told(lifetime: str | None, monkeypatch: pytest.MonkeyPatc
     assert told == [(1, -9), (2, 3), *([] if lifetime else [(3, 0)]), (4, None)]
 
 
-@pytest.mark.parametrize("status", ["closing_gracefully", "closing", "closed"])
-def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is retired: its nanny has no connection any more to tell of it, and would log a traceback."""
-    nanny = Nanny([(0.0, 10.0), (1.0, 2_000.0)])
-    nanny.status = distributed.core.Status[status]
-    watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
+    for status in ("closing_gracefully", "closing", "closed"):
+        nanny = Nanny([(0.0, 10.0), (1.0, 2_000.0)])
+        nanny.status = distributed.core.Status[status]
+        watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
 
 
 def with_real_nanny(body: Callable[[Any, Callable[[], str]], Awaitable[None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -72,19 +73,15 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "dgm_lacking.Worker": "the module 'dgm_not_there' is missing",
         "Whatever": "is not a dotted path of a class (expected package.module.Class)",
     }.items():
-        with pytest.raises(OptionError) as caught:
+        with pytest.raises(OptionError, match=rf"\A[^\n]*{re.escape(said)}[^\n]*\Z"):
             import_worker_class(path)
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
     assert "dgm_broken" not in sys.modules
 
 
 def test_gpu_workers_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     for cls in ("auto", "dask_cuda.CUDAWorker"):
-        with pytest.raises(
-            OptionError, match="not installed.* Fix: pip install 'dask-gpu-mpi.*distributed.Nanny"
-        ):
+        with pytest.raises(OptionError, match="not installed.* Fix: pip install .*distributed.Nanny"):
             worker_class_for("gpu", cls)
     assert worker_class_for("cpu", "auto") is distributed.Nanny
 
@@ -161,12 +158,9 @@ def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
 
 
 def refused(cls: type | str, **options: Any) -> str:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=r"\Aworker_options: [^\n]*\Z") as caught:
         read_worker_options(cls, options)
-    message = str(caught.value)
-    assert message.startswith("worker_options: ")
-    assert "\n" not in message
-    return message
+    return str(caught.value)
 
 
 def normalised(cls: type, options: dict[str, Any]) -> dict[str, Any]:
@@ -180,12 +174,18 @@ def test_unknown_option_names_the_nearest(cls: type) -> None:
     assert "did you mean 'lifetime_restart'?" in refused(cls, lifetime_restarts=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["name", "scheduler", "scheduler_ip", "scheduler_port", "scheduler_file", "security", "protocol"]
-)
-def test_what_we_or_the_class_set(name: str) -> None:
-    fix = f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}"
-    for cls in CLASSES:
+@pytest.mark.parametrize("cls", CLASSES)
+def test_what_we_or_the_class_set(cls: type) -> None:
+    for name in (
+        "name",
+        "scheduler",
+        "scheduler_ip",
+        "scheduler_port",
+        "scheduler_file",
+        "security",
+        "protocol",
+    ):
+        fix = f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}"
         assert fix in refused(cls, **{name: "x"})
     assert refused(CUDAWorker, data={}).endswith("CUDAWorker sets 'data' itself. Fix: leave it out")
 
@@ -195,11 +195,8 @@ def test_classes_of_the_users() -> None:
     assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
     # the names are known: the types as well
     assert "nthreads: invalid value 'many'" in refused(Picky, nthreads="many")
-    for anything in (
-        Open,
-        type("Heir", (Open,), {}),
-        dict,
-    ):  # dict is written in C: its signature can't be read
+    # dict is written in C: its signature can't be read
+    for anything in (Open, type("Heir", (Open,), {}), dict):
         read_worker_options(anything, {"whatever": 1, "nthreads": "many"})
     read_worker_options(Mine, {"mine": 1, "lifetime": "1h"})
     assert "did you mean 'mine'" in refused(Mine, mines=1)
