@@ -74,16 +74,6 @@ def test_silent_rank_is_named_with_its_host() -> None:
     assert (alone.what, alone.ranks, alone.hosts) == ("ranks", (0,), ())
 
 
-def test_busy_gpu() -> None:
-    base = observed(1)
-    assert base.inventory is not None
-    gpus = (gpu("h2", 0, processes=((999, 5 * GIB),)), gpu("h2", 1))
-    finding = only(evidence(observed(0), replace(base, inventory=replace(base.inventory, gpus=gpus))))
-    assert (finding.what, finding.level) == ("placement", "warning")
-    assert "GPU-h2-0" in finding.found
-    assert "5.00 GiB" in finding.found
-
-
 def test_warnings_of_the_plan() -> None:
     good = evidence()
     assert good.plan is not None

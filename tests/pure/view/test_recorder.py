@@ -20,7 +20,6 @@ from dask_gpu_mpi.view.recorder import (
     Series,
     TaskStream,
     Transfers,
-    recorder_of,
 )
 from support.mocks.snapshots import made_up
 
@@ -98,34 +97,6 @@ def test_what_is_no_finished_task_is_not_counted() -> None:
     assert job.recorder.record()["transfers"]["rows"] == [
         {"from": "tcp://gone:1", "to": "0-0", "count": 1, "bytes": 0, "seconds": 1.0}
     ]
-
-
-def test_of_a_real_scheduler_that_has_run_tasks_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its start: tests/mpi/test_report.py."""
-    from distributed import Client, Scheduler, Worker
-
-    monkeypatch.setattr(module, "INTERVAL", 0.05)
-
-    async def run() -> dict[str, Any]:
-        options: dict[str, Any] = {"dashboard": False, "dashboard_address": ":0", "host": "127.0.0.1"}
-        async with (
-            Scheduler(**options) as scheduler,
-            Worker(scheduler.address, name="w", nthreads=1),
-            Client(scheduler.address, asynchronous=True) as client,
-        ):
-            assert await client.gather(client.map(abs, range(10), pure=False)) == list(range(10))
-            known = recorder_of(scheduler)
-            await asyncio.sleep(0.2)
-            assert recorder_of(scheduler) is known
-            return known.record()
-
-    record = asyncio.run(run())
-    assert record["from_start"] is False
-    assert record["tasks"]["seen"] == 0
-    assert [(prefix["name"], prefix["tasks"]) for prefix in record["prefixes"]] == [("abs", 10)]
-    assert record["alive"] == ["w"]
-    assert record["workers"][0]["peaks"]["memory"] > 0
-    assert len(array("d", record["series"]["times"])) >= 2
 
 
 def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:

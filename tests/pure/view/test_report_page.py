@@ -158,10 +158,8 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
 @pytest.mark.parametrize(
     ("name", "bokeh", "told"),
     [
-        ("r.html", True, ""),
         ("r.HTM", True, ""),
         ("r.json", False, ""),
-        ("r.json.gz", True, "expected FILE.html or FILE.json.*Fix: "),
         (".html", True, "expected FILE.html or FILE.json.*Fix: "),
         ("no/r.json", True, r"can't be written by rank 0 on h \(No such file or directory\)\. Fix: "),
         ("r.html", False, "needs bokeh, which is not installed on rank 0 on h. Fix: pip install"),
