@@ -135,7 +135,8 @@ def test_script_from_python_is_that_of_the_command() -> None:
     [
         ({"time": 60}, "^keyword time: invalid value 60 .int; expected"),
         ({"time": "1-25"}, "^keyword time: invalid value '1-25' .expected a walltime of Slurm"),
-        ({"nodes": None}, "^keyword nodes is missing"),
+        ({"nodes": None}, "^keyword nodes is missing .expected a number"),
+        ({"time": None}, "^keyword time is missing .expected a walltime such as"),
         ({"noodles": 2}, "^keyword noodles: unknown option; did you mean 'nodes'"),
         ({"modules": 3}, "^keyword modules: invalid value 3"),
     ],
