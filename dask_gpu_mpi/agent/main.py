@@ -137,7 +137,6 @@ def run(
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
         tasks_here = tasks_run_in_agent(configuration.options.worker_class)
         if not tasks_here:
-            _leave_gpus_alone()
             # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
             # tasks in this process they are not: a task could keep the event loop busy.)
             die_with_parent(0)
@@ -215,20 +214,6 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(options.log_level, scratch, quiet_stream=options.log_directory is not None)
     return scratch, replace(options, worker_options=worker_options)
-
-
-def _leave_gpus_alone() -> None:
-    """Keep the nannies here from NVML: they have no GPU, and would wait for each other in the driver.
-
-    distributed reads this setting once, and workers have the one of before.
-    """
-    import dask
-
-    with (
-        dask.config.set({"distributed.diagnostics.nvml": False}),
-        contextlib.suppress(ImportError, AttributeError),
-    ):
-        importlib.import_module("distributed.diagnostics.nvml").init_once()
 
 
 def _end_children() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any
+
+import dask
+from distributed import Nanny, Worker
 
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.base.streams import environment
@@ -27,20 +32,76 @@ from dask_gpu_mpi.workers.worker_options import (
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
 LOOPBACK = "127.0.0.1"
+#: Seconds for the teardown of a nanny's plugin when the nanny closes.
+TEARDOWN = 5.0
+#: Dask's configuration while a nanny is made. Nannies have no GPU, and would wait for each other in the driver. They would also
+#: measure their event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a second, 0.1 %.
+#: They continue to watch their workers' memory.
+UNMEASURED = {
+    "distributed.diagnostics.nvml": False,
+    "distributed.admin.tick.interval": "365 days",
+    "distributed.admin.tick.cycle": "365 days",
+    "distributed.admin.system-monitor.interval": "365 days",
+}
 
 
-def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) -> Any:
+class WatchedNanny(Nanny):
+    """A nanny that measures nothing of itself, and remembers its orders; combined with the user's class of nannies, if any."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        #: The processes that it was asked to end (``client.restart()``), which have not died then.
+        self.asked: set[int | None] = set()
+        #: The reasons of the calls of `close`: it closes when the scheduler has closed its worker, and when it can't restart it.
+        self.reasons: list[str] = []
+        #: Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then.
+        self.has_lifetime = bool(
+            options.get("lifetime") or dask.config.get("distributed.worker.lifetime.duration", None)
+        )
+        # its worker measures what the user has configured
+        configured = {key: dask.config.get(key) for key in UNMEASURED}
+        options["config"] = configured | (options.get("config") or {})
+        with dask.config.set(UNMEASURED):
+            super().__init__(*args, **options)
+        # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
+        if self._protocol == "ucx":
+            self._protocol = "tcp"
+
+    async def close(self, *args: Any, **options: Any) -> Any:
+        """Close the worker and the nanny."""
+        self.reasons.append(options.get("reason", ""))
+        return await super().close(*args, **options)
+
+    async def kill(self, *args: Any, **options: Any) -> None:
+        """End the worker's process."""
+        self.asked.add(self.pid)
+        await super().kill(*args, **options)
+
+    async def plugin_remove(self, name: str) -> Any:
+        """Remove a plugin; a nanny closes after the teardown of the user's plugins, which may hang."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TEARDOWN if self.status.name == "closing" else None):
+                return await super().plugin_remove(name)
+
+
+def watched(cls: type) -> type[WatchedNanny]:
+    """The class for nannies of the class `cls`."""
+    return type(cls.__name__, (WatchedNanny, cls), {})
+
+
+def make_worker(
+    plan: WorkerPlan, start: Start, options: Options, scratch: str
+) -> tuple[Any, list[WatchedNanny]]:
     """Make the worker that `plan` describes: a CUDAWorker, Nanny, Worker or instance of the user's class; it starts when awaited.
+
+    The list has its nannies.
 
     `start` has the values that all workers of the rank share, `options` the class and its options (`read_worker_options`).
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
     """
-    import distributed
-
     from dask_gpu_mpi.workers.plugins import NearMemory, NewProcess, plugins_of
 
-    cls = worker_class_for(plan.kind, options.worker_class)
+    cls: Any = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
     ours: dict[str, Any] = {
         "name": plan.name,
@@ -49,9 +110,9 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         "local_directory": scratch,
         "protocol": str(start.protocol),
     }
-    if not (is_cuda_worker(cls) or issubclass(cls, (distributed.Nanny, distributed.Worker))):
+    if not (is_cuda_worker(cls) or issubclass(cls, (Nanny, Worker))):
         # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
-        return cls(**{**ours, "interface": options.interface, **given})
+        return cls(**{**ours, "interface": options.interface, **given}), []
     ours |= {
         "host": as_host(start.listen),
         # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
@@ -60,7 +121,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         "death_timeout": max(options.startup_timeout, start.limit),
     }
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
-    if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
+    if is_cuda_worker(cls) or issubclass(cls, Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
         plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
         if is_profiled(os.environ):
@@ -71,18 +132,20 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
         given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
-    if cls is distributed.Nanny:
+    if cls is Nanny:
         # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
         known = accepted_options(cls, given.get("worker_class")) or given
         given = {key: value for key, value in given.items() if key in known}
     given["plugins"] = {*given.get("plugins", ()), *plugins}
     if plan.resources:
         ours["resources"] = dict(plan.resources)
-    if issubclass(cls, distributed.Nanny):
-        ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
+    if not issubclass(cls, Nanny):
+        return cls(start.address, **_merge(ours, given)), []
+    ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
     # a CPU worker must make no context
     with users_config() if plan.kind == "gpu" else nullcontext():
-        return cls(start.address, **_merge(ours, given))
+        nanny = watched(cls)(start.address, **_merge(ours, given))
+    return nanny, [nanny]
 
 
 def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
@@ -108,15 +171,13 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:
     """Further arguments of a Nanny, for its worker's process: the devices that it sees, and its measurements."""
-    import distributed
-
     ours: dict[str, Any] = {}
     if plan.device is not None:
         ours["env"] = {**shown_transports(), VISIBLE_DEVICES: plan.device}
     elif beside_gpus:
         # a CPU worker must not use the devices of GPU workers
         ours["env"] = {**hidden_transports(), VISIBLE_DEVICES: ""}
-    if plan.kind == "cpu" and cls is distributed.Nanny:
+    if plan.kind == "cpu" and cls is Nanny:
         # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
         # other: 32 workers of a node took two seconds.
         ours["config"] = {"distributed.diagnostics.nvml": False}
@@ -164,8 +225,10 @@ MODULES = {
 IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
-def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]) -> Any:
-    """Make a CUDAWorker with these keywords and, for its nannies, these plugins.
+def make_cuda_worker(
+    cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]
+) -> tuple[Any, list[WatchedNanny]]:
+    """Make a CUDAWorker with these keywords and, for its nannies, these plugins; the list has its nannies.
 
     Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
     """
@@ -177,6 +240,25 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
     options = dict(options)
     variables = options.pop("env", None) or {}
     switched = any(options.get(switch) is not None for switch in SWITCHES)
+    nannies: list[WatchedNanny] = []
+
+    def nanny(*args: Any, env: Any, config: Any, plugins: Any, **more: Any) -> WatchedNanny:
+        """Called by CUDAWorker in place of Nanny."""
+        env = {**env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
+        own = set(plugins)
+        for plugin in plugins:
+            if isinstance(plugin, CPUAffinity):
+                plugin.cores = list(plan.cpus)
+            elif isinstance(plugin, CUDFSetup) and not plugin.spill:
+                own.discard(plugin)
+        config = _workers_config(config, switched=switched)
+        made = WatchedNanny(*args, env=env, config=config, plugins=own | added, **more)
+        nannies.append(made)
+        return made
+
+    added = set(plugins)
+    module: Any = importlib.import_module("dask_cuda.cuda_worker")
+    before, module.Nanny = module.Nanny, nanny
     # CUDAWorker sets it in this process, too, where it would make a context
     with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
         try:
@@ -187,29 +269,19 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
                 f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
                 fix="correct or remove that option",
             ) from error
-        for nanny in worker.nannies:
-            nanny.config = _workers_config(nanny.config, switched=switched)
-    for nanny in worker.nannies:
-        nanny.env = {**nanny.env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
-        own = nanny.worker_kwargs.get("plugins", set())
-        for plugin in list(own):
-            if isinstance(plugin, CPUAffinity):
-                plugin.cores = list(plan.cpus)
-            elif isinstance(plugin, CUDFSetup) and not plugin.spill:
-                own.discard(plugin)
-        nanny.worker_kwargs["plugins"] = {*own, *plugins}
-    return worker
+        finally:
+            module.Nanny = before
+    if not nannies:  # its processes would see other GPUs
+        raise TypeError("this class does not make its nannies as CUDAWorker does")
+    return worker, nannies
 
 
 def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
-    """A copy of Dask's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
-    import dask
-
-    key = dask.config.canonical_name(SECTION, dict(config))
-    section = copy.deepcopy(config.get(key)) or {}
+    """CUDAWorker's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
+    section = copy.deepcopy(config.get(SECTION)) or {}
     if switched:
         (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
-    return {**config, key: section}
+    return {**config, SECTION: section}
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.factory import WatchedNanny, make_worker
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -35,8 +35,6 @@ MOST_OUTPUT = 4_000
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
-#: Seconds for the teardown of a nanny's plugin.
-TEARDOWN = 5.0
 
 
 class Workers:
@@ -66,8 +64,8 @@ class Workers:
         for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                made = _make(plan, start, self._options, self._scratch)
-                self._workers.append(_Worker(plan, made, self._scratch))
+                worker, nannies = _make(plan, start, self._options, self._scratch)
+                self._workers.append(_Worker(plan, worker, nannies, self._scratch))
         kill_at_once()
         await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
 
@@ -99,16 +97,11 @@ class Workers:
 class _Worker:
     """One worker: Dask's object, with its nannies."""
 
-    def __init__(self, plan: WorkerPlan, worker: Any, scratch: str) -> None:
-        from distributed import Nanny
-
+    def __init__(self, plan: WorkerPlan, worker: Any, nannies: list[WatchedNanny], scratch: str) -> None:
         self.plan = plan
         self._worker = worker
+        self._nannies = nannies
         self._scratch = scratch
-        # CUDAWorker has some; every other class counts as one, if it is a nanny
-        nannies = getattr(worker, "nannies", [worker])
-        self._nannies: list[Any] = [nanny for nanny in nannies if isinstance(nanny, Nanny)]
-        self._reasons = [adapt_nanny(nanny) for nanny in self._nannies]
 
     async def start(self, timeline: Timeline) -> None:
         """Wait until it has registered; the error ends with the last output of its processes."""
@@ -140,7 +133,8 @@ class _Worker:
         why = next((watch.result() for watch in watches if watch.done()), None)
         for task in (finished, *watches):
             task.cancel()
-        if why is None and any(reason().startswith("nanny-inst") for reason in self._reasons):
+        first = [reason for nanny in self._nannies for reason in nanny.reasons[:1]]
+        if why is None and any(reason.startswith("nanny-inst") for reason in first):
             return "its nanny could not start it again"
         return why
 
@@ -175,7 +169,7 @@ class _Worker:
             await asyncio.sleep(POLL_INTERVAL)
 
 
-def _make(plan: WorkerPlan, *details: Any) -> Any:
+def _make(plan: WorkerPlan, *details: Any) -> tuple[Any, list[WatchedNanny]]:
     """Call `make_worker`; errors of the class get the worker's name."""
     try:
         return make_worker(plan, *details)
@@ -185,39 +179,6 @@ def _make(plan: WorkerPlan, *details: Any) -> Any:
         raise StartupError(
             f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
         ) from error
-
-
-# Nannies.
-
-
-def adapt_nanny(nanny: Any) -> Callable[[], str]:
-    """Change a nanny before its start; returns a function that returns why it has closed.
-
-    A nanny closes when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
-    differs.
-    """
-    # They measure the nanny's event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a
-    # second, 0.1 %. The nanny continues to watch its worker's memory.
-    for name in ("tick", "ticks", "monitor"):
-        nanny.periodic_callbacks.pop(name, None)
-    # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
-    if nanny._protocol == "ucx":
-        nanny._protocol = "tcp"
-    reasons: list[str] = []
-    close, remove_plugin = nanny.close, nanny.plugin_remove
-
-    async def remembering(*args: Any, **kwargs: Any) -> Any:
-        reasons.append(kwargs.get("reason", ""))
-        return await close(*args, **kwargs)
-
-    async def in_time(name: str) -> Any:
-        # A nanny closes after the teardown of the user's plugins, which may hang.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TEARDOWN):
-                return await remove_plugin(name)
-
-    nanny.close, nanny.plugin_remove = remembering, in_time
-    return lambda: reasons[0] if reasons else ""
 
 
 async def watch_nanny(
@@ -230,7 +191,7 @@ async def watch_nanny(
 
     Calls ``on_death(pid, exit_code)`` for each process that has died; the code is None if it is not known.
     """
-    pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
+    pid, process = nanny.pid, _process(nanny)
     deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
         await asyncio.sleep(INTERVAL)
@@ -240,7 +201,7 @@ async def watch_nanny(
         code = getattr(process, "exitcode", None)
         # It ends together with its worker, which was retired, or with the cluster.
         is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
-        in_order = pid in asked or is_closing or (code == 0 and _has_lifetime(nanny))
+        in_order = pid in nanny.asked or is_closing or (code == 0 and nanny.has_lifetime)
         if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)
@@ -250,31 +211,9 @@ async def watch_nanny(
             return f"its process died {DEATHS} times within {seconds:.0f} s"
 
 
-def _has_lifetime(nanny: Any) -> bool:
-    """Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then."""
-    import dask
-
-    configured = dask.config.get("distributed.worker.lifetime.duration", None)
-    return bool(nanny.worker_kwargs.get("lifetime") or configured)
-
-
 def _process(nanny: Any) -> Any:
     """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
     return nanny.process and nanny.process.process
-
-
-def _requested_ends(nanny: Any) -> set[int | None]:
-    """The set of processes that this nanny has to end from now on (``client.restart()``): they do not count as deaths."""
-    asked: set[int | None] = set()
-    kill = nanny.kill
-
-    async def remembering(*args: Any, **kwargs: Any) -> Any:
-        asked.add(nanny.pid)
-        return await kill(*args, **kwargs)
-
-    # `Nanny.restart` calls the method, the scheduler the handler.
-    nanny.kill = nanny.handlers["kill"] = remembering
-    return asked
 
 
 def kill_at_once() -> None:

@@ -3,8 +3,8 @@
 Such names may go with any release: `without` says what happens then. The test of this module looks up
 every name in what is installed, and fails by that name; and it reads the package for private names that are not here.
 
->>> [entry.without for entry in TABLE if entry.name == "init_once"]
-['they ask, and wait for each other in the driver']
+>>> [entry.without for entry in TABLE if entry.name == "_run_module_as_main"]
+['-m MODULE, a folder and a zip file end with an AttributeError']
 """
 
 from __future__ import annotations
@@ -131,14 +131,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="it is compared with every worker, 5 ms with 3,000 of them",
     ),
     *_of(
-        "distributed.diagnostics.nvml",
-        "init_once",
-        "agent/main",
-        _DISTRIBUTED,
-        why="nannies, which have no GPU, are to ask nothing of NVML",
-        without="they ask, and wait for each other in the driver",
-    ),
-    *_of(
         "distributed",
         "Client.shutdown",
         "job/dask_client",
@@ -181,17 +173,9 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny._protocol",
-        "workers/lifecycle",
+        "workers/factory",
         _DISTRIBUTED,
         why="a nanny of a worker over UCX listens on TCP",
-        without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.core",
-        "Server.periodic_callbacks",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="a nanny does not measure its event loop",
         without="the start fails, and says so",
     ),
     *_of(
@@ -205,34 +189,18 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.pid",
-        "workers/lifecycle",
+        "workers/factory workers/lifecycle",
         _DISTRIBUTED,
         why="a worker that dies again and again is removed; the process whose last output is reported",
         without="the start fails, and says so",
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.kill Nanny.handlers",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="replaced on each nanny: a process that it was asked to end has not died",
-        without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.nanny",
-        "Nanny.close Nanny.plugin_remove",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="replaced on each nanny: why it closes, and a plugin whose teardown hangs does not keep it from that",
-        without="the workers do not start, and the job ends with one line that says so",
-    ),
-    *_of(
-        "distributed.nanny",
-        "Nanny.config Nanny.env Nanny.worker_kwargs",
+        "Nanny.plugin_remove",
         "workers/factory",
         _DISTRIBUTED,
-        why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
-        without="the worker is not made, and the job ends with one line that says so",
+        why="overridden by a subclass: a plugin whose teardown hangs does not keep a nanny from closing",
+        without="a nanny closes after its plugins, or is killed after the grace",
     ),
     *_of(
         "distributed.worker",
@@ -252,10 +220,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "dask_cuda.cuda_worker",
-        "CUDAWorker.nannies",
-        "workers/factory workers/lifecycle",
+        "Nanny",
+        "workers/factory",
         _DASK_CUDA,
-        why="as `Nanny.config`; a worker's processes are its nannies'",
+        why="replaced while a CUDAWorker is made, which takes neither environment nor plugins for its nannies",
         without="the worker is not made, and the job ends with one line that says so",
     ),
     *_of(

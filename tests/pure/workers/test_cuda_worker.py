@@ -20,6 +20,7 @@ from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
+cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 
 PLAN = worker_plan("0-1", "GPU-x,GPU-y", gpu_index=1, cpus=(2, 3), resources={"GPU": 1})
 GB = 10**9
@@ -34,7 +35,15 @@ class CUDAWorker:
         own = {plugins.CPUAffinity([0, 1]), plugins.CUDFSetup(given.get("enable_cudf_spill", False), 0)}
         section = {"environment": {"sockaddr-tls-priority": "tcp", "rndv-thresh": "8192"}}
         config = {"distributed-ucxx": section, "probe": 1}
-        self.nannies = [SimpleNamespace(env={"OWN": "1"}, config=config, worker_kwargs={"plugins": own})]
+        self.nannies = [cuda_worker.Nanny("tls://h:1", env={"OWN": "1"}, config=config, plugins=own, more=2)]
+
+
+class Noted:
+    """A nanny that notes what it is given."""
+
+    def __init__(self, address: str, **given: Any) -> None:
+        assert (address, given["more"]) == ("tls://h:1", 2)
+        self.env, self.config, self.plugins = given["env"], given["config"], given["plugins"]
 
 
 CUDAWorker.__module__ = "dask_cuda.cuda_worker"
@@ -45,6 +54,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ucx, "_transports", "tcp,cuda_copy")
     monkeypatch.setattr(ucx, "_section", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(factory, "WatchedNanny", Noted)
 
 
 def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
@@ -54,7 +64,11 @@ def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
-    return make_worker(plan, start, given, "/scratch")
+    before = cuda_worker.Nanny
+    worker, nannies = make_worker(plan, start, given, "/scratch")
+    assert nannies == worker.nannies
+    assert cuda_worker.Nanny is before
+    return worker
 
 
 def test_a_worker_as_planned() -> None:
@@ -77,7 +91,7 @@ def test_a_worker_as_planned() -> None:
 
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
-    found = {type(plugin).__name__: plugin for plugin in nanny.worker_kwargs["plugins"]}
+    found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
     assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "LogFile"}
     assert found["CPUAffinity"].cores == [2, 3]
     assert found["LogFile"].directory == "/logs"
@@ -87,7 +101,7 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
     monkeypatch.setattr(factory, "find_spec", lambda name: True)
     for spills in (False, True):
         (nanny,) = made(enable_cudf_spill=spills).nannies
-        assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.worker_kwargs["plugins"]) is spills
+        assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.plugins) is spills
 
 
 @pytest.mark.parametrize(
@@ -166,3 +180,14 @@ def test_the_directory_of_rmms_logs_is_made(tmp_path: Path, installed: set[str])
         InputError, match=r"rmm_log_directory '.*file/x' can't be made on h \(Not a directory"
     ):
         made(rmm_log_directory=str(tmp_path / "file" / "x"), rmm_async=True)
+
+
+def test_a_class_that_makes_other_nannies_is_refused() -> None:
+    """Its processes would see other GPUs than those of the plan."""
+
+    class Other(CUDAWorker):
+        def __init__(self, **given: Any) -> None:
+            self.nannies = [SimpleNamespace()]
+
+    with pytest.raises(TypeError, match="does not make its nannies as CUDAWorker does"):
+        make_cuda_worker(Other, replace(PLAN, device="GPU-x"), {}, ["label"])

@@ -14,7 +14,7 @@ from distributed import Nanny, Worker
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
-from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.factory import UNMEASURED, make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
@@ -40,7 +40,9 @@ def make(
     given = Options(worker_class=worker_class, worker_options=read, interface="ib0", startup_timeout=5.0)
 
     async def in_a_loop() -> Any:
-        return make_worker(plan, start, given, str(scratch))
+        worker, nannies = make_worker(plan, start, given, str(scratch))
+        assert nannies == ([worker] if isinstance(worker, Nanny) else [])
+        return worker
 
     return asyncio.run(in_a_loop())
 
@@ -113,8 +115,9 @@ def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Pat
 
     for plan, cls in ((CPU, Mine), (GPU, Nanny)):
         nanny = make(plan, cls, tmp_path)
+        assert isinstance(nanny, cls)
         assert "metrics" not in nanny.worker_kwargs
-        assert nanny.config.get("distributed.diagnostics.nvml") is None
+        assert nanny.config["distributed.diagnostics.nvml"] is True
 
 
 def test_a_nanny_as_planned(tmp_path: Path) -> None:
@@ -172,3 +175,20 @@ def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
         "name": "a", "nthreads": 3, "memory_limit": 10**9, "local_directory": str(tmp_path), "protocol": "tcp",
         "interface": "ib0", "own": "x",
     }  # fmt: skip
+
+
+def test_nannies_ask_nothing_of_nvml_and_workers_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed.diagnostics import nvml
+
+    monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
+    configured = dask.config.get("distributed.diagnostics.nvml")
+    nanny = make(GPU, Nanny, tmp_path)
+    assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
+    assert nvml.device_get_count() == 0
+    assert dask.config.get("distributed.diagnostics.nvml") is configured is True
+    with dask.config.set(nanny.config):
+        found = {key: dask.config.get(key) for key in UNMEASURED}
+    assert found == {key: dask.config.get(key) for key in UNMEASURED}
+    assert not set(map(str, UNMEASURED.values())) & set(map(str, found.values()))

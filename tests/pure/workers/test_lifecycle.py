@@ -30,12 +30,10 @@ class Nanny(distributed.Nanny):
         self.process: Any = None
         if process is not None:
             self.process = SimpleNamespace(pid=process, worker_dir="/a", process=None)
-        self.handlers: dict[str, Any] = {}
-        self.periodic_callbacks: dict[str, Any] = {}
-        self._protocol = "tcp"
-        self.close: Any = self._close_it
+        self.reasons: list[str] = []
 
-    async def _close_it(self, *, reason: str = "") -> None: ...
+    async def close(self, *, reason: str = "") -> None:  # type: ignore[override]
+        self.reasons.append(reason)
 
 
 class Served:
@@ -84,7 +82,7 @@ class Bench:
         def make(plan: WorkerPlan, *given: Any) -> Any:
             if isinstance(found := self.served[plan.name], Exception):
                 raise found
-            return found
+            return found, [*found.nannies]
 
         def set_ending() -> None:
             self.ending += 1

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import distributed
 import pytest
 from distributed.diagnostics.plugin import NannyPlugin
 
-from dask_gpu_mpi.workers import lifecycle
-from dask_gpu_mpi.workers.lifecycle import WINDOW, adapt_nanny, watch_nanny
+from dask_gpu_mpi.workers import factory, lifecycle
+from dask_gpu_mpi.workers.factory import WatchedNanny, watched
+from dask_gpu_mpi.workers.lifecycle import WINDOW, watch_nanny
 
 
 class Nanny:
@@ -23,12 +25,12 @@ class Nanny:
 
     def __init__(self, lives: Iterable[tuple[float, float]], *, restarted: bool = False) -> None:
         self.now = 0.0
-        self.handlers: dict[str, Any] = {"kill": self.kill}
+        self.asked: set[int | None] = set()
+        self.has_lifetime = False
         #: Whether each process ends because somebody has asked for it.
         self.restarted = restarted
         self.closed: str | None = None
         self.status = distributed.core.Status.running
-        self.worker_kwargs: dict[str, Any] = {}
         #: By process id.
         self.exit_codes: dict[int, int | None] = {}
         self._spans: list[tuple[float, float]] = []
@@ -54,9 +56,6 @@ class Nanny:
         self.closed = reason
         return "OK"
 
-    async def kill(self, *, reason: str = "") -> None:
-        assert reason == "restart"
-
 
 def watch(
     nanny: Nanny,
@@ -71,7 +70,7 @@ def watch(
 
     async def sleep(seconds: float) -> None:
         if nanny.restarted:
-            await nanny.handlers["kill"](reason="restart")
+            nanny.asked.add(nanny.pid)
         nanny.now += seconds
         if nanny.now > until:
             raise Over
@@ -109,13 +108,13 @@ def test_five_deaths_within_two_minutes(
         assert nanny.now < lives[0][1] + seconds + 1
 
 
-@pytest.mark.parametrize("lifetime", ["10 s", None])
-def test_each_death_is_told(lifetime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lifetime", [True, False])
+def test_each_death_is_told(lifetime: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker with a lifetime ends with exit code 0. Of another one that is a death: a task may have called exit(0)."""
     told: list[tuple[int, int | None]] = []
     nanny = Nanny([(0.0, 10.0), (1.0, 10.0), (1.0, 10.0), (1.0, 10.0), (1.0, 2_000.0)])
     nanny.exit_codes = {1: -9, 2: 3, 3: 0, 4: None}
-    nanny.worker_kwargs = {"lifetime": lifetime}
+    nanny.has_lifetime = lifetime
     assert watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: told.append((pid, code))) is None
     assert told == [(1, -9), (2, 3), *([] if lifetime else [(3, 0)]), (4, None)]
 
@@ -128,16 +127,15 @@ def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch) -> N
         watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
 
 
-def with_real_nanny(body: Callable[[Any, Callable[[], str]], Awaitable[None]]) -> None:
-    """`body(nanny, reason)` with one that has a worker."""
+def with_real_nanny(body: Callable[[Any], Awaitable[None]]) -> None:
+    """`body(nanny)` with one that has a worker."""
 
     async def run() -> None:
         own = "127.0.0.1:0"
         async with distributed.Scheduler(host=f"tcp://{own}", dashboard_address=own) as scheduler:
-            nanny: Any = distributed.Nanny(scheduler.address, nthreads=1, dashboard_address=own)
-            reason = adapt_nanny(nanny)
+            nanny: Any = WatchedNanny(scheduler.address, nthreads=1, dashboard_address=own)
             await nanny
-            await body(nanny, reason)
+            await body(nanny)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -149,9 +147,9 @@ class Hangs(NannyPlugin):
 
 def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its worker would run on, and count as closed."""
-    monkeypatch.setattr(lifecycle, "TEARDOWN", 0.5)
+    monkeypatch.setattr(factory, "TEARDOWN", 0.5)
 
-    async def body(nanny: Any, reason: Callable[[], str]) -> None:
+    async def body(nanny: Any) -> None:
         await nanny.plugin_add(plugin=Hangs(), name="hangs")
         pid = nanny.pid
         await nanny.close(reason="nanny-instantiate-failed")
@@ -165,16 +163,17 @@ def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
 ) -> None:
     """It closes in a task of its own then, and a server that closes cancels all its tasks but the one that closes it."""
 
-    async def body(nanny: Any, reason: Callable[[], str]) -> None:
+    async def body(nanny: Any) -> None:
         # it goes on looking at its worker's memory
-        assert nanny.periodic_callbacks.keys().isdisjoint({"tick", "ticks", "monitor"})
+        for name in ("tick", "ticks", "monitor"):
+            assert nanny.periodic_callbacks[name].callback_time > 1e9
         assert nanny.periodic_callbacks["memory_monitor"].is_running()
-        assert reason() == ""
+        assert nanny.reasons == []
         nanny.close_gracefully()
         os.kill(nanny.pid, signal.SIGKILL)
         await nanny.finished()
         await nanny.close(reason="nanny-close")
-        assert reason() == "nanny-close-gracefully"  # the first counts
+        assert nanny.reasons == ["nanny-close-gracefully", "nanny-close"]
 
     with caplog.at_level(logging.ERROR):
         with_real_nanny(body)
@@ -183,7 +182,47 @@ def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
 
 @pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls")])
 def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
-    nanny = distributed.Nanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
-    adapt_nanny(nanny)
+    nanny: Any = WatchedNanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
     assert nanny._protocol == listens
     assert nanny.worker_kwargs["protocol"] == protocol
+
+
+@pytest.mark.parametrize("by", ["a client", "the configuration", "a handler"])
+def test_a_nanny_remembers_what_it_was_asked_for(by: str) -> None:
+    """Of a class of the user's, whose methods are called."""
+    killed: list[str] = []
+
+    class Mine(distributed.Nanny):
+        async def kill(self, timeout: float = 5, reason: str = "") -> None:
+            killed.append(reason)
+            await super().kill(timeout=timeout, reason=reason)
+
+    async def run() -> None:
+        with dask.config.set(
+            {"distributed.worker.lifetime.duration": "1h" if by == "the configuration" else None}
+        ):
+            lifetime = {"lifetime": "1h"} if by == "a client" else {}
+            nanny = watched(Mine)("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, **lifetime)
+        assert nanny.has_lifetime is (by != "a handler")
+        assert isinstance(nanny, Mine)
+        await (nanny.handlers["kill"] if by == "a handler" else nanny.kill)(reason="restart")
+        assert (nanny.asked, killed) == ({None}, ["restart"])
+
+    asyncio.run(run())
+
+
+def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "TEARDOWN", 0.0)
+
+    class Slow(NannyPlugin):
+        async def teardown(self, nanny: Any) -> None:
+            await asyncio.sleep(0.05)
+            nanny.torn_down = True
+
+    async def run() -> None:
+        nanny: Any = WatchedNanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1)
+        await nanny.plugin_add(plugin=Slow(), name="slow")
+        assert (await nanny.handlers["plugin_remove"](name="slow"))["status"] == "OK"
+        assert nanny.torn_down
+
+    asyncio.run(run())
