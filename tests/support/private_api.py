@@ -324,10 +324,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed_ucxx.ucxx",
-        "device_array synchronize_stream",
+        "synchronize_stream",
         "network/ucx_endpoint",
         "ucxx and distributed-ucxx 0.46 to 0.52",
-        why="UCX between workers allocates and waits as distributed-ucxx does",
+        why="UCX between workers waits for the GPU as distributed-ucxx does",
         without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(

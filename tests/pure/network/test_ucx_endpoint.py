@@ -317,3 +317,9 @@ async def test_an_endpoint_is_closed_once_nothing_is_under_way(
     assert len(other._tasks) == 1
     await asyncio.gather(sending, return_exceptions=True)
     library.waits = 0
+
+
+@in_a_loop
+async def test_memory_of_the_gpu_is_rmms(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rmm", SimpleNamespace(DeviceBuffer=lambda *, size: ("buffer", size)))
+    assert (await Ucx.begin()).device_array(8) == ("buffer", 8)
