@@ -190,4 +190,4 @@ def test_a_class_that_makes_other_nannies_is_refused() -> None:
             self.nannies = [SimpleNamespace()]
 
     with pytest.raises(TypeError, match="does not make its nannies as CUDAWorker does"):
-        make_cuda_worker(Other, replace(PLAN, device="GPU-x"), {}, ["label"])
+        factory.make_cuda_worker(Other, replace(PLAN, device="GPU-x"), {}, ["label"])
