@@ -27,7 +27,8 @@ def hold_the_start():
 
     def listen_and_tell(self, wanted):
         ports = listen(self, wanted)
-        tell(**{f"start-{os.getpid()}": [wanted.address, ports.scheduler, ports.workers]})
+        address = next(node.address for node in wanted[:2] if node)
+        tell(**{f"start-{os.getpid()}": [address, ports.scheduler, ports.workers]})
         return ports
 
     reachability.connect_to, reachability.Connecting._listen = connect_later, listen_and_tell
