@@ -84,8 +84,8 @@ class WatchedNanny(Nanny):
 
 
 def watched(cls: type) -> type[WatchedNanny]:
-    """The class for nannies of the class `cls`."""
-    return type(cls.__name__, (WatchedNanny, cls), {})
+    """The class for nannies of the class `cls`, whose constructor gets no argument that its user does not know."""
+    return WatchedNanny if cls is Nanny else type(cls.__name__, (cls, WatchedNanny), {})
 
 
 def make_worker(

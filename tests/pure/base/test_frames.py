@@ -61,7 +61,9 @@ def test_nobody_reads(pipe: tuple[int, int], tmp_path: Path) -> None:
     """It is not waited for longer than that, and only for pipes: the rest of a file is nobody's to read."""
     read, write = pipe
     os.write(write, b"the report")
+    begun = time.monotonic()
     wait_until_read((write,), 0.05)
+    assert time.monotonic() - begun >= 0.05
     assert os.read(read, 100) == b"the report"
     os.close(write)
     (tmp_path / "file").write_text("more")

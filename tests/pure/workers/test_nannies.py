@@ -189,10 +189,13 @@ def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) 
 
 @pytest.mark.parametrize("by", ["a client", "the configuration", "a handler"])
 def test_a_nanny_remembers_what_it_was_asked_for(by: str) -> None:
-    """Of a class of the user's, whose methods are called."""
+    """Of a class of the user's, whose methods are called, and whose constructor does not accept everything."""
     killed: list[str] = []
 
     class Mine(distributed.Nanny):
+        def __init__(self, scheduler: str, *, host: str, nthreads: int, lifetime: str | None = None) -> None:
+            super().__init__(scheduler, host=host, nthreads=nthreads, lifetime=lifetime)
+
         async def kill(self, timeout: float = 5, reason: str = "") -> None:
             killed.append(reason)
             await super().kill(timeout=timeout, reason=reason)
