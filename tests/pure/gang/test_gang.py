@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from dask_gpu_mpi.gang.gang import (
     GangEnd,
     Leases,
     MemberStage,
+    MismatchError,
     Rounds,
     choose,
     rank_members,
@@ -75,3 +77,15 @@ def test_members_may_be_a_round_apart() -> None:
     assert rounds.put(0, 1, "barrier", b"") == [b"", b""]
     assert rounds.put(1, 1, "allgather", b"1") == [b"0", b"1"]
     assert rounds.missing(7) == [0, 1]
+
+
+def test_members_that_have_returned() -> None:
+    rounds = Rounds(3)
+    assert rounds.leave(2) is None
+    with pytest.raises(MismatchError, match=r"^calls barrier after rank 2 returned \(expected "):
+        rounds.put(0, 0, "barrier", b"")
+    rounds = Rounds(3)
+    rounds.put(0, 0, "barrier", b"")
+    rounds.put(0, 1, "barrier", b"")
+    assert rounds.leave(1) is None  # it has given up, say
+    assert str(rounds.leave(2)).startswith("returned while ranks 0-1 waited in barrier (expected ")

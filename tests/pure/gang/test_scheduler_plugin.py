@@ -253,3 +253,11 @@ async def test_workers_that_are_refused() -> None:
     assert refused["why"].startswith("worker(s) 1 without a nanny")
     assert (await cluster.opened("twice", "2", "tls://10.0.0.2:1"))["state"] == Reply.REFUSED
     assert (await cluster.opened("other", "2"))["state"] == Reply.GOOD
+
+
+@in_loop
+async def test_time_for_the_run() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)
+    plugin.leave("g", 0, spoilt=False)
+    assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"

@@ -227,3 +227,15 @@ def test_mpi_is_not_finalized_without_a_rank_that_may_be_lost(
     zero.tolerates_loss = tolerates
     zero.close(0.1)
     assert calls == [True] * tolerates
+
+
+@pytest.mark.usefixtures("any_thread")
+@pytest.mark.parametrize("agree", [True, False])
+def test_the_communicator_is_freed_where_all_agree(agree: bool) -> None:
+    zero, one = mailboxes(2)
+    comms = [zero._comm, one._comm]
+    at_once(
+        functools.partial(zero.free, 10.0, 0.0, agrees=True),
+        functools.partial(one.free, 0.0, 10.0, agrees=agree),
+    )
+    assert [comm.freed for comm in comms] == [agree, agree]
