@@ -80,7 +80,7 @@ CLOSED = (
 
 
 def guard_servers(token: str) -> None:
-    """Let the HTTP servers that distributed makes in this process from now on be of the class `GuardedServer`."""
+    """Make distributed use `GuardedServer` for the HTTP servers that it creates in this process from now on."""
     node.HTTPServer = functools.partial(GuardedServer, token=token)  # type: ignore[assignment, attr-defined]
 
 
@@ -111,7 +111,7 @@ class TokenGate(Router):
         self._unknown: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
     def expect(self, stream: Any) -> None:
-        """Register a new connection, whose requests are to show the token."""
+        """Register a new connection, which has not shown the token yet."""
         is_known = self._unknown[stream] = until_known(stream.close)
         # by then it has shown the token, or is closed
         asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)

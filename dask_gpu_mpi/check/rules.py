@@ -403,7 +403,7 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
     if warning:
         yield Finding.of("warning", "transport", warning, FIX)
     for rank, errors in evidence.ucx.items():
-        for host, error in errors:
+        for host, error in errors.items():
             found, fix = f"UCX does not work: {error}; data to and from workers there goes over TLS", FIX
             if host:
                 found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"

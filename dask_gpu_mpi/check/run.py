@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -67,9 +67,18 @@ class CheckKind(StrEnum):
     TESTED = "tested"
 
 
-#: The tests for a rank while it connects to others: UUIDs of the GPUs on which to run a kernel, the seconds until all must have
-#: ended, and the test of UCX; None: UCX is not tested here.
-RankTests = tuple[tuple[str, ...], float, UcxOrder | None]
+@dataclass(frozen=True)
+class RankTests:
+    """The tests for a rank while it connects to others."""
+
+    #: Until they must have ended.
+    seconds: float
+    #: UUIDs of the GPUs on which to run a kernel.
+    kernels: tuple[str, ...] = ()
+    #: None: UCX is not tested here.
+    ucx: UcxOrder | None = None
+
+
 #: The results of a rank's tests: of its kernels, and of UCX; None: UCX was not tested here.
 Tested = tuple[tuple[KernelResult, ...], UcxErrors | None]
 #: The type of each kind's payload, in addition to those of the start.
@@ -194,12 +203,11 @@ class CheckingRank:
             self._channels.begin_step(
                 "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
             )
-            gpus, seconds, order = payload
-            if order is not None:
+            if payload.ucx is not None:
                 # in this thread: a child dies with the thread that has started it
-                self._ucx = UcxTrial(order, self._context.environ, seconds)
+                self._ucx = UcxTrial(payload.ucx, self._context.environ, payload.seconds)
             # in another thread, so that this one can still receive
-            threading.Thread(target=self._test, args=(gpus, seconds), daemon=True).start()
+            threading.Thread(target=self._test, args=(payload,), daemon=True).start()
         elif kind == CheckKind.UCX_PEER and self._ucx is not None:
             self._ucx.introduce(payload)
         else:
@@ -218,8 +226,8 @@ class CheckingRank:
         with contextlib.suppress(queue.Empty):
             self._channels.send(COORDINATOR, CheckKind.TESTED, self._results.get_nowait())
 
-    def _test(self, gpus: Sequence[str], seconds: float) -> None:
-        kernels = run_kernels(gpus, self._context.environ, seconds)
+    def _test(self, tests: RankTests) -> None:
+        kernels = run_kernels(tests.kernels, self._context.environ, tests.seconds)
         ucx = self._ucx.result() if self._ucx is not None else None
         self._results.put((kernels, ucx))
 
@@ -395,7 +403,7 @@ class CheckCoordinator(FailureCoordinator):
             for rank, device in devices.items()
         }
         for rank in range(self.size):
-            tests: RankTests = (tuple(gpus.get(rank, ())), seconds, ucx.get(rank))
+            tests = RankTests(seconds, tuple(gpus.get(rank, ())), ucx.get(rank))
             self._send(rank, CheckKind.TEST, tests)
         if has_addresses:
             self._test.connect(MOST_IN_CHECK, min(CONNECT_TIMEOUT, seconds / 2))

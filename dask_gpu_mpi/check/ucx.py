@@ -53,8 +53,8 @@ class UcxPeer:
     receive_tag: int = 0
 
 
-#: The errors of the tests of one rank, each after the other node's host name (empty: within its own node); none: UCX works.
-UcxErrors = tuple[tuple[str, str], ...]
+#: The errors of one rank's tests by the other node's host name (empty: within its own node). None of them: UCX works.
+UcxErrors = dict[str, str]
 
 
 class UcxTrial:
@@ -117,9 +117,9 @@ class UcxTrial:
         if self._result is not None:
             return self._result
         if late:
-            return (("", f"no result within {self._seconds:.0f} s"),)
+            return {"": f"no result within {self._seconds:.0f} s"}
         last = (text.splitlines() or ["no error output"])[-1]
-        return (("", f"exit code {self._child.returncode}: {last[:_MOST_LETTERS]}"),)
+        return {"": f"exit code {self._child.returncode}: {last[:_MOST_LETTERS]}"}
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -130,7 +130,7 @@ class UcxTrial:
                     if "address" in told:
                         self._address = bytes.fromhex(told["address"])
                     else:
-                        self._result = tuple((str(host), str(error)) for host, error in told["errors"])
+                        self._result = {str(host): str(error) for host, error in told["errors"].items()}
 
 
 class UcxPairs:
@@ -180,7 +180,7 @@ def main() -> None:
     try:
         errors = asyncio.run(_Trial(order, seconds).run())
     except Exception as raised:  # an error of UCX, RMM or the driver is the result
-        errors = [("", _one_line(raised))]
+        errors = {"": _one_line(raised)}
     _tell(errors=errors)
     os._exit(0)  # the end of UCX with Python is not a part of the test
 
@@ -191,8 +191,8 @@ class _Trial:
         self._deadline = time.monotonic() + seconds
         self._data = secrets.token_bytes(_SIZE)
 
-    async def run(self) -> list[tuple[str, str]]:
-        """Test UCX; returns the nodes with which it does not work, each with the error, and raises that within this node."""
+    async def run(self) -> UcxErrors:
+        """Test UCX; returns the errors with other nodes, and raises that within this node."""
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
         Ucx.loopback, Ucx.leads, Ucx.warned = not self._order.peers, bool(self._order.peers), True
@@ -212,7 +212,7 @@ class _Trial:
         failed = await asyncio.gather(*(self._with_next_peer(lines) for _ in range(self._order.peers)))
         if self._order.peers:
             await asyncio.sleep(0.3)  # for transfers that others have not acknowledged yet
-        return [each for each in failed if each is not None]
+        return dict(each for each in failed if each is not None)
 
     async def _with_next_peer(self, lines: asyncio.Queue[str]) -> tuple[str, str] | None:
         """Test the next peer from stdin; returns its host and the error. None: it works, or is not tested."""

@@ -57,16 +57,16 @@ def _halves(token: str) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class Reach:
-    """The result of a connection; of a rank, also of its connections to other nodes."""
+    """The result of connecting to a listener. A rank sends that of the scheduler's, with the nodes that it did not reach."""
 
-    #: Why it failed; empty: it did not, or nobody listens there.
+    #: Why it failed; empty: it did not, or there was no listener to connect to.
     error: str = ""
     #: Seconds that this rank's clock is ahead of the listener's (negative: behind), corrected by half of the round trip.
     #: None: unknown.
     ahead: float | None = None
     #: Seconds.
     round_trip: float = 0.0
-    #: By error the hosts of other nodes that were not reached.
+    #: By error the hosts of other nodes that were not reached; only in what a rank sends.
     lost: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -242,7 +242,8 @@ class Node:
     host: str
     rank: int
     address: str
-    #: Of this node only: another node may have the same address, on a network that leads nowhere.
+    #: Of this node only: another node may have the same address, on a network that leads nowhere. Empty: a running scheduler's,
+    #: which answers no token.
     token: str = field(default_factory=listener_token)
     #: 0: it can't listen.
     port: int = 0

@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import Node, Reach
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.plan.model import Plan, Start
 
@@ -83,9 +83,16 @@ class Registration:
     device_options: dict[str, Any] = field(default_factory=dict)
 
 
-#: The order to listen in the scheduler's place (None: it is not the scheduler's rank) and in that of its node's workers (None:
-#: another rank of the node does, or there is only one node); and whether to inspect the dashboard's port as well.
-Listen = tuple[Node | None, Node | None, bool]
+@dataclass(frozen=True)
+class Listen:
+    """The order to listen for the reachability test."""
+
+    #: In the scheduler's place; None: it is not the scheduler's rank.
+    scheduler: Node | None = None
+    #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
+    workers: Node | None = None
+    #: Whether to inspect the dashboard's port as well.
+    dashboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,15 @@ class Listening:
     elsewhere: bool = False
 
 
-#: To whom a rank is to connect: the scheduler (without a port: nobody listens there; without a token: it is running) and other
-#: nodes; and the seconds for each step of a connection.
-Connect = tuple[Node, tuple[Node, ...], float]
+@dataclass(frozen=True)
+class Connect:
+    """The order to connect to the scheduler and to other nodes."""
+
+    #: Without a port nobody listens there. Without a token it is a running scheduler, of another job.
+    scheduler: Node
+    peers: tuple[Node, ...] = ()
+    #: Seconds for each step of a connection.
+    timeout: float = CONNECT_TIMEOUT
 
 
 @dataclass(frozen=True)

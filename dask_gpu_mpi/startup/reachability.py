@@ -131,8 +131,8 @@ class ReachabilityTest:
     def __init__(self, ranks: Sequence[int], send: Callable[[int, str, Any], None]) -> None:
         self._ranks = ranks
         self._send = send
-        #: The scheduler's rank; -1: it is of another job.
-        self._scheduler = Node("", -1, "", "")
+        #: The scheduler's rank; of rank -1: not chosen yet, or of another job.
+        self._scheduler = Node(host="", rank=-1, address="", token="")
         self._nodes: dict[int, Node] = {}
         self._ports: dict[int, Listening] = {}
         #: Ranks that are to listen, or to connect, and have not responded yet.
@@ -161,8 +161,9 @@ class ReachabilityTest:
             self._nodes = {node.rank: node for node in nodes}
         self.awaited = {rank, *self._nodes}
         for each in (rank, *(other for other in self._nodes if other != rank)):
-            scheduler = self._scheduler if each == rank else None
-            order: Listen = (scheduler, self._nodes.get(each), dashboard and each == rank)
+            order = Listen(workers=self._nodes.get(each))
+            if each == rank:
+                order = replace(order, scheduler=self._scheduler, dashboard=dashboard)
             self._send(each, Kind.LISTEN, order)
 
     def on_listening(self, rank: int, ports: Listening) -> bool:
@@ -192,15 +193,14 @@ class ReachabilityTest:
     def connect_to_running(self, target: str) -> None:
         """Order every rank to connect to ``host:port``, the scheduler of another job."""
         address, port = host_and_port(target)
-        self._scheduler = Node("", -1, address, "", port)
+        self._scheduler = Node(host="", rank=-1, address=address, token="", port=port)
         self._connect({}, CONNECT_TIMEOUT)
 
     def _connect(self, peers: Mapping[int, tuple[Node, ...]], timeout: float) -> None:
         self.under_way = True
         self.awaited = set(self._ranks)
         for rank in self._ranks:
-            order: Connect = (self._scheduler, peers.get(rank, ()), timeout)
-            self._send(rank, Kind.CONNECT, order)
+            self._send(rank, Kind.CONNECT, Connect(self._scheduler, peers.get(rank, ()), timeout))
 
     def on_reached(self, rank: int, reached: Reach) -> bool:
         """A rank has tried to connect; True with the last."""
@@ -292,24 +292,27 @@ class Connecting:
     def _listen(self, wanted: Listen) -> Listening:
         """Listen at the address of the scheduler and of the workers to come."""
         self.close()  # for the second time, without a rank that did not respond
-        scheduler, workers, dashboard = wanted
         options = self._options
         error = ""
         refusal: OSError | None = None
-        if dashboard and (place := _dashboard(options)) is not None:
+        if wanted.dashboard and (place := _dashboard(options)) is not None:
             refusal = port_problem(*place)
-        if scheduler is not None:
+        if (scheduler := wanted.scheduler) is not None:
             try:
                 self._scheduler = Listener(scheduler.address, options.scheduler_port or 0, scheduler.token)
             except OSError as refused:
                 error = refused.strerror or str(refused)
-        if workers is not None:
+        if (workers := wanted.workers) is not None:
             with contextlib.suppress(OSError):
                 self._workers = listen_for_peers(workers.address, worker_ports(options), workers.token)
-        here, there = (0 if made is None else made.port for made in (self._scheduler, self._workers))
+        scheduler_port, workers_port = (
+            0 if made is None else made.port for made in (self._scheduler, self._workers)
+        )
         if refusal is None:
-            return Listening(here, there, error)
-        return Listening(here, there, error, refusal.strerror or str(refusal), is_elsewhere(refusal))
+            return Listening(scheduler_port, workers_port, error)
+        return Listening(
+            scheduler_port, workers_port, error, refusal.strerror or str(refusal), is_elsewhere(refusal)
+        )
 
     def close_scheduler(self) -> None:
         """Leave the port to the scheduler."""
@@ -325,18 +328,20 @@ class Connecting:
             self._workers = None
 
     def _connect(self, to: Connect) -> None:
-        scheduler, nodes, timeout = to
+        scheduler, timeout = to.scheduler, to.timeout
         lost: dict[str, list[str]] = {}
-        peers = threading.Thread(target=lambda: lost.update(connect_to_peers(nodes, timeout)), daemon=True)
-        if nodes:
-            peers.start()
+        others = threading.Thread(
+            target=lambda: lost.update(connect_to_peers(to.peers, timeout)), daemon=True
+        )
+        if to.peers:
+            others.start()
         reach = Reach()
         if not scheduler.token:
             reach = Reach(connect_only(scheduler.address, scheduler.port, timeout))
         elif scheduler.port:
             reach = connect_to(scheduler.address, scheduler.port, scheduler.token, timeout)
-        if nodes:
-            peers.join()
+        if to.peers:
+            others.join()
         self._results.put(replace(reach, lost=lost))
 
 

@@ -255,7 +255,8 @@ class Link:
                     job = await self._ask(FACTS_OPERATION, plan=self._plan is None)
             self._ours = isinstance(job, dict) and "status" not in job
             if self._ours and job is not None:
-                job["plan"] = self._plan = self._plan or job["plan"]
+                self._plan = self._plan or job["plan"]
+                job["plan"] = self._plan
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
             self.close()  # a late answer would be read as the next one
@@ -278,6 +279,7 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         comm, self._comm = self._comm, None
+        self._plan = None  # another job may have the address later
         if comm is not None:
             comm.abort()
 

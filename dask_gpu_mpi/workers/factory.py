@@ -35,7 +35,7 @@ LOOPBACK = "127.0.0.1"
 #: Seconds for the teardown of a nanny's plugin when the nanny closes.
 TEARDOWN = 5.0
 #: Dask's configuration while a nanny is made. Nannies have no GPU, and would wait for each other in the driver. They would also
-#: measure their event loop and process, which nothing reads, by 50 wake-ups a second, 1.5 % of a core, and two a second, 0.1 %.
+#: measure their event loop (50 wake-ups a second, 1.5 % of a core) and their process (2 a second, 0.1 %). Nothing reads that.
 #: They continue to watch their workers' memory.
 UNMEASURED = {
     "distributed.diagnostics.nvml": False,
@@ -46,13 +46,13 @@ UNMEASURED = {
 
 
 class WatchedNanny(Nanny):
-    """A nanny that measures nothing of itself, and remembers its orders; combined with the user's class of nannies, if any."""
+    """A nanny that does not measure itself, and records why it closes and which ends were requested."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        #: The processes that it was asked to end (``client.restart()``), which have not died then.
-        self.asked: set[int | None] = set()
-        #: The reasons of the calls of `close`: it closes when the scheduler has closed its worker, and when it can't restart it.
-        self.reasons: list[str] = []
+        #: Processes whose end was requested (``client.restart()``). Their ends are not deaths.
+        self.requested_ends: set[int | None] = set()
+        #: Why it closes: the scheduler has closed its worker, or the nanny can't restart it. None: it does not close.
+        self.closed_for: str | None = None
         #: Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then.
         self.has_lifetime = bool(
             options.get("lifetime") or dask.config.get("distributed.worker.lifetime.duration", None)
@@ -68,12 +68,13 @@ class WatchedNanny(Nanny):
 
     async def close(self, *args: Any, **options: Any) -> Any:
         """Close the worker and the nanny."""
-        self.reasons.append(options.get("reason", ""))
+        if self.closed_for is None:
+            self.closed_for = options.get("reason", "")
         return await super().close(*args, **options)
 
     async def kill(self, *args: Any, **options: Any) -> None:
         """End the worker's process."""
-        self.asked.add(self.pid)
+        self.requested_ends.add(self.pid)
         await super().kill(*args, **options)
 
     async def plugin_remove(self, name: str) -> Any:
@@ -84,17 +85,16 @@ class WatchedNanny(Nanny):
 
 
 def watched(cls: type) -> type[WatchedNanny]:
-    """The class for nannies of the class `cls`, whose constructor gets no argument that its user does not know."""
+    """A subclass of the user's class and of `WatchedNanny`. The user's constructor comes first, with its own arguments only."""
     return WatchedNanny if cls is Nanny else type(cls.__name__, (cls, WatchedNanny), {})
 
 
 def make_worker(
     plan: WorkerPlan, start: Start, options: Options, scratch: str
 ) -> tuple[Any, list[WatchedNanny]]:
-    """Make the worker that `plan` describes: a CUDAWorker, Nanny, Worker or instance of the user's class; it starts when awaited.
+    """Make the worker that `plan` describes, and its nannies: a CUDAWorker, Nanny, Worker or instance of the user's class.
 
-    The list has its nannies.
-
+    It starts when awaited.
     `start` has the values that all workers of the rank share, `options` the class and its options (`read_worker_options`).
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
@@ -226,9 +226,9 @@ IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def make_cuda_worker(
-    cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]
+    cls: type, plan: WorkerPlan, options: Mapping[str, Any], ours: Iterable[Any]
 ) -> tuple[Any, list[WatchedNanny]]:
-    """Make a CUDAWorker with these keywords and, for its nannies, these plugins; the list has its nannies.
+    """Make a CUDAWorker with these keywords, and its nannies with these plugins.
 
     Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
     """
@@ -252,15 +252,15 @@ def make_cuda_worker(
             elif isinstance(plugin, CUDFSetup) and not plugin.spill:
                 own.discard(plugin)
         config = _workers_config(config, switched=switched)
-        made = WatchedNanny(*args, env=env, config=config, plugins=own | added, **more)
+        made = WatchedNanny(*args, env=env, config=config, plugins=own | set(ours), **more)
         nannies.append(made)
         return made
 
-    added = set(plugins)
     module: Any = importlib.import_module("dask_cuda.cuda_worker")
-    before, module.Nanny = module.Nanny, nanny
+    before = module.Nanny
     # CUDAWorker sets it in this process, too, where it would make a context
     with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
+        module.Nanny = nanny
         try:
             worker = cls(**options)
         except ValueError as error:

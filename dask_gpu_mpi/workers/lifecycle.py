@@ -133,8 +133,7 @@ class _Worker:
         why = next((watch.result() for watch in watches if watch.done()), None)
         for task in (finished, *watches):
             task.cancel()
-        first = [reason for nanny in self._nannies for reason in nanny.reasons[:1]]
-        if why is None and any(reason.startswith("nanny-inst") for reason in first):
+        if why is None and any((nanny.closed_for or "").startswith("nanny-inst") for nanny in self._nannies):
             return "its nanny could not start it again"
         return why
 
@@ -201,7 +200,7 @@ async def watch_nanny(
         code = getattr(process, "exitcode", None)
         # It ends together with its worker, which was retired, or with the cluster.
         is_closing = nanny.status.name in ("closing_gracefully", "closing", "closed")
-        in_order = pid in nanny.asked or is_closing or (code == 0 and nanny.has_lifetime)
+        in_order = pid in nanny.requested_ends or is_closing or (code == 0 and nanny.has_lifetime)
         if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)

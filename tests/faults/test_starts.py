@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
     assert not (job.directory / "mark-up").exists()
 
 
-def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed) -> None:
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
     env = emulated_environ(gpus, {})

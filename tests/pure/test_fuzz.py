@@ -86,7 +86,7 @@ READERS: dict[str, tuple[Callable[..., Any], tuple[st.SearchStrategy[Any], ...]]
 @pytest.mark.parametrize("reader", READERS)
 @fuzz
 @given(data=st.data())
-def test_readers(reader: str, data: st.DataObject) -> None:
+def test_readers_refuse_or_accept_any_input_soon(reader: str, data: st.DataObject) -> None:
     read, inputs = READERS[reader]
     soon(read, *map(data.draw, inputs))
 

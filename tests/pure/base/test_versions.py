@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import pytest
+from packaging.requirements import Requirement
 
 from dask_gpu_mpi.base.versions import TESTED, pin_warnings, untested
 from support import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+#: Each supported release of RAPIDS, the newest Dask that its dask-cuda allows, and its ucxx and distributed-ucxx.
+RELEASES = (
+    ("25.10", "2025.9.1", "0.46"),
+    ("25.12", "2025.9.2", "0.47"),
+    ("26.02", "2026.1.1", "0.48"),
+    ("26.04", "2026.1.1", "0.49"),
+    ("26.06", "2026.1.1", "0.50"),
+    ("26.08", "2026.7.1", "0.51"),
+    ("26.10", "2026.7.1", "0.52"),
+)
+#: What a release brings besides that an extra names, at its oldest and at its newest (resolved from the package index).
+BESIDES = {
+    "cuda-bindings": ("12.9.10", "13.5.0"),
+    "cupy-cuda12x": ("13.6.0", "14.2.0"),
+    "cupy-cuda13x": ("13.6.0", "14.2.0"),
+    "libucx-cu12": ("1.19.0", "1.21.0"),
+    "libucx-cu13": ("1.19.0", "1.21.0"),
+    "numba": ("0.61.2", "0.64.0"),
+    "numba-cuda": ("0.19.2", "0.30.4"),
+}
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -20,7 +47,10 @@ def test_inside_of_the_range_and_without_a_version_there_is_no_warning(name: str
     ("name", "version", "word"),
     [
         ("distributed", "2026.9.0", "newer"),
+        ("distributed", "2027.1.0", "newer"),
         ("distributed", "2025.9.0", "older"),
+        ("dask-cuda", "26.12.0", "newer"),
+        ("dask-cuda", "25.8.0", "older"),
         ("dask-cuda", "26.12.0a12", "newer"),
     ],
 )
@@ -30,7 +60,44 @@ def test_outside_is_one_warning(name: str, version: str, word: str) -> None:
     assert "Fix: " in warning
 
 
+@pytest.mark.parametrize(("rapids", "dask", "ucxx"), RELEASES)
+@pytest.mark.parametrize("extra", ["", "gpu", "cuda12", "cuda13"])
+def test_pip_changes_nothing_beside_a_release_of_rapids(
+    rapids: str, dask: str, ucxx: str, extra: str
+) -> None:
+    for text in PROJECT["dependencies"] + EXTRAS.get(extra, []):
+        requirement = Requirement(text)
+        of_rapids = {"dask-cuda": rapids, "rmm-cu12": rapids, "rmm-cu13": rapids, "distributed": dask}
+        name = requirement.name
+        if name.startswith("distributed-ucxx"):
+            versions: tuple[str, ...] = (ucxx,)
+        else:
+            versions = (of_rapids[name],) if name in of_rapids else BESIDES.get(name, ())
+        assert all(requirement.specifier.contains(version) for version in versions), (text, versions)
+
+
+def test_dask_cuda_is_no_requirement() -> None:
+    """It pins its Dask: a job on CPUs takes any."""
+    names = {Requirement(text).name for text in PROJECT["dependencies"]}
+    assert not names & {"dask-cuda", "cuda-bindings", "numba"}
+    assert "distributed" in names
+
+
+def test_ci_runs_both_ends_and_one_in_the_middle() -> None:
+    script = (ROOT / "ci" / "versions.sh").read_text(encoding="utf-8")
+    run = re.findall(r'"rapids-([0-9.]+) ', script)
+    known = [rapids for rapids, _, _ in RELEASES]
+    assert TESTED["dask-cuda"] == (known[0], known[-1])
+    assert TESTED["distributed"][0] == RELEASES[0][1]
+    assert run[0] == known[0]
+    assert run[-1] == known[-1]
+    assert set(run[1:-1]) & set(known[1:-1])
+    assert f'"dask-{TESTED["distributed"][1]} ' in script
+
+
 def test_the_documentation_has_the_range() -> None:
     table = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     for name, ends in TESTED.items():
         assert f"{name} {ends[0]} to {ends[1]}" in table
+    for release in RELEASES:
+        assert f"| {' | '.join(release)} |" in table

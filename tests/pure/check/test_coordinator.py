@@ -18,6 +18,7 @@ from dask_gpu_mpi.check.run import (
     REPORT_TIMEOUT,
     CheckCoordinator,
     CheckKind,
+    RankTests,
 )
 from dask_gpu_mpi.check.ucx import UcxOrder
 from dask_gpu_mpi.errors import OptionError
@@ -26,7 +27,7 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
-from dask_gpu_mpi.startup.messages import Kind, Listening
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listening
 from support.mocks.preflights import gpu, observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
@@ -104,15 +105,20 @@ def test_all_is_well() -> None:
     assert job.errors() == []
     assert (evidence.address, evidence.listening) == ("10.0.0.1", Listening(4711, 4712))
     assert evidence.steps[1] == ("h2", "the GPUs")
-    (rank, (scheduler, mine, dashboard)), (other, (no_scheduler, its, no_dashboard)) = job.kind(Kind.LISTEN)
-    assert (rank, scheduler.address, mine.address, dashboard) == (0, "10.0.0.1", "10.0.0.1", True)
-    assert (other, no_scheduler, its.address, no_dashboard) == (1, None, "10.0.0.1", False)
+    (rank, mine), (other, its) = job.kind(Kind.LISTEN)
+    assert (rank, mine.scheduler.address, mine.workers.address, mine.dashboard) == (
+        0,
+        "10.0.0.1",
+        "10.0.0.1",
+        True,
+    )
+    assert (other, its.scheduler, its.workers.address, its.dashboard) == (1, None, "10.0.0.1", False)
     seconds = REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
-    assert job.kind(CheckKind.TEST) == [(rank, ((), seconds, None)) for rank in (0, 1)]
+    assert job.kind(CheckKind.TEST) == [(rank, RankTests(seconds)) for rank in (0, 1)]
     connects = [to for _, to in job.kind(Kind.CONNECT)]
     assert connects == [
-        (replace(scheduler, port=4711), (peer,), 5.0)
-        for peer in (replace(its, port=4713), replace(mine, port=4712))
+        Connect(replace(mine.scheduler, port=4711), (peer,), 5.0)
+        for peer in (replace(its.workers, port=4713), replace(mine.workers, port=4712))
     ]
     assert [(node.host, node.port) for node in evidence.nodes] == [("h1", 4712), ("h2", 4713)]
 
@@ -123,8 +129,8 @@ def test_tests_get_half_of_the_time_to_connect() -> None:
         job.tell(rank, Kind.REGISTRATION, job.observed(rank))
     job.tick(9.5)
     job.tick(9.5 + LISTEN_TIMEOUT + 0.01)
-    ((_, (_, _, timeout)), _) = job.kind(Kind.CONNECT)
-    assert timeout == pytest.approx((REPORT_TIMEOUT - KERNEL_MARGIN - 9.5 - LISTEN_TIMEOUT - 0.01) / 2)
+    to, _ = (order for _, order in job.kind(Kind.CONNECT))
+    assert to.timeout == pytest.approx((REPORT_TIMEOUT - KERNEL_MARGIN - 9.5 - LISTEN_TIMEOUT - 0.01) / 2)
 
 
 def test_gpus_that_are_expected() -> None:
@@ -138,9 +144,9 @@ def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
     job.register(job.observed(0), job.observed(1, host="h1", boot_id="h1"))
     job.listen(Listening(4711))
     job.test()
-    assert [(rank, workers) for rank, (_, workers, _) in job.kind(Kind.LISTEN)] == [(1, None)]
+    assert [(rank, order.workers) for rank, order in job.kind(Kind.LISTEN)] == [(1, None)]
     assert (job.evidence.nodes, job.evidence.scheduler_rank) == ((), 1)
-    assert [peers for _, (_, peers, _) in job.kind(Kind.CONNECT)] == [(), ()]
+    assert [order.peers for _, order in job.kind(Kind.CONNECT)] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ def test_each_rank_runs_kernels_on_the_gpus_of_its_workers(kernel: bool) -> None
     job = Job(kernel=kernel)
     job.whole(job.observed(0), job.observed(1, gpus=2))
     gpus = [(), ("GPU-h2-0", "GPU-h2-1") if kernel else ()]
-    assert [of_rank for _, (of_rank, _, _) in job.kind(CheckKind.TEST)] == gpus
+    assert [tests.kernels for _, tests in job.kind(CheckKind.TEST)] == gpus
     assert job.evidence.kernel is kernel
 
 
@@ -168,16 +174,16 @@ def test_one_rank_of_each_node_tries_ucx_over_the_ports_of_its_first_worker() ->
     found[0] = replace(found[0], inventory=replace(found[0].inventory, gpus=gpus))  # type: ignore[type-var]
     job.register(*found)
     job.listen()
-    orders = [order for _, (_, _, order) in job.kind(CheckKind.TEST)]
+    orders = [tests.ucx for _, tests in job.kind(CheckKind.TEST)]
     assert orders == [UcxOrder("GPU-h1-0", 1, "mlx5_0:1"), UcxOrder("GPU-h2-0", 1, "")]
     for rank in (0, 1):
         job.tell(rank, CheckKind.UCX_ADDRESS, b"address")
     assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
     for rank in (0, 1):
         job.tell(rank, Kind.REACHED, Reach())
-        job.tell(rank, CheckKind.TESTED, ((), (("", "no device"),)))
+        job.tell(rank, CheckKind.TESTED, ((), {"": "no device"}))
     job.tick(3.0)
-    assert job.evidence.ucx == dict.fromkeys((0, 1), (("", "no device"),))
+    assert job.evidence.ucx == {0: {"": "no device"}, 1: {"": "no device"}}
 
 
 def test_rank_that_does_not_respond() -> None:
@@ -228,11 +234,14 @@ def test_scheduler_of_a_rank_that_does_not_listen() -> None:
     job.tick(1.0 + LISTEN_TIMEOUT + 0.1)
     job.test(Reach(), Reach())
     assert job.evidence.listening == Listening(error="no response")
-    asked = {rank: scheduler is not None for rank, (scheduler, _, _) in job.kind(Kind.LISTEN)}
+    asked = {rank: order.scheduler is not None for rank, order in job.kind(Kind.LISTEN)}
     assert asked == {0: False, 1: True}
     # to a node that does not listen nobody connects
     connects = [to for _, to in job.kind(Kind.CONNECT)]
-    assert [(to.port, [peer.host for peer in peers]) for to, peers, _ in connects] == [(0, []), (0, ["h1"])]
+    assert [(to.scheduler.port, [peer.host for peer in to.peers]) for to in connects] == [
+        (0, []),
+        (0, ["h1"]),
+    ]
 
 
 def test_plan_that_can_not_be_made() -> None:

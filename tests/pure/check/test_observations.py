@@ -21,8 +21,6 @@ from dask_gpu_mpi.check.observations import (
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.model import Options
 
-LAUNCHER = Problem("x", what="launcher")
-
 
 @pytest.mark.parametrize(
     ("environ", "number"),

@@ -371,9 +371,9 @@ def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
 @pytest.mark.parametrize(
     ("results", "level", "ranks", "text", "fix"),
     [
-        (((), ()), "ok", (), "UCX works within 2 nodes and from each to the next", ""),
-        (((), (("", "no device"),)), "warning", (1,), "no device", ""),
-        (((("h2", "nothing came"),), ()), "warning", (0,), "UCX does not work to h2: nothing came", "ports"),
+        (({}, {}), "ok", (), "UCX works within 2 nodes and from each to the next", ""),
+        (({}, {"": "no device"}), "warning", (1,), "no device", ""),
+        (({"h2": "nothing came"}, {}), "warning", (0,), "UCX does not work to h2: nothing came", "ports"),
     ],
     ids=["works", "not on one node", "not between nodes"],
 )

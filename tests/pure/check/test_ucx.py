@@ -25,7 +25,7 @@ from support.mocks.preflights import environ_with
 )
 def test_what_went_wrong_is_reported(tmp_path: Path, ucxx: str, says: str) -> None:
     trial = UcxTrial(UcxOrder("", peers=1), environ_with("ucxx", ucxx, tmp_path), 60.0)
-    ((host, error),) = trial.result()
+    ((host, error),) = trial.result().items()
     assert host == ""
     assert says in error
     assert trial.address == b""
@@ -35,7 +35,7 @@ def test_what_went_wrong_is_reported(tmp_path: Path, ucxx: str, says: str) -> No
 def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
     trial = UcxTrial(UcxOrder(""), environ_with("ucxx", "import time; time.sleep(600)", tmp_path), 1.0)
     assert trial.address is None
-    assert trial.result() == (("", "no result within 1 s"),)
+    assert trial.result() == {"": "no result within 1 s"}
     assert trial._child.wait(10.0) < 0
     trial._reader.join()
 
@@ -57,7 +57,7 @@ needs_ucx = pytest.mark.skipif(
 
 @needs_ucx
 def test_ucx_itself() -> None:
-    assert UcxTrial(UcxOrder(""), os.environ, 60.0).result() == ()
+    assert UcxTrial(UcxOrder(""), os.environ, 60.0).result() == {}
 
 
 def address_of(trial: UcxTrial) -> bytes:
@@ -71,7 +71,7 @@ def test_two_nodes() -> None:
     one, two = (UcxTrial(UcxOrder("", peers=1), os.environ, 60.0) for _ in range(2))
     one.introduce(UcxPeer("h2", address_of(two), 11, 12))
     two.introduce(UcxPeer("h1", address_of(one), 12, 11))
-    assert (one.result(), two.result()) == ((), ())
+    assert (one.result(), two.result()) == ({}, {})
 
 
 @needs_ucx
@@ -79,7 +79,7 @@ def test_a_node_that_does_not_answer() -> None:
     """The other's child is there, but is never told of this one."""
     one, two = (UcxTrial(UcxOrder("", peers=1), os.environ, 12.0) for _ in range(2))
     one.introduce(UcxPeer("h2", address_of(two), 11, 12))
-    assert one.result() == (("h2", "no data came over UCX in time"),)
+    assert one.result() == {"h2": "no data came over UCX in time"}
     two.introduce(UcxPeer("h1", b""))
     two.result()
 
@@ -88,4 +88,4 @@ def test_a_node_that_does_not_answer() -> None:
 def test_a_node_whose_ucx_does_not_work_is_not_waited_for() -> None:
     one = UcxTrial(UcxOrder("", peers=1), os.environ, 60.0)
     one.introduce(UcxPeer("h2", b""))
-    assert one.result() == ()
+    assert one.result() == {}

@@ -22,8 +22,6 @@ from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Start
 
-LAUNCHED = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-
 
 class Agent:
     """Notes what it is sent, and never answers."""
@@ -317,7 +315,8 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     again.start_if_due()
     again.worker_ended("1-0", "five deaths")
     again.lost("it died")
-    for Channels.now, begun in ((0.5, 0), (0.6, 1), (0.7, 1)):
+    for now, begun in ((0.5, 0), (0.6, 1), (0.7, 1)):
+        Channels.now = now
         again.start_if_due()
         assert len(started) == begun
     assert channels.agent is agent

@@ -30,7 +30,7 @@ from support.jobs.processes import run_python
     ],
     ids=ascii,
 )
-def test_of_what_it_raised(error: BaseException, text: str, code: int) -> None:
+def test_outcome_of_an_exception(error: BaseException, text: str, code: int) -> None:
     assert outcome_of_error(error) == (text, code)
 
 

@@ -276,7 +276,7 @@ def test_both_directions_and_nothing_of_it_is_to_be_seen() -> None:
     assert first[8:] != second[8:]
 
 
-def test_repeated() -> None:
+def test_a_repeated_message_is_refused() -> None:
     zero, one = pair()
     messages = [zero.seal(b"0"), zero.seal(b"1"), zero.seal(b"2")]
     assert one.open(messages[0]) == [b"0"]

@@ -21,6 +21,7 @@ from dask.utils import parse_bytes
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
+    SECTION,
     connection_config,
     disable_gpu_transports,
     shown_transports,
@@ -97,10 +98,11 @@ def test_a_switch_leaves_the_users_environment_of_ucx(section: str) -> None:
     dask.config.update(nested, ours)
     assert nested["distributed-ucxx"]["environment"] == both
     # a worker is told by its switch, and keeps the rest
-    told = _workers_config(dask.config.config, switched=True)
-    assert told[section]["environment"] == {"rndv-thresh": "8192"}
+    config = {SECTION: dask.config.get(SECTION)}  # as CUDAWorker gives it to its nannies
+    told = _workers_config(config, switched=True)
+    assert told[SECTION]["environment"] == {"rndv-thresh": "8192"}
     assert dask.config.get("distributed-ucxx.environment") == both
-    assert _workers_config(dask.config.config, switched=False)[section]["environment"] == both
+    assert _workers_config(config, switched=False)[SECTION]["environment"] == both
 
 
 @pytest.mark.parametrize("section", ["distributed-ucxx", "distributed_ucxx", "distributed.comm.ucx"])

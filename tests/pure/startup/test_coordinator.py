@@ -256,7 +256,7 @@ def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(p
     driver.register()
     (sent,) = driver.sent
     assert sent[1] == (Kind.CONNECT if protocol == "tcp" else Kind.START)
-    assert protocol != "tcp" or sent[2][0] == Node("", -1, "10.0.0.9", "", 5)
+    assert protocol != "tcp" or sent[2].scheduler == Node("", -1, "10.0.0.9", "", 5)
 
 
 def crowded(size: int, **changes: Any) -> Driver:
@@ -281,18 +281,18 @@ def test_all_listen_before_any_connects_and_the_scheduler_starts_when_all_reach_
     driver = Driver(3)
     driver.register(apart=True)
     assert driver.kinds() == [(rank, Kind.LISTEN) for rank in range(3)]
-    schedulers, nodes, _ = zip(*(payload for _, _, payload in driver.sent), strict=True)
-    assert [node.address for node in nodes] == [f"10.0.0.{rank}" for rank in range(3)]
-    assert [scheduler is not None for scheduler in schedulers] == [True, False, False]
+    listens = driver.given(Kind.LISTEN)
+    assert [to.workers.address for to in listens] == [f"10.0.0.{rank}" for rank in range(3)]
+    assert [to.scheduler is not None for to in listens] == [True, False, False]
     for rank in range(3):
         assert len(driver.sent) == 3
         driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
     proofs = driver.sent[3:]
     assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(3)]
-    for rank, _, (to, peers, _) in proofs:
-        assert (to.address, to) == ("10.0.0.0", replace(schedulers[0], port=5))
+    for rank, _, to in proofs:
+        assert (to.scheduler.address, to.scheduler) == ("10.0.0.0", replace(listens[0].scheduler, port=5))
         others = {0, 1, 2} - {rank}
-        assert {*peers} == {Node(f"h{n}", n, f"10.0.0.{n}", nodes[n].token, 6) for n in others}
+        assert {*to.peers} == {Node(f"h{n}", n, f"10.0.0.{n}", listens[n].workers.token, 6) for n in others}
     for rank in (2, 0):
         driver.tell(rank, Kind.REACHED, REACHED)
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
@@ -320,10 +320,10 @@ def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
     driver = Driver(4, layout="exclusive")
     for rank in range(4):  # h0: the scheduler; h1: the client; h2: both workers
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 4, f"h{min(rank, 2)}"))
-    assert [(rank, workers is not None) for rank, _, (_, workers, _) in driver.sent] == [(0, True), (2, True)]
+    assert [(rank, to.workers is not None) for rank, _, to in driver.sent] == [(0, True), (2, True)]
     driver.answer(Kind.LISTENING, LISTENING)
     connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], [], ["h0"], []]
+    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], [], ["h0"], []]
 
 
 def test_a_node_that_can_not_listen_is_for_its_scheduler_or_workers_to_report() -> None:
@@ -332,7 +332,7 @@ def test_a_node_that_can_not_listen_is_for_its_scheduler_or_workers_to_report() 
     for rank in range(3):
         driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
     connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in peers] for _, peers, _ in connects] == [["h2"], ["h2", "h0"], ["h0"]]
+    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], ["h2", "h0"], ["h0"]]
     assert proving(2, Listening(0, 6)).kinds()[-1] == (0, Kind.SCHEDULER)
 
 
@@ -368,7 +368,7 @@ def test_failures_of_connections_are_gathered_longer_and_start_nothing() -> None
 
 def test_many_workers_are_given_time() -> None:
     driver = crowded(700)
-    assert {len(peers) for _, peers, _ in driver.given(Kind.CONNECT)} == {MOST_AT_START}
+    assert {len(to.peers) for to in driver.given(Kind.CONNECT)} == {MOST_AT_START}
     starts = driver.given(Kind.START)
     (scheduler,) = driver.given(Kind.SCHEDULER)
     for config in (scheduler.config, starts[0].config, starts[-1].config):

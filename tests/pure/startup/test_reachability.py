@@ -58,11 +58,11 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
     rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
     for _ in range(2):  # a second time, without a rank that did not respond
         node = Node("h1", 0, "127.0.0.1", token)
-        assert rank.answer(Kind.LISTEN, (node, node, False)) == Listening(scheduler, worker)
+        assert rank.answer(Kind.LISTEN, Listen(node, node)) == Listening(scheduler, worker)
     rank.part.close()
     for port in (scheduler, worker):
         Listener("127.0.0.1", port, token).close()
-    found = Rank().answer(Kind.LISTEN, (Node("h1", 0, "127.0.0.1"), None, False))
+    found = Rank().answer(Kind.LISTEN, Listen(Node("h1", 0, "127.0.0.1")))
     assert found.scheduler >= 1024  # given by the system
     assert found.workers == 0
 
@@ -74,20 +74,25 @@ def test_ports_that_are_taken() -> None:
         rank = Rank(scheduler_port=port, dashboard_address=at, worker_options={"worker_port": port})
         node = Node("h1", 0, "127.0.0.1")
         in_use = "Address already in use"
-        assert rank.answer(Kind.LISTEN, (node, node, False)) == Listening(0, 0, in_use)
-        assert rank.answer(Kind.LISTEN, (node, node, True)) == Listening(0, 0, in_use, in_use)
+        assert rank.answer(Kind.LISTEN, Listen(node, node)) == Listening(0, 0, in_use)
+        assert rank.answer(Kind.LISTEN, Listen(node, node, dashboard=True)) == Listening(0, 0, in_use, in_use)
 
 
-def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
-    nobody = free_port()
+def test_a_running_scheduler_is_reached_and_a_node_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         running = Node("", -1, "127.0.0.1", "", server.getsockname()[1])
-        peers = (Node("h2", 1, "127.0.0.1", port=nobody),)
+        peers = (Node("h2", 1, "127.0.0.1", port=free_port()),)
         lost = {"Connection refused": ["h2"]}
-        assert Rank().answer(Kind.CONNECT, (running, peers, 5.0)) == Reach(lost=lost)
-    refused = Rank().answer(Kind.CONNECT, (Node("", -1, "127.0.0.1", "", nobody), (), 5.0))
+        assert Rank().answer(Kind.CONNECT, Connect(running, peers)) == Reach(lost=lost)
+
+
+def test_a_running_scheduler_that_refuses() -> None:
+    refused = Rank().answer(Kind.CONNECT, Connect(Node("", -1, "127.0.0.1", "", free_port())))
     assert refused == Reach("Connection refused")
-    # nobody listens in the scheduler's place; and another job in that of a peer
+
+
+def test_another_job_listens_in_the_place_of_a_peer() -> None:
+    """In the scheduler's place nobody does."""
     listener = Listener("127.0.0.1", 0, token := listener_token())
     peers = tuple(
         Node(host, 1, "127.0.0.1", key, listener.port)
@@ -95,7 +100,7 @@ def test_the_scheduler_and_peers_that_are_reached_or_not() -> None:
     )
     strange = {"something else answers there": ["other"]}
     silent = Node("h1", 0, "127.0.0.1")
-    assert Rank().answer(Kind.CONNECT, (silent, peers, 5.0)) == Reach(lost=strange)
+    assert Rank().answer(Kind.CONNECT, Connect(silent, peers)) == Reach(lost=strange)
     listener.close()
 
 

@@ -17,7 +17,7 @@ from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.reachability import Listener, Node, listener_token
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.messages import Kind, Start
+from dask_gpu_mpi.startup.messages import Kind, Listen, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 from support.mocks.inputs import plan_of, worker_plan
 
@@ -122,7 +122,7 @@ def test_listeners_end_where_the_scheduler_and_the_workers_begin() -> None:
     token = listener_token()
     rank, channels = relay()
     node = Node("h1", 0, "127.0.0.1", token)
-    rank.on_event(Event(0, Kind.LISTEN, (node, node, False)))
+    rank.on_event(Event(0, Kind.LISTEN, Listen(node, node)))
     ports = channels.sent[0][2]
     rank.on_event(Event(0, Kind.SCHEDULER, SchedulerSettings("127.0.0.1", {}, "")))
     Listener("127.0.0.1", ports.scheduler, token).close()

@@ -30,10 +30,10 @@ class Nanny(distributed.Nanny):
         self.process: Any = None
         if process is not None:
             self.process = SimpleNamespace(pid=process, worker_dir="/a", process=None)
-        self.reasons: list[str] = []
+        self.closed_for: str | None = None
 
     async def close(self, *, reason: str = "") -> None:  # type: ignore[override]
-        self.reasons.append(reason)
+        self.closed_for = reason
 
 
 class Served:

@@ -1,4 +1,4 @@
-"""Nannies: what is changed of them before they start, and when they no longer restart a worker that dies."""
+"""Nannies: what their subclass records and leaves out, and when they no longer restart a worker that dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nanny:
 
     def __init__(self, lives: Iterable[tuple[float, float]], *, restarted: bool = False) -> None:
         self.now = 0.0
-        self.asked: set[int | None] = set()
+        self.requested_ends: set[int | None] = set()
         self.has_lifetime = False
         #: Whether each process ends because somebody has asked for it.
         self.restarted = restarted
@@ -70,7 +70,7 @@ def watch(
 
     async def sleep(seconds: float) -> None:
         if nanny.restarted:
-            nanny.asked.add(nanny.pid)
+            nanny.requested_ends.add(nanny.pid)
         nanny.now += seconds
         if nanny.now > until:
             raise Over
@@ -168,12 +168,12 @@ def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
         for name in ("tick", "ticks", "monitor"):
             assert nanny.periodic_callbacks[name].callback_time > 1e9
         assert nanny.periodic_callbacks["memory_monitor"].is_running()
-        assert nanny.reasons == []
+        assert nanny.closed_for is None
         nanny.close_gracefully()
         os.kill(nanny.pid, signal.SIGKILL)
         await nanny.finished()
         await nanny.close(reason="nanny-close")
-        assert nanny.reasons == ["nanny-close-gracefully", "nanny-close"]
+        assert nanny.closed_for == "nanny-close-gracefully"  # the first reason
 
     with caplog.at_level(logging.ERROR):
         with_real_nanny(body)
@@ -187,29 +187,36 @@ def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) 
     assert nanny.worker_kwargs["protocol"] == protocol
 
 
-@pytest.mark.parametrize("by", ["a client", "the configuration", "a handler"])
-def test_a_nanny_remembers_what_it_was_asked_for(by: str) -> None:
-    """Of a class of the user's, whose methods are called, and whose constructor does not accept everything."""
-    killed: list[str] = []
+class Mine(distributed.Nanny):
+    """A user's class, whose constructor does not accept everything."""
 
-    class Mine(distributed.Nanny):
-        def __init__(self, scheduler: str, *, host: str, nthreads: int, lifetime: str | None = None) -> None:
-            super().__init__(scheduler, host=host, nthreads=nthreads, lifetime=lifetime)
+    def __init__(self, scheduler: str, *, host: str, nthreads: int, lifetime: str | None = None) -> None:
+        super().__init__(scheduler, host=host, nthreads=nthreads, lifetime=lifetime)
+        self.killed_for: list[str] = []
 
-        async def kill(self, timeout: float = 5, reason: str = "") -> None:
-            killed.append(reason)
-            await super().kill(timeout=timeout, reason=reason)
+    async def kill(self, timeout: float = 5, reason: str = "") -> None:
+        self.killed_for.append(reason)
+        await super().kill(timeout=timeout, reason=reason)
 
+
+def make_mine(**options: Any) -> Any:
+    return watched(Mine)("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, **options)
+
+
+def test_a_lifetime_is_known_from_the_argument_or_the_configuration() -> None:
+    assert not make_mine().has_lifetime
+    assert make_mine(lifetime="1h").has_lifetime
+    with dask.config.set({"distributed.worker.lifetime.duration": "1h"}):
+        assert make_mine().has_lifetime
+
+
+@pytest.mark.parametrize("by", ["method", "handler"])
+def test_an_end_that_was_requested_is_recorded(by: str) -> None:
     async def run() -> None:
-        with dask.config.set(
-            {"distributed.worker.lifetime.duration": "1h" if by == "the configuration" else None}
-        ):
-            lifetime = {"lifetime": "1h"} if by == "a client" else {}
-            nanny = watched(Mine)("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, **lifetime)
-        assert nanny.has_lifetime is (by != "a handler")
+        nanny = make_mine()
         assert isinstance(nanny, Mine)
-        await (nanny.handlers["kill"] if by == "a handler" else nanny.kill)(reason="restart")
-        assert (nanny.asked, killed) == ({None}, ["restart"])
+        await (nanny.handlers["kill"] if by == "handler" else nanny.kill)(reason="restart")
+        assert (nanny.requested_ends, nanny.killed_for) == ({None}, ["restart"])
 
     asyncio.run(run())
 

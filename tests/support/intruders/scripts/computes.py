@@ -27,7 +27,7 @@ def hold_the_start():
 
     def listen_and_tell(self, wanted):
         ports = listen(self, wanted)
-        address = next(node.address for node in wanted[:2] if node)
+        address = (wanted.scheduler or wanted.workers).address
         tell(**{f"start-{os.getpid()}": [address, ports.scheduler, ports.workers]})
         return ports
 
