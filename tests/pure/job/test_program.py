@@ -174,49 +174,43 @@ def make_programs(tmp_path: Path, text: str) -> dict[str, str]:
 
 
 #: With Python's options that change the import path; one of each kind is enough.
-FLAGS = [("", words) for words in PROGRAMS.values()] + [
-    ("-P", ("folder",)),
-    ("-P", ("-c", SELF)),
-    ("-I", ("program.zip",)),
-]
+FLAGS = [("", name) for name in PROGRAMS] + [("-P", "folder"), ("-P", "code"), ("-I", "zip")]
 
 
-@pytest.mark.parametrize(("flags", "words"), FLAGS, ids=lambda value: "".join(value)[:30])
-def test_every_program_sees_what_it_sees_in_python(
-    tmp_path: Path, words: tuple[str, ...], flags: str
-) -> None:
+@pytest.mark.parametrize(("flags", "name"), FLAGS, ids=[f"{flags} {name}".strip() for flags, name in FLAGS])
+def test_every_program_sees_what_it_sees_in_python(tmp_path: Path, flags: str, name: str) -> None:
     environ = make_programs(tmp_path, SELF)
-    see_the_same(
-        *(word.replace("{tmp}", str(tmp_path)) for word in words), cwd=tmp_path, environ=environ, flags=flags
-    )
+    words = [word.replace("{tmp}", str(tmp_path)) for word in PROGRAMS[name]]
+    see_the_same(*words, cwd=tmp_path, environ=environ, flags=flags)
 
 
-KINDS = {name: PROGRAMS[name] for name in ("script", "folder", "module of a package", "code")}
+KINDS = ("script", "folder", "module of a package", "code")
 
 
-@pytest.mark.parametrize("words", [*KINDS.values(), ("program.zip",)], ids=lambda value: "".join(value)[:30])
+@pytest.mark.parametrize("name", [*KINDS, "zip"])
 @pytest.mark.parametrize("safe", ["", "1"], ids=["", "safe path"])
-def test_below_launch_it_sees_what_it_sees_in_python(
-    tmp_path: Path, words: tuple[str, ...], safe: str
-) -> None:
+def test_below_launch_it_sees_what_it_sees_in_python(tmp_path: Path, name: str, safe: str) -> None:
     """Python's own entry was removed there before; what is first then is the user's, even if it is the working directory."""
     environ = {**make_programs(tmp_path, SELF), "PYTHONSAFEPATH": safe}
-    see_the_same(*words, cwd=tmp_path, environ=environ, start=START.partition("from dask_gpu_mpi")[0])
+    see_the_same(
+        *PROGRAMS[name], cwd=tmp_path, environ=environ, start=START.partition("from dask_gpu_mpi")[0]
+    )
 
 
 #: Raises below a function, and asks for its own name by pickle where it is imported.
 RAISES = "def f():\n    1 / 0\ntry:\n    f()\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n"
 
 
-FAILURES = [
-    *((RAISES, words) for words in [*KINDS.values(), ("program.zip",), ("-m", "zipped")]),
-    *((text, words) for text in ("def f(:\n", "import package.none") for words in list(KINDS.values())[::2]),
-    ("raise SystemExit('no')", KINDS["script"]),
-    *((SELF, ("-m", name)) for name in ("package.none", "package.empty", "s.py", "none.s")),
-]
+FAILURES = {
+    **{f"{name} that raises": (RAISES, PROGRAMS[name]) for name in (*KINDS, "zip", "module in a zip")},
+    **{f"{name} with a syntax error": ("def f(:\n", PROGRAMS[name]) for name in KINDS[::2]},
+    **{f"{name} that imports nothing": ("import package.none", PROGRAMS[name]) for name in KINDS[::2]},
+    "script that exits with a text": ("raise SystemExit('no')", PROGRAMS["script"]),
+    **{f"-m {name}": (SELF, ("-m", name)) for name in ("package.none", "package.empty", "s.py", "none.s")},
+}
 
 
-@pytest.mark.parametrize(("text", "words"), FAILURES, ids=lambda value: ascii("".join(value)[-20:]))
+@pytest.mark.parametrize(("text", "words"), FAILURES.values(), ids=FAILURES)
 def test_tracebacks_and_modules_that_are_not_found_are_pythons(
     tmp_path: Path, words: tuple[str, ...], text: str
 ) -> None:
@@ -253,8 +247,8 @@ go.set()
 @pytest.mark.parametrize(
     ("text", "words", "output"),
     [
-        (SPAWNS, KINDS["script"], b"[2, 4, 6]\n"),
-        (SPAWNS, KINDS["module of a package"], b"[2, 4, 6]\n"),
+        (SPAWNS, PROGRAMS["script"], b"[2, 4, 6]\n"),
+        (SPAWNS, PROGRAMS["module of a package"], b"[2, 4, 6]\n"),
         (THREAD, ("-m", "s"), b"5\n"),
         (THREAD, ("-c", THREAD), b"5\n"),
     ],

@@ -50,7 +50,9 @@ def test_a_launcher_that_does_not_end_is_killed(deaf: subprocess.Popen[bytes], t
     assert said == "dask_gpu_mpi: the launcher has not ended 0.1 s after the job was aborted: it is killed\n"
 
 
-def test_nobody_else_is(deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_but_a_launcher_that_does_not_end_is_killed(
+    deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     look(deaf.pid, 600)  # one that ends
     assert deaf.stdin is not None
     deaf.stdin.close()

@@ -287,9 +287,7 @@ async def test_a_transfer_that_fails(library: Library, fails: Exception | None) 
 
 
 @in_a_loop
-async def test_an_endpoint_is_closed_once_nothing_is_under_way(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endpoint_is_closed_once_nothing_is_under_way(library: Library) -> None:
     """Who waits is told at once; UCX keeps the buffer, and its own end, until it has done with them."""
     endpoint = await connected()
     library.waits = 1_000_000_000
@@ -306,6 +304,12 @@ async def test_an_endpoint_is_closed_once_nothing_is_under_way(
     while not endpoint._endpoint.aborted:
         await asyncio.sleep(0.01)
     assert not endpoint._tasks
+
+
+@in_a_loop
+async def test_an_endpoint_whose_data_never_come_is_closed_after_a_while(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library.waits = 1_000_000_000
     other = await connected()
     sending = asyncio.create_task(other.send(b"x"))
