@@ -252,10 +252,11 @@ class Link:
                 # Another scheduler logs a warning of an unknown operation, so this is sent to it only once.
                 job = None
                 if self._ours is not False:
-                    job = await self._ask(FACTS_OPERATION, plan=self._plan is None)
+                    again = {} if self._plan is None else {"plan": False}
+                    job = await self._ask(FACTS_OPERATION, **again)
             self._ours = isinstance(job, dict) and "status" not in job
             if self._ours and job is not None:
-                self._plan = self._plan or job["plan"]
+                self._plan = self._plan or job.get("plan")
                 job["plan"] = self._plan
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:

@@ -46,25 +46,31 @@ UNMEASURED = {
 
 
 class WatchedNanny(Nanny):
-    """A nanny that does not measure itself, and records why it closes and which ends were requested."""
+    """A nanny that does not measure itself, and records why it closes and which ends were requested.
+
+    Its methods come before those of the user's class, which may leave out ``super()``.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         #: Processes whose end was requested (``client.restart()``). Their ends are not deaths.
         self.requested_ends: set[int | None] = set()
         #: Why it closes: the scheduler has closed its worker, or the nanny can't restart it. None: it does not close.
         self.closed_for: str | None = None
-        #: Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then.
-        self.has_lifetime = bool(
-            options.get("lifetime") or dask.config.get("distributed.worker.lifetime.duration", None)
-        )
-        # its worker measures what the user has configured
         configured = {key: dask.config.get(key) for key in UNMEASURED}
-        options["config"] = configured | (options.get("config") or {})
         with dask.config.set(UNMEASURED):
             super().__init__(*args, **options)
+        # Its worker measures what the user has configured. In its process later keys count.
+        config = self.config
+        self.config = config | {key: configured[key] for key in UNMEASURED if key not in config}
         # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
         if self._protocol == "ucx":
             self._protocol = "tcp"
+
+    @property
+    def has_lifetime(self) -> bool:
+        """Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then."""
+        configured = dask.config.get("distributed.worker.lifetime.duration", None)
+        return bool(self.worker_kwargs.get("lifetime") or configured)
 
     async def close(self, *args: Any, **options: Any) -> Any:
         """Close the worker and the nanny."""
@@ -85,8 +91,8 @@ class WatchedNanny(Nanny):
 
 
 def watched(cls: type) -> type[WatchedNanny]:
-    """A subclass of the user's class and of `WatchedNanny`. The user's constructor comes first, with its own arguments only."""
-    return WatchedNanny if cls is Nanny else type(cls.__name__, (cls, WatchedNanny), {})
+    """A subclass of `WatchedNanny` and of the class `cls`."""
+    return WatchedNanny if cls is Nanny else type(cls.__name__, (WatchedNanny, cls), {})
 
 
 def make_worker(
@@ -252,7 +258,7 @@ def make_cuda_worker(
             elif isinstance(plugin, CUDFSetup) and not plugin.spill:
                 own.discard(plugin)
         config = _workers_config(config, switched=switched)
-        made = WatchedNanny(*args, env=env, config=config, plugins=own | set(ours), **more)
+        made = watched(before)(*args, env=env, config=config, plugins=own | set(ours), **more)
         nannies.append(made)
         return made
 

@@ -179,6 +179,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the start fails, and says so",
     ),
     *_of(
+        "distributed.nanny",
+        "Nanny.config Nanny.worker_kwargs",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="a worker measures what is configured, although its nanny does not; one with a lifetime may end",
+        without="the start fails, and says so",
+    ),
+    *_of(
         "distributed.process",
         "AsyncProcess.terminate AsyncProcess.kill",
         "workers/lifecycle",

@@ -105,6 +105,19 @@ def test_nobody_listens() -> None:
     assert connect_to("127.0.0.1", port, TOKEN).error == "Connection refused"
 
 
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 65536])
+def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
+    told = b""
+    place = ("127.0.0.1", listener.port)
+    # it does not read all of that
+    with contextlib.suppress(OSError), socket.create_connection(place, 10) as stranger:
+        stranger.sendall(b"g" * length)
+        stranger.shutdown(socket.SHUT_WR)
+        told = stranger.recv(1000)
+    assert told == b""
+    assert connect_to("127.0.0.1", listener.port, TOKEN).error == ""
+
+
 def test_listener_tells_strangers_nothing(listener: Listener) -> None:
     """Garbage of any length: tests/intruders."""
     assert connect_to("127.0.0.1", listener.port, listener_token()).error == "something else answers there"

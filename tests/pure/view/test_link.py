@@ -13,7 +13,7 @@ from distributed import Scheduler, Worker
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, Problem
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.view.job_watch import JobWatch
+from dask_gpu_mpi.view.job_watch import FACTS_OPERATION, JobWatch
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError
 from support.mocks.inputs import plan_of, worker_plan
 
@@ -37,12 +37,21 @@ def linked(body: Callable[[Any, Link], Awaitable[None]], watch: JobWatch | None 
 
 def test_a_job_of_ours() -> None:
     async def body(scheduler: Any, link: Link) -> None:
+        asked: list[Any] = []
+        answer = scheduler.handlers[FACTS_OPERATION]
+
+        async def noted(**given: Any) -> Any:
+            asked.append(given)
+            return await answer(**given)
+
+        scheduler.handlers[FACTS_OPERATION] = noted
         async with Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"):
-            for _ in range(2):  # for the second the plan is not sent again
+            for _ in range(2):
                 snapshot = await link.sample()
                 (row,) = snapshot.rows
                 assert (row.node, row.gpu_index, row.device, row.worker) == ("n1", 0, "GPU-0", "a")
                 assert snapshot.notes == ("slow network",)
+            assert asked == [{}, {"plan": False}]  # the plan is sent once
             # nobody has come as a client: its own is for what is fired and forgotten
             assert len(scheduler.clients) == 1
 

@@ -191,3 +191,14 @@ def test_a_class_that_makes_other_nannies_is_refused() -> None:
 
     with pytest.raises(TypeError, match="does not make its nannies as CUDAWorker does"):
         factory.make_cuda_worker(Other, replace(PLAN, device="GPU-x"), {}, ["label"])
+
+
+def test_what_dask_cuda_refuses_is_an_input_error() -> None:
+    class Refuses(CUDAWorker):
+        def __init__(self, **given: Any) -> None:
+            raise ValueError("a maximum pool without a pool")
+
+    before = cuda_worker.Nanny
+    with pytest.raises(InputError, match="worker 0-1 on h can't be made: a maximum pool without a pool"):
+        factory.make_cuda_worker(Refuses, replace(PLAN, device="GPU-x"), {}, [])
+    assert cuda_worker.Nanny is before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +230,20 @@ def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
     assert bench.ending == 2
     assert bench.workers.closing
     assert nanny.process.worker_dir is None  # its directory goes with the scratch
+
+
+def test_what_is_left_after_the_grace_is_killed(bench: Bench) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+
+        async def run() -> None:
+            served = Served(Nanny(process.pid))
+            served.closing = 30.0
+            bench.workers._grace = 0.2
+            await bench.start(a=served)
+            await asyncio.wait_for(bench.workers.close(), 10)
+
+        asyncio.run(run())
+        assert process.wait(10) == -9
 
 
 def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told_of_each_death(

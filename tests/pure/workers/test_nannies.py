@@ -188,19 +188,23 @@ def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) 
 
 
 class Mine(distributed.Nanny):
-    """A user's class, whose constructor does not accept everything."""
+    """A user's class that never calls `super()`, and whose constructor does not accept everything."""
 
-    def __init__(self, scheduler: str, *, host: str, nthreads: int, lifetime: str | None = None) -> None:
-        super().__init__(scheduler, host=host, nthreads=nthreads, lifetime=lifetime)
+    def __init__(self, scheduler: str, lifetime: str | None = None) -> None:
+        distributed.Nanny.__init__(
+            self, scheduler, host="127.0.0.1", nthreads=1, lifetime=lifetime, config={"mine": 1}
+        )
         self.killed_for: list[str] = []
 
     async def kill(self, timeout: float = 5, reason: str = "") -> None:
         self.killed_for.append(reason)
-        await super().kill(timeout=timeout, reason=reason)
+
+    async def close(self, timeout: float = 5, reason: str = "") -> str:  # type: ignore[override]
+        return "closed"
 
 
-def make_mine(**options: Any) -> Any:
-    return watched(Mine)("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, **options)
+def make_mine(lifetime: str | None = None) -> Any:
+    return watched(Mine)("tcp://127.0.0.1:1", lifetime)
 
 
 def test_a_lifetime_is_known_from_the_argument_or_the_configuration() -> None:
@@ -217,8 +221,19 @@ def test_an_end_that_was_requested_is_recorded(by: str) -> None:
         assert isinstance(nanny, Mine)
         await (nanny.handlers["kill"] if by == "handler" else nanny.kill)(reason="restart")
         assert (nanny.requested_ends, nanny.killed_for) == ({None}, ["restart"])
+        assert await nanny.close(reason="the first") == await nanny.close(reason="later") == "closed"
+        assert nanny.closed_for == "the first"
 
     asyncio.run(run())
+
+
+def test_the_worker_of_a_nanny_that_measures_nothing_measures_what_is_configured() -> None:
+    with dask.config.set({"distributed.admin.tick.interval": "33ms"}):
+        nanny = make_mine()
+    assert nanny.periodic_callbacks["tick"].callback_time > 1e9
+    with dask.config.set(nanny.config):  # as the worker's process does
+        assert dask.config.get("distributed.admin.tick.interval") == "33ms"
+        assert dask.config.get("mine") == 1
 
 
 def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
