@@ -35,7 +35,7 @@ PACKAGE = "dask_gpu_mpi"
 TESTS = Path("tests", "pure")
 #: Not copied: environments, histories and what tests leave behind.
 LEFT_OUT = (".venv", ".git", "*cache*", ".hypothesis", "*.egg-info", "build", "dist")
-#: Bytes of address space of a test process: a mutation may allocate without end.
+#: Bytes that a test process may allocate: a mutation may do so without end. (Not address space: a browser reserves terabytes.)
 MEMORY = 1 << 36
 
 #: What each operator becomes: the opposite, and the neighbour where there is one.
@@ -204,7 +204,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 def _in_child() -> None:
     """Die with the parent (prctl(2), PR_SET_PDEATHSIG), and do not take all memory."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
