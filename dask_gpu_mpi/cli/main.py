@@ -154,6 +154,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(error, click.NoSuchOption):
             ours = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
             text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?" if ours else text
+            if error.option_name in ("-n", "--ranks"):
+                text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {error.option_name} N SCRIPT"
             if error.option_name == "--nodes":
                 text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
         refused = InputError(f"command line: {text}")

@@ -14,6 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
@@ -249,9 +250,12 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
     cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
     try:
         is_closed = _check_names(cls, options)
-    except OptionError:
-        if worker_class != "auto":
+    except OptionError as unknown:
+        if worker_class != "auto" or unknown.problem.fix:
             raise
+        if find_spec("dask_cuda") is None:
+            expected = "an option of Nanny; those of CUDAWorker need dask-cuda"
+            raise OptionError(str(unknown), expected=expected) from None
         cls = import_worker_class(CUDA_WORKER)
         is_closed = _check_names(cls, options)
     is_known = any(is_dasks(base) for base in cls.__mro__)

@@ -9,6 +9,7 @@ import pytest
 
 from support.bed.slurm import CLIENT, ONE, TWO, Slurm, template
 from support.jobs.mpi import Mpi
+from support.mocks.gpus import NVML
 
 
 @pytest.mark.both_mpis
@@ -67,7 +68,7 @@ if os.environ.get("SLURM_PROCID") == "1":
         env={
             "DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1",
             "DASK_GPU_MPI__STARTUP_TIMEOUT": "15",
-            "PYTHONPATH": os.pathsep.join([".", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+            "PYTHONPATH": os.pathsep.join([".", str(NVML), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
         },
     )  # fmt: skip
     job.wait_for(r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it")

@@ -167,3 +167,12 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
     options, words = resolved(*arguments.split())
     assert words == (arguments.split()[-1],)
     assert not address or getattr(options, "scheduler_address", "") == address
+
+
+def test_ranks_without_launch_are_an_option_of_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["top", "-n", "2"])
+    line = (
+        "command line: No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"
+    )
+    assert line in capsys.readouterr().err

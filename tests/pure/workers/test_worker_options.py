@@ -205,6 +205,16 @@ def test_classes_of_the_users() -> None:
     assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
 
 
+def test_unknown_option_without_dask_cuda_is_not_about_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    with pytest.raises(OptionError) as caught:
+        read_worker_options("auto", {"memory_limt": 1})
+    assert str(caught.value) == (
+        "worker_options: Nanny has no option 'memory_limt'; did you mean 'memory_limit'? (expected an option "
+        "of Nanny; those of CUDAWorker need dask-cuda)"
+    )
+
+
 def test_options_of_the_class_below_a_nanny() -> None:
     class Deep(Worker):
         def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
