@@ -102,6 +102,9 @@ def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="not a terminal"):
         live_view.check_terminal()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(InputError, match="not a terminal"):
+        live_view.check_terminal()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(InputError, match="not a terminal"):

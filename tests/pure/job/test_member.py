@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.base.timeouts import RANK_0_LOST
+from dask_gpu_mpi.base.timeouts import RANK_0_LOST, RANK_0_SILENT
 from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job import member as module
 from dask_gpu_mpi.job.member import Member
@@ -409,3 +409,8 @@ def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.Mon
     watch.hear()
     assert is_lost_at(5 * RANK_0_LOST, os.strerror(errno.ECONNREFUSED))  # nothing listens there any more
     assert not watch.unreachable
+    # its scheduler has been closed: it may write the report now, for a time
+    heard = watch._heard
+    for silence, lost in ((RANK_0_SILENT - 1.0, False), (RANK_0_SILENT + 1.0, True)):
+        now[0] = heard + silence
+        assert watch.is_lost(has_scheduler=False) is lost

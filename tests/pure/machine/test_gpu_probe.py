@@ -12,9 +12,7 @@ import pytest
 
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
-from support.mocks.gpus import (
-    compile_library,
-)
+from support.mocks.gpus import SimHost, compile_library, emulated_environ, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="there is no NVML elsewhere"),
@@ -37,7 +35,8 @@ def until(true):
 agent = AgentProcess(os.environ)
 agent.begin(Options(worker_class="dask_cuda.CUDAWorker"), os.environ)
 assert agent.looks
-until(lambda: os.path.exists(os.environ["CALLED"]))
+if "CALLED" in os.environ:
+    until(lambda: os.path.exists(os.environ["CALLED"]))
 if sys.argv[1] == "die":
     children = pathlib.Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
     print(agent.pid, children, flush=True)
@@ -81,6 +80,11 @@ def answers(done: subprocess.CompletedProcess[str]) -> str:
     first, second, untouched = done.stdout.splitlines()
     assert (second, untouched, done.stderr) == (first, "False False", "")
     return first
+
+
+def test_what_is_wrong_with_a_driver_is_the_users_to_mend() -> None:
+    broken = SimHost(make_gpus(1, host="one"), init_fail="NO_PERMISSION")
+    assert answers(look(emulated_environ({"*": broken}))).startswith("2 NVML does not start: ")
 
 
 @pytest.mark.parametrize("what", ["abort()", "_exit(3)"])

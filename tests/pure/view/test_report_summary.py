@@ -97,6 +97,12 @@ def test_a_good_job() -> None:
     assert printed({"summary": summary})[-1] == "summary: change: nothing was found"
 
 
+def test_waiting_for_other_workers_and_for_disks_is_waiting_for_data() -> None:
+    data = recorded(computing=30.0, transfer=10.0, disk=5.0)
+    seconds = data["record"]["workers"][0]["seconds"]["present"]
+    assert summarize(data)["mean"]["data"] == pytest.approx(15 / seconds, abs=1e-3)
+
+
 def test_workers_without_any_task() -> None:
     data = recorded(assigned=0.0, computing=0.0)
     data["record"]["tasks"]["seen"], data["record"]["prefixes"] = 0, []
