@@ -152,11 +152,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         text = error.format_message()
         if isinstance(error, click.NoSuchOption):
-            ours = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
-            text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?" if ours else text
-            if error.option_name in ("-n", "--ranks"):
-                text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {error.option_name} N SCRIPT"
-            if error.option_name == "--nodes":
+            name = error.option_name
+            if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
+                text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
+            elif name in ("-n", "--ranks"):
+                text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
+            elif name == "--nodes":
                 text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
         refused = InputError(f"command line: {text}")
         if _is_without_ranks(arguments):
