@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,17 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.base import files
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test may be a coroutine: it runs in an event loop of its own, for a minute at most."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, 60))
+    return True
 
 
 @pytest.fixture

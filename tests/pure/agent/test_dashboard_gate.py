@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -63,28 +63,18 @@ async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
         yield site
 
 
-def visit(visitor: Callable[[Site], Awaitable[None]], **site: Any) -> None:
-    async def run() -> None:
-        async with a_site(**site) as found:
-            await visitor(found)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def test_links_that_do_not_open_it() -> None:
+async def test_links_that_do_not_open_it() -> None:
     given = (
         f"?token={WRONG}", "?token=", "?token", f"?token={TOKEN}x", f"?token={TOKEN[:-1]}", f"?tokens={TOKEN}",
         "?token=%00%ff", "?token=" + "x" * 10_000, f"#token={TOKEN}",
     )  # fmt: skip
 
-    async def visitor(site: Site) -> None:
+    async with a_site() as site:
         assert [(await site.fetch(f"/health{each}")).code for each in given] == [403] * len(given)
 
-    visit(visitor)
 
-
-def test_headers_that_open_it_and_those_that_do_not() -> None:
-    async def visitor(site: Site) -> None:
+async def test_headers_that_open_it_and_those_that_do_not() -> None:
+    async with a_site() as site:
         right = ({"Authorization": f"{scheme} {TOKEN}"} for scheme in ("Bearer", "token", "bearer"))
         assert await site.codes("/health", *right) == [200] * 3
         cookie = await site.cookie()
@@ -98,11 +88,9 @@ def test_headers_that_open_it_and_those_that_do_not() -> None:
         )  # fmt: skip
         assert await site.codes("/health", *wrong) == [403] * len(wrong)
 
-    visit(visitor)
 
-
-def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -> None:
-    async def visitor(site: Site) -> None:
+async def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -> None:
+    async with a_site() as site:
         answer = await site.fetch(f"/health?token={TOKEN}")
         assert (answer.code, answer.body) == (200, b"ok")
         cookie, *attributes = answer.headers["Set-Cookie"].split("; ")
@@ -121,19 +109,15 @@ def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -
         # another job's has another name, since tunnels to both may end at the same host
         assert TokenGate(site.server.application, WRONG)._cookie not in cookie
 
-    visit(visitor)
 
-
-def test_the_token_is_in_no_log_and_in_no_redirect(caplog: pytest.LogCaptureFixture) -> None:
-    async def visitor(site: Site) -> None:
+async def test_the_token_is_in_no_log_and_in_no_redirect(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_site(pages=True) as site:
         caplog.set_level(logging.DEBUG, "tornado.access")  # Dask has it say nothing; a user may want it
         assert (await site.fetch(f"/nowhere?a=1&%74oken={TOKEN}&token={TOKEN}&b")).code == 404
         assert "/nowhere?a=1&b" in caplog.text
         assert TOKEN not in caplog.text
         answer = await site.fetch(f"/?token={TOKEN}")
         assert (answer.code, answer.headers["Location"]) == (301, "/status")
-
-    visit(visitor, pages=True)
 
 
 #: jupyter-server-proxy passes on what the browser sends to JupyterLab.
@@ -158,32 +142,27 @@ REQUESTS: list[tuple[dict[str, str], int]] = [
 ]
 
 
-def test_pages_of_others_come_in_with_no_cookie_but_with_the_token() -> None:
-    async def visitor(site: Site) -> None:
+async def test_pages_of_others_come_in_with_no_cookie_but_with_the_token() -> None:
+    async with a_site() as site:
         cookie = {"Cookie": await site.cookie()}
         for headers, code in REQUESTS:
             assert await site.codes("/health", {**headers, **cookie}, headers) == [code, 403], headers
             link = f"/health?token={TOKEN}"
             assert await site.codes(link, {**headers, **cookie}, headers) == [200, 200], headers
 
-    visit(visitor)
 
-
-def test_the_event_stream_is_closed_to_all() -> None:
+async def test_the_event_stream_is_closed_to_all() -> None:
     """In distributed whoever asks for it, and does not become a websocket, has every later transition raise."""
-
-    async def visitor(site: Site) -> None:
+    async with a_site() as site:
         answer = await site.fetch(f"/eventstream?token={TOKEN}")
         assert (answer.code, b"event stream" in answer.body) == (404, True)
         assert "websocket" not in site.scheduler.plugins
         with pytest.raises(HTTPClientError, match="404"):
             await site.websocket("/eventstream", Cookie=await site.cookie())
 
-    visit(visitor)
 
-
-def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
-    async def visitor(site: Site) -> None:
+async def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
+    async with a_site() as site:
         reader, writer = await opened(site)
         for query, code in ((f"?token={TOKEN}", b"200"), (f"?token={TOKEN}", b"200"), ("", b"403")):
             writer.write(f"GET /health{query} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
@@ -196,8 +175,6 @@ def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
         writer.close()
         await writer.wait_closed()
 
-    visit(visitor)
-
 
 async def opened(site: Site, request: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection of its own, which stays; where something is asked for, the head of the answer has come."""
@@ -209,11 +186,11 @@ async def opened(site: Site, request: str = "") -> tuple[asyncio.StreamReader, a
     return reader, writer
 
 
-def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_gate, "REQUEST_TIMEOUT", 0.3)
     monkeypatch.setattr(listeners, "_unknown", {})
 
-    async def visitor(site: Site) -> None:
+    async with a_site() as site:
         reader, writer = await opened(site)
         assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
@@ -221,15 +198,13 @@ def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         while listeners._unknown:
             await asyncio.sleep(0.01)
 
-    visit(visitor)
 
-
-def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
+async def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listeners, "_unknown", {})
 
-    async def visitor(site: Site) -> None:
+    async with a_site() as site:
         known, known_writer = await opened(site, f"/health?token={TOKEN}")
         silent, silent_writer = await opened(site)
         while len(listeners._unknown) != 1:
@@ -241,5 +216,3 @@ def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
         for writer in (known_writer, silent_writer):
             writer.close()
             await writer.wait_closed()
-
-    visit(visitor)

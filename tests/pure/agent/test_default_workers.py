@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import dask
@@ -14,9 +14,6 @@ import pytest
 from distributed import Client, Scheduler, Worker, get_worker
 
 from dask_gpu_mpi.agent.scheduler import GpuByDefault
-
-#: Seconds for one test's cluster.
-LIMIT = 60.0
 
 
 class Cluster:
@@ -41,11 +38,12 @@ def where(*_: Any) -> str:
     return str(get_worker().name)
 
 
-def run(test: Callable[[Cluster], Awaitable[None]], *names: str) -> None:
-    """The test on a cluster with these workers."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(LIMIT), contextlib.AsyncExitStack() as stack:
+@contextlib.asynccontextmanager
+async def cluster(*names: str) -> AsyncIterator[Cluster]:
+    """A cluster with these workers."""
+    # workers in one process warn that they share it
+    with dask.config.set({"distributed.worker.memory.pause": False, "distributed.admin.tick.limit": "60s"}):
+        async with contextlib.AsyncExitStack() as stack:
             scheduler: Any = Scheduler(
                 host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0"
             )
@@ -55,17 +53,12 @@ def run(test: Callable[[Cluster], Awaitable[None]], *names: str) -> None:
             made = Cluster(scheduler, await stack.enter_async_context(client), stack)
             for name in names:
                 await made.add(name)
-            await test(made)
-
-    # workers in one process warn that they share it
-    with dask.config.set({"distributed.worker.memory.pause": False, "distributed.admin.tick.limit": "60s"}):
-        asyncio.run(limited())
+            yield made
 
 
-def test_without_gpu_workers_tasks_run_anywhere() -> None:
+async def test_without_gpu_workers_tasks_run_anywhere() -> None:
     """With them, unless they ask for something: tests/mpi/test_default_workers.py."""
-
-    async def test(made: Cluster) -> None:
+    async with cluster("cpu-0", "cpu-1") as made:
         assert await made.names() == {"cpu-0", "cpu-1"}
         await made.add("gpu-0")
         await made.add("gpu-1")
@@ -74,11 +67,9 @@ def test_without_gpu_workers_tasks_run_anywhere() -> None:
         await made.client.retire_workers(names=["gpu-0"])
         assert await made.names() == {"gpu-1"}
 
-    run(test, "cpu-0", "cpu-1")
 
-
-def test_tasks_wait_for_a_gpu_worker_that_comes_back() -> None:
-    async def test(made: Cluster) -> None:
+async def test_tasks_wait_for_a_gpu_worker_that_comes_back() -> None:
+    async with cluster("gpu-0", "cpu-0") as made:
         (gpu,) = (worker for worker in made.scheduler.workers.values() if worker.name == "gpu-0")
         await made.scheduler.remove_worker(gpu.address, stimulus_id="test", close=True)
         waiting = made.client.map(where, range(4), pure=False)
@@ -90,16 +81,11 @@ def test_tasks_wait_for_a_gpu_worker_that_comes_back() -> None:
         plugins = made.scheduler.plugins.values()
         assert [len(each.addresses) for each in plugins if isinstance(each, GpuByDefault)] == [1]
 
-    run(test, "gpu-0", "cpu-0")
-
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_a_shuffle_by_p2p(gpus: int) -> None:
+async def test_a_shuffle_by_p2p(gpus: int) -> None:
     """Which sends its output to workers that it chooses itself."""
-
-    async def test(made: Cluster) -> None:
+    async with cluster(*(f"gpu-{number}" for number in range(gpus)), "cpu-0") as made:
         x = da.ones((20, 20), chunks=(4, 20)).rechunk((20, 4), method="p2p")
         moved = x.map_blocks(lambda block: np.full(block.shape, where() == "cpu-0"), dtype=bool)
         assert not (await made.client.compute(moved)).any()
-
-    run(test, *(f"gpu-{number}" for number in range(gpus)), "cpu-0")

@@ -181,7 +181,7 @@ def test_the_page_of_the_gpus_is_in_the_navigation(resource: str, named: bool) -
     assert pages == (["status", "system", "gpu", "info"] if named else ["status", "system", "info"])
 
 
-def test_the_dashboard_waits_for_the_scripts_client(
+async def test_the_dashboard_waits_for_the_scripts_client(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     connected: list[int] = []
@@ -192,15 +192,15 @@ def test_the_dashboard_waits_for_the_scripts_client(
         raise ImportError("no bokeh")
 
     monkeypatch.setattr(scheduler.importlib, "import_module", lambda name: module)
-    asyncio.run(scheduler._attach_dashboard(Pages()))
+    await scheduler._attach_dashboard(Pages())
     assert connected == [3]
     # but not for ever: a script may have none
     monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
-    asyncio.run(scheduler._attach_dashboard(Pages()))
+    await scheduler._attach_dashboard(Pages())
     assert connected == [3, 1]
     # one that fails is a warning
     monkeypatch.setattr(scheduler.importlib, "import_module", missing)
-    asyncio.run(scheduler._attach_dashboard(Pages()))
+    await scheduler._attach_dashboard(Pages())
     assert "no dashboard: ImportError: no bokeh" in caplog.text
 
 
@@ -267,7 +267,7 @@ def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Order],
     assert process.calls == calls
 
 
-def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Process):
         def start(self) -> None:
             pass
@@ -276,14 +276,8 @@ def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: pytest.
     context = types.SimpleNamespace(Pipe=Pipe, Process=Ended)
     monkeypatch.setattr(scheduler, "get_context", lambda kind: context)
 
-    async def run() -> tuple[Any, ...]:
-        of_agent = SchedulerProcess(Timeline("agent"), ends.append, print)
-        answer = await asyncio.wait_for(of_agent.start(OPTIONS, SETTINGS), 10)
-        of_agent._pipe.close()
-        return answer
-
-    assert asyncio.run(run()) == (
-        Answer.FAILED,
-        Problem("the scheduler's process ended before it listened"),
-    )
+    of_agent = SchedulerProcess(Timeline("agent"), ends.append, print)
+    answer = await of_agent.start(OPTIONS, SETTINGS)
+    of_agent._pipe.close()
+    assert answer == (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
     assert ends == []

@@ -19,14 +19,12 @@ from dask_gpu_mpi.gang.gang import (
     choose,
     rank_members,
 )
-from support.mocks.loops import in_loop
 
 
 def worker(name: str, address: str = "", **resources: float) -> Any:
     return SimpleNamespace(name=name, address=address, host="h", resources=resources)
 
 
-@in_loop
 async def test_deaths_and_who_runs_until_when() -> None:
     gang = Gang("g", "client", 5.0)
     gang.assign(rank_members(worker(name) for name in "012"))

@@ -15,7 +15,6 @@ from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
 from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Reply
 from dask_gpu_mpi.gang.scheduler_plugin import Gangs
-from support.mocks.loops import in_loop
 
 LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}
 
@@ -87,7 +86,6 @@ def quick_return() -> AbstractContextManager[Any]:
     return patch.object(scheduler_plugin, "GANG_RETURN", 0.1)
 
 
-@in_loop
 async def test_members_start_together() -> None:
     cluster = Cluster("1", "2")
     await cluster.begin()
@@ -100,7 +98,6 @@ async def test_members_start_together() -> None:
         assert (answer["state"], answer["hosts"], answer["node_rank"]) == (Reply.GOOD, ["h0", "h1"], node)
 
 
-@in_loop
 async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     cluster = Cluster("1", "2")
     await cluster.begin()
@@ -113,7 +110,6 @@ async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     assert missing["why"].startswith("not started within 0.05 s: no worker 7. Fix: ")
 
 
-@in_loop
 async def test_members_that_do_not_come_in_time() -> None:
     """The client, which sends the tasks with large arguments before it watches, is told all the same."""
     cluster = Cluster("1", "2")
@@ -130,7 +126,6 @@ async def test_members_that_do_not_come_in_time() -> None:
     assert (plugin._gangs, plugin._settled) == ({}, {})
 
 
-@in_loop
 async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.running("g", 0, 1)
@@ -151,7 +146,6 @@ async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     assert cluster.killed == []
 
 
-@in_loop
 async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.begin()
@@ -164,7 +158,6 @@ async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> 
     assert len((await cluster.opened("next"))["workers"]) == 1
 
 
-@in_loop
 async def test_a_member_whose_process_is_spoilt_is_restarted_if_the_gang_fails() -> None:
     for fails in (True, False):
         cluster = Cluster("1", "2", "3")
@@ -179,7 +172,6 @@ async def test_a_member_whose_process_is_spoilt_is_restarted_if_the_gang_fails()
         assert len((await cluster.opened("next"))["workers"]) == 3
 
 
-@in_loop
 async def test_a_member_that_can_not_be_ended_is_told() -> None:
     cluster = Cluster("1", "2")
     cluster.can_end = False
@@ -192,7 +184,6 @@ async def test_a_member_that_can_not_be_ended_is_told() -> None:
     assert closed == {"notes": [note], "died": []}
 
 
-@in_loop
 async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
     cluster = Cluster("1")
     lost = [("2", "cpu"), ("3", "gpu")]
@@ -213,7 +204,6 @@ async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
     assert named["why"].count("another gang has its workers") == 1
 
 
-@in_loop
 async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
     cluster = Cluster("1")
     plugin = await cluster.begin()
@@ -230,7 +220,6 @@ async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
     assert (await cluster.opened("gone"))["state"] == Reply.REFUSED
 
 
-@in_loop
 async def test_a_member_that_has_stopped_waiting() -> None:
     """Who comes later must not meet another call of the one that has gone on: epochs would be mixed up."""
     cluster = Cluster("1", "2")
@@ -242,7 +231,6 @@ async def test_a_member_that_has_stopped_waiting() -> None:
     assert "rank 0 has stopped waiting" in over["why"]
 
 
-@in_loop
 async def test_workers_that_are_refused() -> None:
     """The next gang can have them; a worker twice, and members that return early: tests/mpi/scripts/gangs_that_fail.py."""
     cluster = Cluster("1", nannies=False)
@@ -255,7 +243,6 @@ async def test_workers_that_are_refused() -> None:
     assert (await cluster.opened("other", "2"))["state"] == Reply.GOOD
 
 
-@in_loop
 async def test_time_for_the_run() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)

@@ -65,18 +65,14 @@ def test_a_members_error_that_can_not_be_read_here() -> None:
     assert "raised ValueError('bad')" in str(found.__cause__)
 
 
-def test_what_is_fetched_is_not_cancelled_with_the_call() -> None:
+async def test_what_is_fetched_is_not_cancelled_with_the_call() -> None:
     """Dask fetches results of one client in one request: to cancel it would fail the script's own `gather`, now and later."""
-
-    async def run() -> str:
-        request = asyncio.get_running_loop().create_future()
-        fetching = asyncio.ensure_future(module._result(request))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        fetching.cancel()
-        await asyncio.wait([fetching])
-        assert fetching.cancelled()
-        request.set_result("for the others in it")
-        return await request
-
-    assert asyncio.run(run()) == "for the others in it"
+    request = asyncio.get_running_loop().create_future()
+    fetching = asyncio.ensure_future(module._result(request))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    fetching.cancel()
+    await asyncio.wait([fetching])
+    assert fetching.cancelled()
+    request.set_result("for the others in it")
+    assert await request == "for the others in it"

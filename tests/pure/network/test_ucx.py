@@ -180,28 +180,25 @@ def test_a_ucx_that_hangs_holds_up_no_end() -> None:
     assert not thread.is_alive()
 
 
-def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
+async def test_a_ucx_that_fails_is_told_to_who_waits_for_it() -> None:
     complaints: list[Any] = []
 
     def fail() -> None:
         raise RuntimeError("no device")
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        with pytest.raises(RuntimeError, match="no device"):
-            await ucx.in_thread(fail)
-        ignored = ucx.in_thread(fail)
-        while not ignored.done():
-            await asyncio.sleep(0.01)
-        del ignored
-        gc.collect()
-        given_up = ucx.in_thread(fail)
-        given_up.cancel()
-        while any(each.name == "start UCX" for each in threading.enumerate()):
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    with pytest.raises(RuntimeError, match="no device"):
+        await ucx.in_thread(fail)
+    ignored = ucx.in_thread(fail)
+    while not ignored.done():
+        await asyncio.sleep(0.01)
+    del ignored
+    gc.collect()
+    given_up = ucx.in_thread(fail)
+    given_up.cancel()
+    while any(each.name == "start UCX" for each in threading.enumerate()):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     assert complaints == []
 
 
@@ -277,27 +274,22 @@ def test_library_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
+async def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
     monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """Whether ucxx's asking is still on for this loop; the packages themselves are in tests/ucx."""
     core, contexts = Mock(), Mock()
     monkeypatch.setitem(sys.modules, "ucxx.core", core)
     monkeypatch.setitem(sys.modules, "ucxx._lib_async.application_context", contexts)
-
-    async def watched(watched: socket.socket) -> bool:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as watched:
         core._ctx.worker.epoll_file_descriptor = watched.fileno()
         contexts.ProgressTasks = {loop: None} if asked else {}
         loop.add_reader(watched, lambda: None)
         ucx.stop_watching_ucx()
-        still = loop.remove_reader(watched)
+        assert loop.remove_reader(watched) is asked
         core._ctx = None  # UCX was not started
         ucx.stop_watching_ucx()
-        return still
-
-    with socket.socket() as descriptor:
-        assert asyncio.run(watched(descriptor)) is asked
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
@@ -135,14 +134,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
         yield network
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 20))
-
-    return run
-
-
 async def echo(comm: Any) -> None:
     with contextlib.suppress(CommClosedError):
         while True:
@@ -170,7 +161,6 @@ async def there_and_back(comm: Any, data: Any) -> Any:
     return (await comm.read())["back"]
 
 
-@in_a_loop
 async def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None:
     async with pair() as comm:
         # nothing is sent for an empty column of a cuDF partition, which is memory of a GPU at the other end, too
@@ -183,7 +173,6 @@ async def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -
     assert [frame.nbytes for frame in network.sent[2:]] == [100_000, 1, 100_000, 1, 1, 1]
 
 
-@in_a_loop
 async def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: Network) -> None:
     use_ucx_between_workers(1000)
 
@@ -198,7 +187,6 @@ async def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: 
     assert [memoryview(frame).nbytes for frame in network.sent] == [64, 64, 1000, 1000, 100_000, 100_000]
 
 
-@in_a_loop
 async def test_a_frame_that_never_comes_closes_the_connection(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +200,6 @@ async def test_a_frame_that_never_comes_closes_the_connection(
             await comm.read()
 
 
-@in_a_loop
 async def test_a_process_that_offers_nothing_stays_with_tls(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +212,6 @@ async def test_a_process_that_offers_nothing_stays_with_tls(
 
 
 @pytest.mark.parametrize("end", [0, 1])
-@in_a_loop
 async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
     network: Network, end: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,7 +231,6 @@ async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
 @pytest.mark.parametrize(
     "change", [lambda data: b"\0" * len(data), lambda data: None], ids=["forged", "lost"]
 )
-@in_a_loop
 async def test_where_the_proof_is_wrong_the_connection_stays_tls(
     network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +248,6 @@ async def test_where_the_proof_is_wrong_the_connection_stays_tls(
 @pytest.mark.parametrize(
     ("leads", "used"), [((True, True), True), ((True, False), False), ((False, False), False)]
 )
-@in_a_loop
 async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
     network: Network,
     leads: tuple[bool, bool],
@@ -282,7 +266,6 @@ async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
     assert capsys.readouterr().err == ""
 
 
-@in_a_loop
 async def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ucx_comm, "UCX_AGREEMENT", 0.2)
 
@@ -295,7 +278,6 @@ async def test_no_agreement_closes_the_connection(network: Network, monkeypatch:
         assert comm.closed()
 
 
-@in_a_loop
 async def test_closing_closes_both(network: Network) -> None:
     async with pair() as comm:
         assert await there_and_back(comm, 5) == 5
@@ -307,7 +289,6 @@ async def test_closing_closes_both(network: Network) -> None:
             await asyncio.sleep(0.01)
 
 
-@in_a_loop
 async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network) -> None:
     async with pair() as comm:
         await comm.write({"data": 5})
@@ -317,7 +298,6 @@ async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network
         assert bytes(deserialize(back.header, back.frames).memory.data) == b"abc"
 
 
-@in_a_loop
 async def test_an_error_while_a_message_is_read_closes_the_connection(network: Network) -> None:
     async def serve(comm: Any) -> None:
         await comm.read()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -112,21 +110,12 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return library
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 20))
-
-    return run
-
-
 async def connected() -> Endpoint:
     ucx = await Ucx.begin()
     return await ucx.connect(b"there", send_tag=1, receive_tag=2)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@in_a_loop
 async def test_it_starts_once_and_what_fails_is_told_each_time(library: Library, fails: bool) -> None:
     library.fails = RuntimeError("no device") if fails else None
     for _ in range(2):
@@ -137,7 +126,6 @@ async def test_it_starts_once_and_what_fails_is_told_each_time(library: Library,
     assert (library.imports, library.starts) == (1, 1)
 
 
-@in_a_loop
 async def test_it_serves_no_active_messages(library: Library) -> None:
     """Which read any address for a peer. A context that a task makes for itself has all features."""
     await Ucx.begin()
@@ -183,7 +171,6 @@ DEVICES, TLS = "distributed-ucxx.environment.net-devices", "distributed-ucxx.env
         ({"leads": True, "devices": "mlx5_1:1"}, {"UCX_TLS": "tcp,cuda"}, {}, {}),
     ],
 )
-@in_a_loop
 async def test_it_opens_no_port_unless_the_user_has_chosen(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
@@ -205,7 +192,6 @@ async def test_it_opens_no_port_unless_the_user_has_chosen(
 
 
 @pytest.mark.parametrize("warned", [False, True])
-@in_a_loop
 async def test_a_port_that_nobody_has_warned_of_is_a_warning(
     library: Library, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,7 +206,6 @@ async def test_a_port_that_nobody_has_warned_of_is_a_warning(
     assert (f"UCX of a worker has opened 127.0.0.1:{port} without authentication" in text) == (not warned)
 
 
-@in_a_loop
 async def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) -> None:
     async def elsewhere() -> bool:
         return Ucx.is_of_this_loop()
@@ -230,7 +215,6 @@ async def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) ->
     assert not await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
 
 
-@in_a_loop
 async def test_a_progress_that_fails_is_not_the_last(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +227,6 @@ async def test_a_progress_that_fails_is_not_the_last(
         await asyncio.sleep(0.01)
 
 
-@in_a_loop
 async def test_progress_that_fails_ends_what_waits_for_it(library: Library) -> None:
     endpoint = await connected()
     with pytest.raises(UcxError, match="Destination is unreachable"):
@@ -253,7 +236,6 @@ async def test_progress_that_fails_ends_what_waits_for_it(library: Library) -> N
         await endpoint.receive(bytearray(1))
 
 
-@in_a_loop
 async def test_progress_is_made_while_something_is_under_way_and_not_afterwards(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +255,6 @@ async def test_progress_is_made_while_something_is_under_way_and_not_afterwards(
 
 
 @pytest.mark.parametrize("fails", [RuntimeError("reset"), None], ids=["an error", "closed meanwhile"])
-@in_a_loop
 async def test_a_transfer_that_fails(library: Library, fails: Exception | None) -> None:
     endpoint = await connected()
     library.fails, library.alive = fails, fails is not None
@@ -286,7 +267,6 @@ async def test_a_transfer_that_fails(library: Library, fails: Exception | None) 
         await endpoint.send(b"x")
 
 
-@in_a_loop
 async def test_an_endpoint_is_closed_once_nothing_is_under_way(library: Library) -> None:
     """Who waits is told at once; UCX keeps the buffer, and its own end, until it has done with them."""
     endpoint = await connected()
@@ -306,7 +286,6 @@ async def test_an_endpoint_is_closed_once_nothing_is_under_way(library: Library)
     assert not endpoint._tasks
 
 
-@in_a_loop
 async def test_an_endpoint_whose_data_never_come_is_closed_after_a_while(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +302,6 @@ async def test_an_endpoint_whose_data_never_come_is_closed_after_a_while(
     library.waits = 0
 
 
-@in_a_loop
 async def test_memory_of_the_gpu_is_rmms(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rmm", SimpleNamespace(DeviceBuffer=lambda *, size: ("buffer", size)))
     assert (await Ucx.begin()).device_array(8) == ("buffer", 8)

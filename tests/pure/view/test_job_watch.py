@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import dask
@@ -23,20 +23,16 @@ from support.mocks.inputs import plan_of, worker_plan
 PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0))
 
 
-def watched(body: Callable[[Any, JobWatch], Awaitable[None]]) -> None:
-    async def run() -> None:
-        watch = JobWatch(PLAN)
-        with dask.config.set({"distributed.worker.daemon": False}):
-            scheduler: Any = Scheduler(
-                dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1"
-            )
-            before = [*logging.getLogger("distributed").handlers]
-            watch.attach(scheduler)
-            async with scheduler:
-                await body(scheduler, watch)
-            assert logging.getLogger("distributed").handlers == before
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[tuple[Any, JobWatch]]:
+    watch = JobWatch(PLAN)
+    with dask.config.set({"distributed.worker.daemon": False}):
+        scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
+        before = [*logging.getLogger("distributed").handlers]
+        watch.attach(scheduler)
+        async with scheduler:
+            yield scheduler, watch
+        assert logging.getLogger("distributed").handlers == before
 
 
 def texts(watch: JobWatch) -> list[str]:
@@ -53,8 +49,8 @@ def worker(scheduler: Any, name: str) -> Any:
     return Worker(scheduler.address, name=name, nthreads=1, dashboard_address="127.0.0.1:0")
 
 
-def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+async def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
+    async with watched() as (scheduler, watch):
         async with worker(scheduler, "a"):
             await until(lambda: len(scheduler.workers) == 1)
         await until(lambda: not scheduler.workers)
@@ -71,15 +67,13 @@ def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
             assert texts(watch)[1] == "worker a on n1 restarted"
             assert watch.recently_lost(60.0) == []
 
-    watched(body)
 
-
-def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
+async def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
     async def retired(scheduler: Any) -> list[str]:
         async with rpc(scheduler.address) as remote:
             return list((await getattr(remote, FACTS_OPERATION)())["retired"])
 
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+    async with watched() as (scheduler, watch):
         one, two = await worker(scheduler, "a"), await worker(scheduler, "b")
         async with Client(scheduler.address, asynchronous=True) as client:
             await client.retire_workers([one.address])
@@ -93,11 +87,9 @@ def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
             assert await retired(scheduler) == ["b"]
         assert texts(watch) == []
 
-    watched(body)
 
-
-def test_a_worker_that_pauses() -> None:
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+async def test_a_worker_that_pauses() -> None:
+    async with watched() as (scheduler, watch):
         async with worker(scheduler, "b") as one:
             one.status = type(one.status).paused
             await until(lambda: texts(watch))
@@ -109,15 +101,14 @@ def test_a_worker_that_pauses() -> None:
             "worker b on 127.0.0.1 continues",
         ]
 
-    watched(body)
 
-
-def test_tasks_that_no_worker_can_run(
+async def test_tasks_that_no_worker_can_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job_watch, "UNRUNNABLE_AFTER", 0.01)
 
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+    async with watched() as (scheduler, watch):
+
         def submit(client: Any, **asks: Any) -> Any:
             return client.submit(abs, -1, pure=False, **asks)
 
@@ -152,14 +143,12 @@ def test_tasks_that_no_worker_can_run(
         ]
         assert capfd.readouterr().err.splitlines() == [f"dask_gpu_mpi: warning: {text}" for text in told]
 
-    watched(body)
 
-
-def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(job_watch, "end_time", lambda environ: asked.append(environ) or 2e9)
 
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+    async with watched() as (scheduler, _):
         logging.getLogger("distributed.scheduler").warning("something %s", "happened")
         logging.getLogger("distributed.scheduler").info("nothing")
         async with rpc(scheduler.address) as remote:
@@ -172,8 +161,6 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert abs(moment - first["now"]) < 60
         assert first["end"] == 2e9
         assert len(asked) == 1  # of the batch system, once
-
-    watched(body)
 
 
 def test_a_malformed_log_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,12 +181,12 @@ def test_the_last_warnings_are_kept_each_one_line() -> None:
     assert len(texts(watch)[-1]) == LONGEST
 
 
-def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are reported until they come, are back, or given up; one whose agent answers is about to come back."""
     monkeypatch.setattr(job_watch, "REACH_AGAIN", 0.05)
     reports: list[list[str]] = []
 
-    async def body(scheduler: Any, watch: JobWatch) -> None:
+    async with watched() as (scheduler, watch):
         watch.report_unreachable(reports.append)
         await until(lambda: reports == [["a"]])
         lost = await worker(scheduler, "a")
@@ -223,8 +210,6 @@ def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         assert watch.recently_lost(60.0) == []
         await until(lambda: watch._reaching is None or watch._reaching.done())
         assert {*map(tuple, reports)} == {("a",)}
-
-    watched(body)
 
 
 @pytest.mark.parametrize(("kinds", "refused"), [("gpu gpu", False), ("cpu", False), ("gpu cpu", True)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,18 @@ from support.mocks.inputs import plan_of, worker_plan
 PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0), warnings=(Problem("slow network"),))
 
 
-def linked(body: Callable[[Any, Link], Awaitable[None]], watch: JobWatch | None = None) -> None:
-    async def run() -> None:
-        scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
-        if watch is not None:
-            watch.attach(scheduler)
-        async with scheduler:
-            link = Link(Target(scheduler.address))
-            try:
-                await body(scheduler, link)
-            finally:
-                link.close()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@contextlib.asynccontextmanager
+async def linked(watch: JobWatch | None = None) -> AsyncIterator[tuple[Any, Link]]:
+    scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
+    if watch is not None:
+        watch.attach(scheduler)
+    async with scheduler:
+        with contextlib.closing(Link(Target(scheduler.address))) as link:
+            yield scheduler, link
 
 
-def test_a_job_of_ours() -> None:
-    async def body(scheduler: Any, link: Link) -> None:
+async def test_a_job_of_ours() -> None:
+    async with linked(JobWatch(PLAN)) as (scheduler, link):
         asked: list[Any] = []
         answer = scheduler.handlers[FACTS_OPERATION]
 
@@ -55,13 +51,11 @@ def test_a_job_of_ours() -> None:
             # nobody has come as a client: its own is for what is fired and forgotten
             assert len(scheduler.clients) == 1
 
-    linked(body, JobWatch(PLAN))
 
-
-def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
+async def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
     lines: list[str] = []
 
-    async def body(scheduler: Any, link: Link) -> None:
+    async with linked() as (scheduler, link):
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("distributed.core").addHandler(handler)
@@ -70,13 +64,11 @@ def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
                 assert (await link.sample()).scheduler == scheduler.address
         finally:
             logging.getLogger("distributed.core").removeHandler(handler)
-
-    linked(body)
     assert lines == ["No handler gpu_mpi_job found in Scheduler"]
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_scheduler_that_is_not_there_or_does_not_answer(
+async def test_a_scheduler_that_is_not_there_or_does_not_answer(
     listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dask_gpu_mpi.view.snapshot.TIMEOUT", 0.5)
@@ -85,22 +77,17 @@ def test_a_scheduler_that_is_not_there_or_does_not_answer(
         await reader.read()
         writer.close()
 
-    async def ask() -> None:
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1] if listens else 1
-        link = Link(Target(f"tcp://127.0.0.1:{port}"))
-        try:
-            with pytest.raises(ClusterLostError, match=f"tcp://127.0.0.1:{port} can't be reached"):
-                await link.sample()
-        finally:
-            link.close()
-            server.close()
-
-    asyncio.run(asyncio.wait_for(ask(), 60))
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1] if listens else 1
+    link = Link(Target(f"tcp://127.0.0.1:{port}"))
+    with pytest.raises(ClusterLostError, match=f"tcp://127.0.0.1:{port} can't be reached"):
+        await link.sample()
+    link.close()
+    server.close()
 
 
-def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(scheduler: Any, link: Link) -> None:
+async def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked() as (scheduler, link):
         await link.sample()
         identity = scheduler.handlers["identity"]
         freed = asyncio.Event()
@@ -117,13 +104,10 @@ def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -
         freed.set()
         assert (await link.sample()).scheduler == scheduler.address
 
-    linked(body)
 
-
-def test_the_causes_of_a_lost_connection() -> None:
+async def test_the_causes_of_a_lost_connection() -> None:
     """A new connection that is not accepted in time is no end of the cluster; clocks that differ are the user's to set."""
-
-    async def body(scheduler: Any, link: Link) -> None:
+    async with linked() as (_, link):
         assert isinstance(link._lost(OSError("certificate is not yet valid")), InputError)
         await link.sample()
         late = OSError("Timed out trying to connect")
@@ -131,8 +115,6 @@ def test_the_causes_of_a_lost_connection() -> None:
         assert isinstance(link._lost(late), NoAnswerError)
         late.__cause__ = ConnectionRefusedError()
         assert not isinstance(link._lost(late), NoAnswerError)
-
-    linked(body)
 
 
 class Bomb:
@@ -146,7 +128,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("how", ["answer", "exception", "handshake"])
-def test_nothing_that_a_stranger_sends_is_unpickled(how: str, tmp_path: Path) -> None:
+async def test_nothing_that_a_stranger_sends_is_unpickled(how: str, tmp_path: Path) -> None:
     """At the address of a cluster that has ended, say, and was not encrypted."""
     from distributed.comm import listen
     from distributed.protocol import ToPickle, to_serialize
@@ -160,14 +142,11 @@ def test_nothing_that_a_stranger_sends_is_unpickled(how: str, tmp_path: Path) ->
         else:
             await comm.write({"status": "uncaught-error", "exception": ToPickle(Bomb(fuse)), "text": "x"})
 
-    async def run() -> None:
-        extra = {"handshake_overrides": {"more": to_serialize(Bomb(fuse))}} if how == "handshake" else {}
-        listener: Any = listen("tcp://127.0.0.1:0", stranger, **extra)
-        async with listener:
-            link = Link(Target(listener.contact_address))
-            with pytest.raises((ClusterLostError, InputError)):
-                await link.sample()
-            link.close()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    extra = {"handshake_overrides": {"more": to_serialize(Bomb(fuse))}} if how == "handshake" else {}
+    listener: Any = listen("tcp://127.0.0.1:0", stranger, **extra)
+    async with listener:
+        link = Link(Target(listener.contact_address))
+        with pytest.raises((ClusterLostError, InputError)):
+            await link.sample()
+        link.close()
     assert not fuse.exists()

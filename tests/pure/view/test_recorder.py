@@ -99,21 +99,18 @@ def test_what_is_no_finished_task_is_not_counted() -> None:
     ]
 
 
-def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.01)
     job = made_up(1, 1, 1, 0)
     state = next(iter(job.workers.values()))
-
-    async def run() -> bool:
-        state.metrics = None
-        job.recorder.begin()
-        await asyncio.sleep(0.05)
-        state.metrics = {"cpu": 3.0}
-        job.now += 10.0
-        await asyncio.sleep(0.1)
-        return True
-
-    assert asyncio.run(run())
+    state.metrics = None
+    job.recorder.begin()
+    await asyncio.sleep(0.05)
+    state.metrics = {"cpu": 3.0}
+    job.now += 10.0
+    await asyncio.sleep(0.1)
     columns = job.recorder.record()["series"]["values"]["0-0"]
     assert 3.0 in array("f", columns["cpu"])
 

@@ -107,31 +107,25 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)
 
 
-def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | None = None) -> str:
-    async def start() -> None:
-        bench.served["a"] = served = Served(*nannies)
-        served.error, served.starting = error, 0.1
-        await bench.workers.start(replace(START, workers=(worker_plan("a", device),)))
-
+async def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | None = None) -> str:
+    bench.served["a"] = served = Served(*nannies)
+    served.error, served.starting = error, 0.1
     with pytest.raises(DaskGpuMpiError) as caught:
-        asyncio.run(start())
+        await bench.workers.start(replace(START, workers=(worker_plan("a", device),)))
     return str(caught.value)
 
 
-def test_they_start_together(bench: Bench) -> None:
-    async def start() -> None:
-        one, two = Served(Nanny()), Served(Nanny())
-        one.waits_for, two.waits_for = two, one
-        await asyncio.wait_for(bench.start(a=one, b=two), 10)
-
-    asyncio.run(start())
+async def test_they_start_together(bench: Bench) -> None:
+    one, two = Served(Nanny()), Served(Nanny())
+    one.waits_for, two.waits_for = two, one
+    await bench.start(a=one, b=two)
 
 
-def test_what_a_class_raises_has_the_workers_name(bench: Bench) -> None:
+async def test_what_a_class_raises_has_the_workers_name(bench: Bench) -> None:
     with pytest.raises(DaskGpuMpiError, match="^worker a could not be made: TypeError: no$"):
-        asyncio.run(bench.start(a=TypeError("no")))
+        await bench.start(a=TypeError("no"))
     with pytest.raises(InputError, match="^ours$"):
-        asyncio.run(bench.start(a=InputError("ours")))
+        await bench.start(a=InputError("ours"))
 
 
 def not_started(cause: str = "the cause") -> RuntimeError:
@@ -152,11 +146,16 @@ def not_started(cause: str = "the cause") -> RuntimeError:
     ],
     ids=["any", "a clock that is wrong"],
 )
-def test_a_worker_that_does_not_start_is_reported_with_its_cause(bench: Bench, cause: str, said: str) -> None:
-    assert error_of(bench, not_started(cause), Nanny()).startswith(f"worker a did not start: {said}")
+async def test_a_worker_that_does_not_start_is_reported_with_its_cause(
+    bench: Bench, cause: str, said: str
+) -> None:
+    error = await error_of(bench, not_started(cause), Nanny())
+    assert error.startswith(f"worker a did not start: {said}")
 
 
-def test_a_worker_that_does_not_start_is_reported_with_its_last_output(bench: Bench, tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_start_is_reported_with_its_last_output(
+    bench: Bench, tmp_path: Path
+) -> None:
     (tmp_path / "last-output-12").write_text("two\nlines\n")
 
     class Late(Nanny):
@@ -172,27 +171,8 @@ def test_a_worker_that_does_not_start_is_reported_with_its_last_output(bench: Be
         @process.setter
         def process(self, value: Any) -> None: ...
 
-    said = error_of(bench, not_started(), Late(), device="GPU-x")
+    said = await error_of(bench, not_started(), Late(), device="GPU-x")
     assert said == "worker a (GPU GPU-x) did not start: OSError: the cause; its last output:\ntwo\nlines"
-
-
-def followed(bench: Bench, *, closing: bool = False, reason: str = "") -> bool:
-    """Whether one of two workers has failed, when both have ended."""
-
-    async def follow() -> bool:
-        nanny = Nanny()
-        served = [Served(nanny), Served(Nanny())]
-        await bench.start(a=served[0], b=served[1])
-        following = asyncio.ensure_future(bench.workers.follow())
-        await asyncio.sleep(0.02)
-        assert not following.done()
-        bench.workers.closing = closing
-        await nanny.close(reason=reason)
-        for each in served:
-            each.ended.set()
-        return await following
-
-    return asyncio.run(follow())
 
 
 @pytest.mark.parametrize(
@@ -205,48 +185,49 @@ def followed(bench: Bench, *, closing: bool = False, reason: str = "") -> bool:
     ],
     ids=["it ended", "it was closed", "it could not be started again", "while all are closed"],
 )
-def test_a_worker_that_has_ended(
+async def test_a_worker_that_has_ended(
     reason: str, closing: bool, failed: bool, ended: list[tuple[str, str | None]], bench: Bench
 ) -> None:
-    assert followed(bench, reason=reason, closing=closing) is failed
+    nanny = Nanny()
+    served = [Served(nanny), Served(Nanny())]
+    await bench.start(a=served[0], b=served[1])
+    following = asyncio.ensure_future(bench.workers.follow())
+    await asyncio.sleep(0.02)
+    assert not following.done()
+    bench.workers.closing = closing
+    await nanny.close(reason=reason)
+    for each in served:
+        each.ended.set()
+    assert await following is failed
     assert bench.ended == ended
 
 
-def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
+async def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
     nanny = Nanny(process=1 << 30)  # a process that is not there
-
-    async def run() -> tuple[float | None, bool]:
-        served = Served(nanny)
-        await bench.start(a=served)
-        assert not bench.workers.closing
-        await bench.workers.close()
-        first, served.timeout = served.timeout, None
-        await bench.workers.close()
-        return first, served.timeout is None
-
-    timeout, once = asyncio.run(run())
-    assert timeout == pytest.approx(0.8 * bench.options.grace)
-    assert once
+    served = Served(nanny)
+    await bench.start(a=served)
+    assert not bench.workers.closing
+    await bench.workers.close()
+    assert served.timeout == pytest.approx(0.8 * bench.options.grace)
+    served.timeout = None
+    await bench.workers.close()
+    assert served.timeout is None
     assert bench.ending == 2
     assert bench.workers.closing
     assert nanny.process.worker_dir is None  # its directory goes with the scratch
 
 
-def test_what_is_left_after_the_grace_is_killed(bench: Bench) -> None:
+async def test_what_is_left_after_the_grace_is_killed(bench: Bench) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-
-        async def run() -> None:
-            served = Served(Nanny(process.pid))
-            served.closing = 30.0
-            bench.workers._grace = 0.2
-            await bench.start(a=served)
-            await asyncio.wait_for(bench.workers.close(), 10)
-
-        asyncio.run(run())
+        served = Served(Nanny(process.pid))
+        served.closing = 30.0
+        bench.workers._grace = 0.2
+        await bench.start(a=served)
+        await asyncio.wait_for(bench.workers.close(), 10)
         assert process.wait(10) == -9
 
 
-def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told_of_each_death(
+async def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told_of_each_death(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if it does not finish closing."""
@@ -260,13 +241,10 @@ def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told
         on_death(10, 1)
         return "it died 5 times"
 
-    async def run() -> bool:
-        await bench.start(a=Served(Nanny()))
-        return await bench.workers.follow()
-
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
     monkeypatch.setattr(lifecycle.logs, "last_output", lambda scratch, pid: f"{'x' * 5_000} of {pid}")
-    assert asyncio.run(run()) is True
+    await bench.start(a=Served(Nanny()))
+    assert await bench.workers.follow() is True
     assert bench.ended == [("a", "it died 5 times")]
     deaths = [message for topic, message in told if topic == DEATHS_TOPIC and message["worker"] == "a"]
     assert [message["how"] for message in deaths] == ["signal 9", "exit code 3", "died"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,17 +128,14 @@ def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch) -> N
         watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
 
 
-def with_real_nanny(body: Callable[[Any], Awaitable[None]]) -> None:
-    """`body(nanny)` with one that has a worker."""
-
-    async def run() -> None:
-        own = "127.0.0.1:0"
-        async with distributed.Scheduler(host=f"tcp://{own}", dashboard_address=own) as scheduler:
-            nanny: Any = WatchedNanny(scheduler.address, nthreads=1, dashboard_address=own)
-            await nanny
-            await body(nanny)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@contextlib.asynccontextmanager
+async def real_nanny() -> AsyncIterator[Any]:
+    """One that has a worker."""
+    own = "127.0.0.1:0"
+    async with distributed.Scheduler(host=f"tcp://{own}", dashboard_address=own) as scheduler:
+        nanny: Any = WatchedNanny(scheduler.address, nthreads=1, dashboard_address=own)
+        await nanny
+        yield nanny
 
 
 class Hangs(NannyPlugin):
@@ -145,38 +143,32 @@ class Hangs(NannyPlugin):
         await asyncio.Event().wait()
 
 
-def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its worker would run on, and count as closed."""
     monkeypatch.setattr(factory, "TEARDOWN", 0.5)
-
-    async def body(nanny: Any) -> None:
+    async with real_nanny() as nanny:
         await nanny.plugin_add(plugin=Hangs(), name="hangs")
         pid = nanny.pid
         await nanny.close(reason="nanny-instantiate-failed")
         assert not os.path.exists(f"/proc/{pid}")
 
-    with_real_nanny(body)
 
-
-def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
+async def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It closes in a task of its own then, and a server that closes cancels all its tasks but the one that closes it."""
-
-    async def body(nanny: Any) -> None:
-        # it goes on looking at its worker's memory
-        for name in ("tick", "ticks", "monitor"):
-            assert nanny.periodic_callbacks[name].callback_time > 1e9
-        assert nanny.periodic_callbacks["memory_monitor"].is_running()
-        assert nanny.closed_for is None
-        nanny.close_gracefully()
-        os.kill(nanny.pid, signal.SIGKILL)
-        await nanny.finished()
-        await nanny.close(reason="nanny-close")
-        assert nanny.closed_for == "nanny-close-gracefully"  # the first reason
-
     with caplog.at_level(logging.ERROR):
-        with_real_nanny(body)
+        async with real_nanny() as nanny:
+            # it goes on looking at its worker's memory
+            for name in ("tick", "ticks", "monitor"):
+                assert nanny.periodic_callbacks[name].callback_time > 1e9
+            assert nanny.periodic_callbacks["memory_monitor"].is_running()
+            assert nanny.closed_for is None
+            nanny.close_gracefully()
+            os.kill(nanny.pid, signal.SIGKILL)
+            await nanny.finished()
+            await nanny.close(reason="nanny-close")
+            assert nanny.closed_for == "nanny-close-gracefully"  # the first reason
     assert [each for each in caplog.records if each.name == "distributed.nanny"] == []
 
 
@@ -215,16 +207,13 @@ def test_a_lifetime_is_known_from_the_argument_or_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("by", ["method", "handler"])
-def test_an_end_that_was_requested_is_recorded(by: str) -> None:
-    async def run() -> None:
-        nanny = make_mine()
-        assert isinstance(nanny, Mine)
-        await (nanny.handlers["kill"] if by == "handler" else nanny.kill)(reason="restart")
-        assert (nanny.requested_ends, nanny.killed_for) == ({None}, ["restart"])
-        assert await nanny.close(reason="the first") == await nanny.close(reason="later") == "closed"
-        assert nanny.closed_for == "the first"
-
-    asyncio.run(run())
+async def test_an_end_that_was_requested_is_recorded(by: str) -> None:
+    nanny = make_mine()
+    assert isinstance(nanny, Mine)
+    await (nanny.handlers["kill"] if by == "handler" else nanny.kill)(reason="restart")
+    assert (nanny.requested_ends, nanny.killed_for) == ({None}, ["restart"])
+    assert await nanny.close(reason="the first") == await nanny.close(reason="later") == "closed"
+    assert nanny.closed_for == "the first"
 
 
 def test_the_worker_of_a_nanny_that_measures_nothing_measures_what_is_configured() -> None:
@@ -236,7 +225,9 @@ def test_the_worker_of_a_nanny_that_measures_nothing_measures_what_is_configured
         assert dask.config.get("mine") == 1
 
 
-def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(factory, "TEARDOWN", 0.0)
 
     class Slow(NannyPlugin):
@@ -244,10 +235,7 @@ def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(monkeypatch: p
             await asyncio.sleep(0.05)
             nanny.torn_down = True
 
-    async def run() -> None:
-        nanny: Any = WatchedNanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1)
-        await nanny.plugin_add(plugin=Slow(), name="slow")
-        assert (await nanny.handlers["plugin_remove"](name="slow"))["status"] == "OK"
-        assert nanny.torn_down
-
-    asyncio.run(run())
+    nanny: Any = WatchedNanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1)
+    await nanny.plugin_add(plugin=Slow(), name="slow")
+    assert (await nanny.handlers["plugin_remove"](name="slow"))["status"] == "OK"
+    assert nanny.torn_down

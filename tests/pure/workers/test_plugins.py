@@ -89,7 +89,7 @@ def test_a_dump_has_no_key_and_all_the_rest() -> None:
     assert dumped({"tasks": {}}, exclude=("config",)) == {"tasks": {}}
 
 
-def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
+async def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before its `Worker` is made, which listens before it sets its plugins up."""
@@ -116,14 +116,10 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
     monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
-
-    async def started() -> None:
-        received.setup(SimpleNamespace())  # type: ignore[arg-type]
-        assert begun == []  # not while the cluster starts
-        while not begun:
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(started(), 10))
+    received.setup(SimpleNamespace())  # type: ignore[arg-type]
+    assert begun == []  # not while the cluster starts
+    while not begun:
+        await asyncio.sleep(0.01)
 
 
 class TestTransferSizes:
