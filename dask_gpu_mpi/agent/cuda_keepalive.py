@@ -42,11 +42,26 @@ end()
 """
 
 
-def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> CudaKeepalive | None:
-    """Start the process, if this rank is the first of its node and may have GPU workers; else return None."""
-    if may_use_cuda(options, environ) and first_on_host(environ) and may_be_kept_up(environ):
-        with contextlib.suppress(OSError):  # no process can be started: the agent's start reports that
-            return CudaKeepalive(environ)
+def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Start the process, if this rank is the first of its node and may have GPU workers; else return None.
+
+    It is an interpreter that imports nothing else, and so is there long before the agent. It has the variables of `environ`, less
+    those of the launcher.
+    """
+    # With MPS, ``cuInit`` starts a server, which would count as a process of another user.
+    with_mps = "CUDA_MPS_PIPE_DIRECTORY" in environ or os.path.exists(MPS)
+    if with_mps or not may_use_cuda(options, environ) or not first_on_host(environ):
+        return None
+    with contextlib.suppress(OSError):  # no process can be started: the agent's start reports that
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, str(LONGEST)],
+            env=scrub(environ),
+            stdin=subprocess.PIPE,
+            # While it is in the driver it can't be killed, and a launcher waits for the end of these two streams.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     return None
 
 
@@ -57,35 +72,10 @@ def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
     return options.worker_kind == "gpu" or driver_is_installed()
 
 
-def may_be_kept_up(environ: Mapping[str, str]) -> bool:
-    """Whether MPS is off: with MPS, ``cuInit`` starts a server, which would count as a process of another user."""
-    return "CUDA_MPS_PIPE_DIRECTORY" not in environ and not os.path.exists(MPS)
-
-
-class CudaKeepalive:
-    """The process that calls ``cuInit``: an interpreter that imports nothing else, and so is there long before the agent.
-
-    It has the variables of `environ`, less those of the launcher. Raises an OSError if no process can be started.
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CODE, str(LONGEST)],
-            env=scrub(environ),
-            stdin=subprocess.PIPE,
-            # While it is in the driver it can't be killed, and a launcher waits for the end of these two streams.
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def release(self) -> None:
-        """Let it end; a second call does nothing."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        assert process.stdin is not None
-        process.stdin.close()
-        # It may hang in the driver, so a thread waits for it. If no thread can be started, the kernel reaps it later.
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()
+def release(keepalive: subprocess.Popen[bytes]) -> None:
+    """Let the process end."""
+    assert keepalive.stdin is not None
+    keepalive.stdin.close()
+    # It may hang in the driver, so a thread waits for it. If no thread can be started, the kernel reaps it later.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=keepalive.wait, name="CUDA driver", daemon=True).start()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
+from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
@@ -63,7 +63,7 @@ def start(
     mark_children()  # for the script's children only: the agent gets `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
-    keepalive: CudaKeepalive | None = None
+    keepalive = None
     agent: AgentProcess | None = None
     try:
         try:
@@ -114,7 +114,7 @@ def start(
         raise
     finally:
         if keepalive is not None:
-            keepalive.release()
+            release(keepalive)
     _by_command = by_command
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     if not joined.start.is_client:

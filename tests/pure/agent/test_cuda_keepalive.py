@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.agent import cuda_keepalive as driver
-from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
+from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
 from dask_gpu_mpi.mpi.launcher_check import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
@@ -25,17 +25,17 @@ int cuInit(int flags) { close(open(getenv("SLOW"), O_CREAT | O_WRONLY, 0600)); r
 #: Makes one, says who it is, and lets it go or dies without a word.
 PROGRAM = """
 import os, sys, time
-from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive
+from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
+from dask_gpu_mpi.options.model import Options
 
-driver = CudaKeepalive(os.environ)
-pid = driver._process.pid
+driver = start_cuda_keepalive(Options(worker_class="dask_cuda.CUDAWorker"), os.environ)
+pid = driver.pid
 print(pid, flush=True)
 limit = time.monotonic() + 10
 while "SLOW" in os.environ and not os.path.exists(os.environ["SLOW"]) and time.monotonic() < limit:
     time.sleep(0.01)
 if sys.argv[1] == "release":
-    driver.release()
-    driver.release()
+    release(driver)
     limit = time.monotonic() + 10
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
         time.sleep(0.01)
@@ -95,11 +95,10 @@ def test_one_on_each_host_with_gpus(
     found = start_cuda_keepalive(options, {"PATH": os.environ["PATH"]} | environ)
     assert (found is not None) is begun
     if found is not None:
-        assert found._process is not None
         (tmp_path / "mps").touch()  # MPS has been started
         assert start_cuda_keepalive(options, environ) is None
-        pid = found._process.pid
+        pid = found.pid
         assert alive(pid)
         assert launched_as(pid) is None  # no second rank of that number
-        found.release()
+        release(found)
         until(lambda: not alive(pid), 10)
