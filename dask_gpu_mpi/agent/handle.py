@@ -57,13 +57,6 @@ PRE_SPAWN = {
 _PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
 
 
-def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
-    """Start an agent to replace a lost one; it still has to be configured."""
-    agent = AgentProcess(environ)
-    agent.begin(options, environ, inspect_gpus=False)
-    return agent
-
-
 def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str]) -> AgentProcess:
     """Send an agent that was started before the options were known its first frame, and return it.
 

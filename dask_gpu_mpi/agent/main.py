@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from multiprocessing import active_children
 from typing import Any
 
@@ -257,8 +258,10 @@ class Agent:
         self._joined = self._started = False
         self._scheduler_file: tuple[str, str] | None = None
         self._ucx: asyncio.Future[None] | None = None
-        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self.answer)
-        self._workers = Workers(options, scratch, timeline, self._on_worker_end)
+        self._scheduler = SchedulerProcess(
+            timeline, partial(self._report_end, Answer.SCHEDULER_ENDED), self.answer
+        )
+        self._workers = Workers(options, scratch, timeline, partial(self._report_end, Answer.WORKER_ENDED))
 
     async def run(self, orders: list[Any]) -> None:
         """Carry out these orders and all later ones until the control pipe ends; then close everything within the grace."""
@@ -306,13 +309,10 @@ class Agent:
         self.answer(Answer.ENDED, "its fork server has died")
         os._exit(1)
 
-    def _on_scheduler_end(self, exit_code: int | None) -> None:
+    def _report_end(self, answer: Answer, *payload: Any) -> None:
+        """Report an end, unless the agent closes."""
         if not self._stop.is_set():
-            self.answer(Answer.SCHEDULER_ENDED, exit_code)
-
-    def _on_worker_end(self, name: str | int, why: str | None) -> None:
-        if not self._stop.is_set():
-            self.answer(Answer.WORKER_ENDED, name, why)
+            self.answer(answer, *payload)
 
     def _on_control(self) -> None:
         orders: list[Any] = []
@@ -380,8 +380,8 @@ class Agent:
             stop_watching_ucx()  # its nannies have registered
         self.answer(Answer.READY, len(plans), self._timeline.take())
         has_failed = await self._workers.follow()
-        if plans and not self._workers.closing and not self._stop.is_set():
-            self.answer(Answer.WORKERS_ENDED, has_failed)
+        if plans and not self._workers.closing:
+            self._report_end(Answer.WORKERS_ENDED, has_failed)
 
     async def _close_workers(self) -> None:
         await self._workers.close()

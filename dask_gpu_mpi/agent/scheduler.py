@@ -76,32 +76,27 @@ class SchedulerProcess:
         self._process.start()
         child_end.close()
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[tuple[Any, ...]] = loop.create_future()
-
-        def on_message() -> None:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
-            loop.remove_reader(self._pipe.fileno())
-            answered.set_result(message)
-
-        loop.add_reader(self._pipe.fileno(), on_message)
-        answer = await answered
+        first: asyncio.Future[tuple[Any, ...]] = loop.create_future()
+        loop.add_reader(self._pipe.fileno(), self._on_message, first)
+        answer = await first
         self._timeline.add([Step("scheduler", "start", begun, time.time())])
         if answer[0] == Answer.SCHEDULER_UP:
             loop.add_reader(self._process.sentinel, self._on_sentinel)
-            loop.add_reader(self._pipe.fileno(), self._on_message)
         return answer
 
-    def _on_message(self) -> None:
+    def _on_message(self, first: asyncio.Future[tuple[Any, ...]]) -> None:
         """An answer, or the end of the pipe."""
         try:
             message = self._pipe.recv()
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-        else:
+            if first.done():
+                return
+            message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
+        if first.done():
             self._on_answer(*message)
+        else:
+            first.set_result(message)
 
     def _on_sentinel(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -147,7 +142,6 @@ def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> N
 
 async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> int:
     import dask
-    from distributed import Scheduler
 
     from dask_gpu_mpi.network.listeners import guard_listeners
     from dask_gpu_mpi.view.job_watch import JobWatch

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.agent.handle import start_agent
+from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
@@ -128,13 +128,14 @@ class AgentRestarts:
         self.due = None
         joined = self._joined
         try:
-            agent = start_agent(joined.options, joined.environ)
+            agent = AgentProcess(joined.environ)
         except OSError as error:  # no descriptors, no memory: perhaps later
             self.lost(
                 f"the agent of rank {self._channels.rank} on {joined.host} could not be started ({error.strerror})"
             )
             return
         self._channels.agent = agent
+        agent.begin(joined.options, joined.environ, inspect_gpus=False)
         agent.configure(joined.options, speaks=False)
         agent.send(Order.JOINED)
 

@@ -64,7 +64,13 @@ class Workers:
         for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                worker, nannies = _make(plan, start, self._options, self._scratch)
+                try:
+                    worker, nannies = make_worker(plan, start, self._options, self._scratch)
+                except DaskGpuMpiError:
+                    raise
+                except Exception as error:
+                    text = f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
+                    raise StartupError(text) from error
                 self._workers.append(_Worker(plan, worker, nannies, self._scratch))
         kill_at_once()
         await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
@@ -166,18 +172,6 @@ class _Worker:
         while True:
             pids.update(self.pids())
             await asyncio.sleep(POLL_INTERVAL)
-
-
-def _make(plan: WorkerPlan, *details: Any) -> tuple[Any, list[WatchedNanny]]:
-    """Call `make_worker`; errors of the class get the worker's name."""
-    try:
-        return make_worker(plan, *details)
-    except DaskGpuMpiError:
-        raise
-    except Exception as error:
-        raise StartupError(
-            f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
-        ) from error
 
 
 async def watch_nanny(

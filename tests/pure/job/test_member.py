@@ -31,6 +31,9 @@ class Agent:
     def __init__(self, said: list[Any]) -> None:
         self._said = said
 
+    def begin(self, options: Any, environ: Any, *, inspect_gpus: bool) -> None:
+        self._said.append(("begin", inspect_gpus))
+
     def configure(self, options: Any, *, speaks: bool) -> None:
         self._said.append(("configure", speaks))
 
@@ -290,7 +293,7 @@ def test_an_agent_that_fails_and_cannot_be_started_again(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(module, "start_agent", full)
+    monkeypatch.setattr(module, "AgentProcess", full)
     rank, channels = member(of_agent("failed", "why", 1))
     for _ in range(5):
         rank.pump(10.0)
@@ -311,7 +314,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     started: list[Any] = []
     rank, channels = member(workers="1-0 1-1")
     agent, again = Agent(channels.said), rank._restarts
-    monkeypatch.setattr(module, "start_agent", lambda *args: started.append(args) or agent)
+    monkeypatch.setattr(module, "AgentProcess", lambda *args: started.append(args) or agent)
     again.start_if_due()
     again.worker_ended("1-0", "five deaths")
     again.lost("it died")
@@ -322,7 +325,10 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     assert channels.agent is agent
     again.start_workers()
     *before, (order, start) = channels.said
-    assert (before, order) == ([("configure", False), (Order.JOINED, None)], Order.START_WORKERS)
+    assert (before, order) == (
+        [("begin", False), ("configure", False), (Order.JOINED, None)],
+        Order.START_WORKERS,
+    )
     assert ([worker.name for worker in start.workers], start.config) == (["1-1"], {"key": "secret"})
 
 
