@@ -158,19 +158,15 @@ class Gangs(SchedulerPlugin):
         found.rounds.give_up(number, rank)
         return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
-    def leave(self, gang: str, rank: int, *, spoilt: bool) -> None:
-        """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `MemberStage.SPOILT`."""
-        if (found := self._gangs.get(gang)) is not None:
-            if (why := found.leave(rank, spoilt=spoilt)) is not None:
-                self._end(found, GangEnd(why, rank))
-            self._changed.set()
-
     # -- events of the scheduler ----------------------------------------------------------------------------------------------
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Called by distributed when an event is logged."""
-        if topic == LEAVE:
-            self.leave(msg["gang"], msg["rank"], spoilt=msg["spoilt"])
+        """Called by distributed when an event is logged: the function has ended in a member, after a call of `fail` if it raised."""
+        if topic == LEAVE and (gang := self._gangs.get(msg["gang"])) is not None:
+            rank = msg["rank"]
+            if (why := gang.leave(rank, spoilt=msg["spoilt"])) is not None:
+                self._end(gang, GangEnd(why, rank))
+            self._changed.set()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Called by distributed when a worker has come."""

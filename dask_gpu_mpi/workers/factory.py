@@ -17,6 +17,7 @@ from distributed import Nanny, Worker
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
@@ -105,7 +106,7 @@ def make_worker(
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
     """
-    from dask_gpu_mpi.workers.plugins import NearMemory, NewProcess, plugins_of
+    from dask_gpu_mpi.workers.plugins import InWorker, NewProcess, plugins_of
 
     cls: Any = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
@@ -129,7 +130,7 @@ def make_worker(
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
-        plugins += [] if plan.numa is None else [NearMemory(plan.numa)]
+        plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
         if is_profiled(os.environ):
             quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
             plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import current_process
@@ -22,7 +22,6 @@ from distributed.protocol import pickle
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
-from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
 
@@ -129,7 +128,7 @@ def plugins_of(
         yield TaskRanges()
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
-        yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
+        yield InWorker(log_to_file, log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
 #: The note on an error of CUDA that a task raises on a worker without a GPU.
@@ -143,31 +142,17 @@ GPU_FIX = (
 START_UCX_AFTER = 1.0
 
 
-class LogFile(WorkerPlugin):
-    """Sends the log of a worker's process to this file, named without its ending, in the user's log directory."""
+class InWorker(WorkerPlugin):
+    """Calls a function with these arguments in a worker's process, in the thread that later starts those of tasks."""
 
-    name = "dask_gpu_mpi-log"
-
-    def __init__(self, directory: str, file: str) -> None:
-        self.directory = directory
-        self.file = file
+    def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.name = f"dask_gpu_mpi-{function.__name__}"
+        self.function = function
+        self.arguments = arguments
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
-        log_to_file(self.directory, self.file)
-
-
-class NearMemory(WorkerPlugin):
-    """Lets a worker's process use host memory of this NUMA node first, if the kernel allows it."""
-
-    name = "dask_gpu_mpi-near-memory"
-
-    def __init__(self, node: int) -> None:
-        self.node = node
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process, in the thread that later starts those of tasks."""
-        prefer_memory_of(self.node)
+        self.function(*self.arguments)
 
 
 #: The name that distributed's Nanny gives to the process of its worker.

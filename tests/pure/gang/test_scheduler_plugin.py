@@ -19,6 +19,10 @@ from dask_gpu_mpi.gang.scheduler_plugin import Gangs
 LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}
 
 
+def left(plugin: Gangs, rank: int, *, spoilt: bool) -> None:
+    plugin.log_event(LEAVE, {"gang": "g", "rank": rank, "spoilt": spoilt})
+
+
 class Cluster:
     """What the plugin uses of a scheduler; its nannies restart a worker when they are asked to kill one."""
 
@@ -137,7 +141,7 @@ async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     assert cluster.sent == [("tls://10.0.0.1:1", {"op": CANCEL, "gang": "g"})]
     assert (await plugin.watch("g"))["host"] == "h1"
     plugin.log_event("another", {})
-    plugin.log_event(LEAVE, {"gang": "g", "rank": 0, "spoilt": False})
+    left(plugin, 0, spoilt=False)
     closing = asyncio.create_task(plugin.close_gang("g"))
     await asyncio.sleep(0.1)
     assert not closing.done()
@@ -162,11 +166,11 @@ async def test_a_member_whose_process_is_spoilt_is_restarted_if_the_gang_fails()
     for fails in (True, False):
         cluster = Cluster("1", "2", "3")
         plugin = await cluster.running("g", 0, 1, 2, grace=60)
-        plugin.leave("g", 0, spoilt=False)
-        plugin.leave("g", 2, spoilt=True)  # before the failure
+        left(plugin, 0, spoilt=False)
+        left(plugin, 2, spoilt=True)  # before the failure
         if fails:
             plugin.fail("g", "raised ValueError()", 1)
-        plugin.leave("g", 1, spoilt=True)
+        left(plugin, 1, spoilt=True)
         assert await plugin.close_gang("g") == {"notes": [], "died": []}
         assert sorted(cluster.killed) == ["2", "3"] * fails
         assert len((await cluster.opened("next"))["workers"]) == 3
@@ -178,7 +182,7 @@ async def test_a_member_that_can_not_be_ended_is_told() -> None:
     plugin = await cluster.running("g", 0, 1, grace=0.01)
     with quick_return():
         plugin.fail("g", "raised ValueError()", 0)
-        plugin.leave("g", 0, spoilt=False)
+        left(plugin, 0, spoilt=False)
         closed = await plugin.close_gang("g")
     note = "spmd: rank 1 (worker 2 on h1) could not be ended; it may still use its GPU"
     assert closed == {"notes": [note], "died": []}
@@ -246,5 +250,5 @@ async def test_workers_that_are_refused() -> None:
 async def test_time_for_the_run() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)
-    plugin.leave("g", 0, spoilt=False)
+    left(plugin, 0, spoilt=False)
     assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"

@@ -92,9 +92,9 @@ def test_a_worker_as_planned() -> None:
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
-    assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "LogFile"}
+    assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "InWorker"}
     assert found["CPUAffinity"].cores == [2, 3]
-    assert found["LogFile"].directory == "/logs"
+    assert found["InWorker"].arguments[0] == "/logs"
 
 
 def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytest.MonkeyPatch) -> None:

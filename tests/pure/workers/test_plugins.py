@@ -67,7 +67,7 @@ def test_the_label_names_the_worker_and_its_gpu() -> None:
 def test_the_log_file_is_named_for_worker_host_and_gpu() -> None:
     for device, name in {"GPU-0123456789abcdef": "worker-0-1-h-GPU-01234567", None: "worker-0-1-h"}.items():
         file: Any = [*plugins_of(worker_plan("0-1", device), "/logs")][-1]
-        assert (file.directory, file.file) == ("/logs", name)
+        assert file.arguments == ("/logs", name)
 
 
 def dumped(state: Any, **kwargs: Any) -> Any:
