@@ -161,7 +161,7 @@ class Gangs(SchedulerPlugin):
     # -- events of the scheduler ----------------------------------------------------------------------------------------------
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Called by distributed when an event is logged: the function has ended in a member, after a call of `fail` if it raised."""
+        """Called by distributed with an event: the function has ended in a member, after a call of `fail` if it has raised."""
         if topic == LEAVE and (gang := self._gangs.get(msg["gang"])) is not None:
             rank = msg["rank"]
             if (why := gang.leave(rank, spoilt=msg["spoilt"])) is not None:

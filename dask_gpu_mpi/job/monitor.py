@@ -63,23 +63,21 @@ class Walltime:
         Raises an InputError if a signal has another handler, and this is not the main thread, which alone can change that.
         """
         for number in self._numbers:
-            if not is_ours(number):
-                self._handle(number)
+            if is_ours(number):
+                continue
+            try:
+                install(number, self._on_signal)
+            except ValueError:  # from `signal`
+                raise InputError(
+                    f"on_walltime: called in the thread {threading.current_thread().name!r}, while "
+                    f"{signal.Signals(number).name} has another handler",
+                    expected="the main thread, which alone can change it",
+                    fix="call it in the main thread",
+                ) from None
         # First: a signal may come during the query.
         self._callback = callback
         # queries the batch system now, and not when time is short
         self._due = None if self._end is None else self._end - before
-
-    def _handle(self, number: int) -> None:
-        try:
-            install(number, self._on_signal)
-        except ValueError:  # from `signal`
-            raise InputError(
-                f"on_walltime: called in the thread {threading.current_thread().name!r}, while "
-                f"{signal.Signals(number).name} has another handler",
-                expected="the main thread, which alone can change it",
-                fix="call it in the main thread",
-            ) from None
 
     def check(self) -> None:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""

@@ -9,6 +9,7 @@ MPICH 4 and older have defects at the end.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import time
@@ -67,20 +68,15 @@ def finalize() -> None:
     may_hang = world.size > 1 and is_mpich_before_5(version) and "ch4:ucx" in version
     # Like Finalize, this keeps each rank from ending before all have come to their end, and nothing else is needed of it.
     # mpi4py's allreduce would unpickle the other ranks' values.
-    all_alone = bytearray([may_hang and _alone()])
+    all_alone = bytearray(1)
     if may_hang:
+        with contextlib.suppress(LauncherError):
+            all_alone[0] = alone_on_host(os.environ)
         world.Allreduce(MPI.IN_PLACE, [all_alone, MPI.C_BOOL], op=MPI.LAND)
     if all_alone[0]:
         time.sleep(SETTLING)
     else:
         MPI.Finalize()
-
-
-def _alone() -> bool:
-    try:
-        return alone_on_host(os.environ)
-    except LauncherError:
-        return False
 
 
 atexit.register(finalize)

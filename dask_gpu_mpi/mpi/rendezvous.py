@@ -109,7 +109,12 @@ class Rendezvous:
             if done and self.wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
                 return duplicate
             now = time.monotonic()
-            self._raise_if_interrupted()
+            if (failure := self._interrupted()) is not None:
+                if self._rank:
+                    time.sleep(INTERRUPTED_GRACE)
+                error = failure.error(reported=False)
+                error.fatal = True
+                raise error
             if now > self._deadline and not late:
                 late = True
                 self._name_neighbours()
@@ -152,16 +157,6 @@ class Rendezvous:
                 f"Fix: {FIND_STRANGERS}"
             )
         return known is None
-
-    def _raise_if_interrupted(self) -> None:
-        failure = self._interrupted()
-        if failure is None:
-            return
-        if self._rank:
-            time.sleep(INTERRUPTED_GRACE)
-        error = failure.error(reported=False)
-        error.fatal = True
-        raise error
 
     def _name_neighbours(self) -> None:
         """Report the state of the other ranks of this host: a missing rank can't report itself."""

@@ -10,6 +10,7 @@ import ctypes
 import struct
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from dask_gpu_mpi.base.streams import say
@@ -201,23 +202,27 @@ class Wire:
         """Post a message; returns at once, and tests no request: a message to each of n ranks must not need n² tests."""
         from mpi4py import MPI
 
-        try:
+        with self._counting_errors("sending"):
             self.leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
-        except MPI.Exception as error:
-            self._on_error("sending", error)
 
     def give_up_sending(self) -> None:
         """Stop waiting for messages that have not left yet: they are for lost ranks."""
         self._kept += self.leaving
         self.leaving = []
 
-    def _on_error(self, what: str, error: Exception) -> None:
+    @contextlib.contextmanager
+    def _counting_errors(self, what: str) -> Iterator[None]:
         """Count a failed call of MPI, but acknowledge a dead rank: a library that survives one repeats that error until then."""
-        if "PROC_FAILED" not in str(error):
-            self._drops.add_error(what, error)
-            return
-        with contextlib.suppress(Exception):
-            self._comm.Ack_failed()
+        from mpi4py import MPI
+
+        try:
+            yield
+        except MPI.Exception as error:
+            if "PROC_FAILED" not in str(error):
+                self._drops.add_error(what, error)
+                return
+            with contextlib.suppress(Exception):
+                self._comm.Ack_failed()
 
     def has_sent(self) -> bool:
         """Whether all messages have left, or can't."""
@@ -225,13 +230,9 @@ class Wire:
         return not self.leaving
 
     def _has_left(self, request: Any) -> bool:
-        from mpi4py import MPI
-
-        try:
+        with self._counting_errors("sending"):
             return bool(request.Test())
-        except MPI.Exception as error:
-            self._on_error("sending", error)
-            return True
+        return True
 
     def receive(self) -> list[tuple[int, bytearray]]:
         """Every message that has arrived, with the rank that sent it according to MPI."""
@@ -270,11 +271,9 @@ class Wire:
         """The next announced message; None: there is none, or MPI has failed."""
         from mpi4py import MPI
 
-        try:
+        with self._counting_errors("probing"):
             return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
-        except MPI.Exception as error:
-            self._on_error("probing", error)
-            return None
+        return None
 
     def _take(self, source: int, size: int, message: Any) -> tuple[int, bytearray] | None:
         """Receive a message, without waiting, since its sender may never send it. None: it has not arrived yet."""
@@ -284,12 +283,9 @@ class Wire:
             self._later.append((source, size, message))
             return None
         buffer = bytearray(size)
-        try:
-            request = message.Irecv([buffer, MPI.BYTE])
-        except MPI.Exception as error:
-            self._on_error("receiving", error)
-            return None
-        return self._test(source, request, buffer, time.monotonic())
+        with self._counting_errors("receiving"):
+            return self._test(source, message.Irecv([buffer, MPI.BYTE]), buffer, time.monotonic())
+        return None
 
     def _test(
         self, source: int, request: Any, buffer: bytearray, since: float

@@ -91,21 +91,19 @@ def join(
             options, speaks=launchers.speaks(context.environ), mpi_deadline=context.deadline + MPI_GRACE
         )
         context.timeline.lap("configure the agent")
-        failed: Exception | None = None
+        refused: InputError | None = None
         if may_be_client(options, context.environ):
             try:
                 load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
             except InputError as error:
-                failed = error
+                refused = error
         channels = context.meet(agent)
         try:
-            if failed is not None:
-                raise failed
+            if refused is not None:
+                raise refused
             inventory, coordinator = _inspect(options, agent, context, channels, check)
         except (DaskGpuMpiError, OSError) as error:
-            failed = error
-        if failed is not None:
-            _report_failure(failed, channels, context)
+            _report_failure(error, channels, context)
         _register(inventory, channels, context, options)
         return _until_up(options, context, channels, coordinator)
 
@@ -185,15 +183,12 @@ def plan_of_allocation(
     try:
         with _uncollected(), context.ending_in_order(None):
             channels = context.meet(None)
-            failed: Exception | None = None
             try:
                 _cross_check(context, channels.rank, channels.size)
                 check(options)
                 inventory = inspect_node(options, context, channels, None if look is None else look.gpus)
             except (DaskGpuMpiError, OSError) as error:
-                failed = error
-            if failed is not None:
-                _report_failure(failed, channels, context)
+                _report_failure(error, channels, context)
             coordinator = None
             if channels.rank == COORDINATOR:
                 coordinator = Coordinator(

@@ -216,7 +216,10 @@ class Coordinator(FailureCoordinator):
             if (problem := self._test.problem(payload, encrypts=encrypts)) is not None:
                 self._fail(source, problem, now)
             elif self._test.on_reached(source, payload) and not self._failures:
-                self._all_reached()
+                if (failure := self._test.failure()) is not None:
+                    self._end_with(failure)
+                else:
+                    self._start_scheduler()
         elif kind == Kind.ADDRESS:
             self._on_address(*payload)
         elif kind == Kind.READY:
@@ -306,8 +309,10 @@ class Coordinator(FailureCoordinator):
         try:
             with self._timeline.step("plan"):
                 plan = plan_of(found, self._options)
-            if self._last is Phase.PLAN:
-                self._leave(plan)
+            if self._last is Phase.PLAN:  # it ends here, without a cluster
+                for rank in range(1, self.size):
+                    self._send(rank, Kind.DONE, 0)
+                self.plan = self.outcome = plan
                 return
             self._listen = self._choose_addresses(found)
             self._transport = self._choose_transport(found, plan)
@@ -338,12 +343,6 @@ class Coordinator(FailureCoordinator):
         else:
             self._start_scheduler()
 
-    def _leave(self, plan: Plan) -> None:
-        """End here, without a cluster."""
-        for rank in range(1, self.size):
-            self._send(rank, Kind.DONE, 0)
-        self.plan = self.outcome = plan
-
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._target
         if target is not None and Protocol.of(target.address) is not Protocol.TLS:
@@ -370,12 +369,6 @@ class Coordinator(FailureCoordinator):
             self._start_scheduler()  # whose error says better why nobody can listen there
 
     # -- the scheduler ------------------------------------------------------------------------------------------
-
-    def _all_reached(self) -> None:
-        if (failure := self._test.failure()) is not None:
-            self._end_with(failure)
-        else:
-            self._start_scheduler()
 
     def _start_scheduler(self) -> None:
         assert self.plan is not None  # the scheduler is started after it

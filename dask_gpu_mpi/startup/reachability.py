@@ -41,10 +41,10 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, 
 # What the workers of a job send each other over UCX, once there is a plan: pure functions.
 
 
-def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | None = None) -> UcxAbility:
+def ucx_ability(options: Options, *, gpus: bool) -> UcxAbility:
     """How far the workers of this rank can use UCX beside TLS.
 
-    `options`: what the user asked for. `gpus`: whether this rank sees GPUs. `environ`: of this process, by default its own.
+    `options`: what the user asked for. `gpus`: whether this rank sees GPUs.
     """
     wanted = options.worker_ucx
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not gpus):
@@ -60,10 +60,9 @@ def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | No
         return UcxAbility(
             Problem("worker_class is not dask_cuda.CUDAWorker", fix="leave it out, or choose --protocol tls")
         )
-    environ = os.environ if environ is None else environ
-    opened = opened_by(environ, options.worker_options)
+    opened = opened_by(os.environ, options.worker_options)
     return UcxAbility(
-        missing_ucx(device_memory=gpus), "" if opened else obstacle_between_nodes(environ), opened
+        missing_ucx(device_memory=gpus), "" if opened else obstacle_between_nodes(os.environ), opened
     )
 
 
@@ -293,10 +292,11 @@ class Connecting:
         """Listen at the address of the scheduler and of the workers to come."""
         self.close()  # for the second time, without a rank that did not respond
         options = self._options
-        error = ""
-        refusal: OSError | None = None
-        if wanted.dashboard and (place := _dashboard(options)) is not None:
-            refusal = port_problem(*place)
+        error = dashboard = ""
+        elsewhere = False
+        place = _dashboard(options) if wanted.dashboard else None
+        if place is not None and (refusal := port_problem(*place)) is not None:
+            dashboard, elsewhere = refusal.strerror or str(refusal), is_elsewhere(refusal)
         if (scheduler := wanted.scheduler) is not None:
             try:
                 self._scheduler = Listener(scheduler.address, options.scheduler_port or 0, scheduler.token)
@@ -308,11 +308,7 @@ class Connecting:
         scheduler_port, workers_port = (
             0 if made is None else made.port for made in (self._scheduler, self._workers)
         )
-        if refusal is None:
-            return Listening(scheduler_port, workers_port, error)
-        return Listening(
-            scheduler_port, workers_port, error, refusal.strerror or str(refusal), is_elsewhere(refusal)
-        )
+        return Listening(scheduler_port, workers_port, error, dashboard, elsewhere)
 
     def close_scheduler(self) -> None:
         """Leave the port to the scheduler."""

@@ -244,7 +244,9 @@ def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.Mon
     monkeypatch.setattr(reachability, "missing_ucx", lambda **_: None)
     monkeypatch.setattr(reachability, "obstacle_between_nodes", lambda _: "no RDMA device")
     options = Options(worker_ucx=AUTO)
-    assert ucx_ability(options, gpus=True, environ={}) == NO_RDMA
-    assert ucx_ability(options, gpus=True, environ={"UCX_TLS": "tcp"}) == UcxAbility(opened_by="UCX_TLS")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert ucx_ability(options, gpus=True) == NO_RDMA
     switched = Options(worker_ucx=AUTO, worker_options={"enable_nvlink": True})
-    assert ucx_ability(switched, gpus=True, environ={}).opened_by == "worker_options['enable_nvlink']"
+    assert ucx_ability(switched, gpus=True).opened_by == "worker_options['enable_nvlink']"
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert ucx_ability(options, gpus=True) == UcxAbility(opened_by="UCX_TLS")
