@@ -69,8 +69,9 @@ class Workers:
                 except DaskGpuMpiError:
                     raise
                 except Exception as error:
-                    text = f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
-                    raise StartupError(text) from error
+                    raise StartupError(
+                        f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
+                    ) from error
                 self._workers.append(_Worker(plan, worker, nannies, self._scratch))
         kill_at_once()
         await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
