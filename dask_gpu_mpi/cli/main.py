@@ -159,6 +159,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
             elif name == "--nodes":
                 text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
+        elif isinstance(error, click.BadParameter) and text.endswith(" range."):  # a word for a number
+            kind: Any = getattr(error.param, "type", None)
+            text = f"{text.removesuffix('.')} (expected a number, {kind.min} or more)"
         refused = InputError(f"command line: {text}")
         if _is_without_ranks(arguments):
             fail(refused)

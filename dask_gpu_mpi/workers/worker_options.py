@@ -32,15 +32,21 @@ KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 
 
 def import_worker_class(value: str | type) -> type:
-    """Import a class of workers from its dotted path, or raise an OptionError; a class is returned as it is.
+    """The class of workers with this dotted path, or this class itself; OptionError: there is none.
 
     >>> import_worker_class("distributed.Nany")
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
 'distributed.Nanny'?
     """
-    if isinstance(value, type):
-        return value
+    found = value if isinstance(value, type) else _import(value)
+    if not (isinstance(found, type) and hasattr(found, "__await__")):
+        expected = "one whose instances can be awaited, such as distributed.Nanny"
+        raise OptionError(f"worker_class {show(value)} is not a class of workers", expected=expected)
+    return found
+
+
+def _import(value: str) -> Any:
     where = f"worker_class {show(value)}"
     module_name, _, name = value.rpartition(".")
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
@@ -73,10 +79,7 @@ def import_worker_class(value: str | type) -> type:
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]
         near = [f"{module_name}.{match}" for match in difflib.get_close_matches(name, classes)]
         raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(near)}")
-    found = getattr(module, name)
-    if not isinstance(found, type):
-        raise OptionError(f"{where} is a {type(found).__name__}", expected="a class")
-    return found
+    return getattr(module, name)
 
 
 def _hint(near: list[str], expected: str = "") -> str:

@@ -169,6 +169,12 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
     assert not address or getattr(options, "scheduler_address", "") == address
 
 
+def test_a_word_for_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["top", "--interval", "slow"])
+    assert "'slow' is not a valid float range (expected a number, 0.5 or more)\n" in capsys.readouterr().err
+
+
 def test_ranks_without_launch_are_an_option_of_launch(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["top", "-n", "2"])

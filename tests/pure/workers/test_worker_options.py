@@ -35,10 +35,14 @@ CLASSES = [CUDAWorker, Nanny, Worker]
 
 
 class Picky:
+    __await__ = Nanny.__await__
+
     def __init__(self, one: int, *, two: int = 2, nthreads: int = 1) -> None: ...
 
 
 class Open:
+    __await__ = Nanny.__await__
+
     def __init__(self, **anything: Any) -> None: ...
 
 
@@ -59,13 +63,16 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "dgm_lacking.py").write_text("import dgm_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     assert import_worker_class("distributed.Nanny") is distributed.Nanny
-    assert import_worker_class(dict) is dict
+    assert import_worker_class(Nanny) is Nanny
+    with pytest.raises(OptionError, match="'dict'> is not a class of workers"):
+        import_worker_class(dict)
     for path, said in {
         "distributed.Nany": "did you mean 'distributed.Nanny'?",
         "distribute.Nanny": "there is no module 'distribute'; did you mean 'distributed.Nanny'?",
         "Nanny": "did you mean 'distributed.Nanny'?",
         "cudaworker": "did you mean 'dask_cuda.CUDAWorker'?",
-        "distributed.wait": "is a function (expected a class)",
+        "distributed.wait": "is not a class of workers (expected one whose instances can be awaited, such as distributed.Nanny)",
+        "decimal.Decimal": "is not a class of workers",
         "distributed.nope.Nanny": "no module 'distributed.nope'",
         "dgm_lacking_.Worker": "there is no module 'dgm_lacking_' (expected a module of this environment, or on PYTHONPATH)",
         "distributed.qqqqqq": "has no class 'qqqqqq'",
@@ -195,8 +202,12 @@ def test_classes_of_the_users() -> None:
     assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
     # the names are known: the types as well
     assert "nthreads: invalid value 'many'" in refused(Picky, nthreads="many")
-    # dict is written in C: its signature can't be read
-    for anything in (Open, type("Heir", (Open,), {}), dict):
+    # its signature can't be read
+    for anything in (
+        Open,
+        type("Heir", (Open,), {}),
+        type("Written", (dict,), {"__await__": Nanny.__await__}),
+    ):
         read_worker_options(anything, {"whatever": 1, "nthreads": "many"})
     read_worker_options(Mine, {"mine": 1, "lifetime": "1h"})
     assert "did you mean 'mine'" in refused(Mine, mines=1)
