@@ -8,18 +8,15 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from dask_gpu_mpi.cli.options import (
-    RunCommand,
-    fail,
-    read_texts,
-    resolve_texts,
-)
+from dask_gpu_mpi.base.streams import is_public
+from dask_gpu_mpi.cli.options import RunCommand, fail, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
+from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
+from dask_gpu_mpi.sites.launchers import detect, library_name, speaks
 
 __all__ = ["launch"]
 
@@ -100,7 +97,10 @@ def launch(
     In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
     script's exit code. `launch check` and `launch plan` inspect the allocation and start no cluster.
     """
+    from dask_gpu_mpi.machine.scratch import local_directory
+    from dask_gpu_mpi.mpi.staging import find_stage
     from dask_gpu_mpi.sites.command import Request
+    from dask_gpu_mpi.sites.containers import choose_container
 
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -113,35 +113,49 @@ def launch(
                 # without a client, the cluster would run until the walltime
                 command, preflight = "check", False
         environ = dict(os.environ)
-        where = _allocation(environ, ranks, ranks_per_node, hosts)
+        _refuse_ranks(environ)
+        named = parse_hosts(hosts) if hosts is not None else None
+        where = find_allocation(
+            environ,
+            ranks=ranks,
+            # --hosts has the ranks of each node already
+            ranks_per_node=None if named else ranks_per_node,
+            hosts=named,
+            ask=_ask,
+        )
         launcher = "" if launcher in (None, "auto") else launcher
         if stage and container:
             raise InputError(
                 "launch: --stage with --container: the environment of the ranks is that of the image",
                 fix="leave one out",
             )
+        if not container and (container_runtime or container_mounts):
+            option = "--container-runtime" if container_runtime else "--container-mount"
+            raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
         resolved = resolve_texts(given)
         local = (
             given["local_directory"] or environ.get("DGM_SCRATCH") or getattr(resolved, "local_directory", "")
         )
+        # a requeued job has this command line again, and another `launch` in this job has not
+        own = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
+        kept = f"{where.job}-{own}" if restarts is not None and where.batch.keeps_number else ""
         request = Request(
             options=run_options(launch.params, given),
             program=program,
             command=command,
             check=preflight,
             expect_gpus=expect_gpus,
-            container=_container(
-                container or "",
-                container_runtime or "",
-                container_mounts,
-                launcher or where.batch.launcher,
-                environ,
-            ),
-            stage=_stage(
-                stage,
-                local,
-                f"{where.job}-{_own_hash()}" if restarts is not None and where.batch.keeps_number else "",
-            ),
+            container=choose_container(
+                container,
+                runtime=container_runtime or "",
+                mounts=container_mounts,
+                launcher=launcher or where.batch.launcher,
+                environ=environ,
+                ask=_ask,
+            )
+            if container
+            else None,
+            stage=find_stage(stage, local_directory(local), job=kept) if stage is not None else None,
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
             launcher_options=_words(launcher_options),
@@ -183,24 +197,6 @@ def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) ->
     return tuple(words)
 
 
-def _allocation(
-    environ: dict[str, str], ranks: int | None, ranks_per_node: int | None, hosts: str | None
-) -> Any:
-    from dask_gpu_mpi.sites.batch import find_allocation, parse_hosts
-
-    _refuse_ranks(environ)
-    named = parse_hosts(hosts, _read) if hosts is not None else None
-    return find_allocation(
-        environ,
-        ranks=ranks,
-        # --hosts has the ranks of each node already
-        ranks_per_node=None if named else ranks_per_node,
-        hosts=named,
-        read=_read,
-        ask=_ask,
-    )
-
-
 def _split(option: str, text: str, expected: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -223,35 +219,6 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _stage(source: str | None, local: str | None, job: str) -> Any:
-    if source is None:
-        return None
-    from dask_gpu_mpi.machine.scratch import local_directory
-    from dask_gpu_mpi.mpi.staging import find_stage
-
-    return find_stage(source, local_directory(local), job=job)
-
-
-def _own_hash() -> str:
-    """The hash of this command line, which a requeued job has again, and another `launch` in this job has not."""
-    return hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
-
-
-def _container(
-    image: str, runtime: str, mounts: tuple[str, ...], launcher: str, environ: dict[str, str]
-) -> Any:
-    from dask_gpu_mpi.sites.containers import choose_container
-
-    if image:
-        return choose_container(
-            image, runtime=runtime, mounts=mounts, launcher=launcher, environ=environ, ask=_ask
-        )
-    if runtime or mounts:
-        option = "--container-runtime" if runtime else "--container-mount"
-        raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
-    return None
-
-
 def _launch(
     request: Any,
     environ: dict[str, str],
@@ -261,11 +228,8 @@ def _launch(
     mpi: str,
     dry_run: bool,
 ) -> int:
-    from dask_gpu_mpi.base.streams import is_public
-    from dask_gpu_mpi.sites.batch import Requeue
     from dask_gpu_mpi.sites.command import as_text, decide, library_command
     from dask_gpu_mpi.sites.execute import run_launch
-    from dask_gpu_mpi.sites.launchers import library_name
     from dask_gpu_mpi.sites.starter import ask_library, choose_launcher
 
     try:
@@ -310,8 +274,6 @@ def _is_here(path: str) -> bool:
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:
-    from dask_gpu_mpi.sites.launchers import detect, speaks
-
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:
         error = LauncherError(
@@ -322,11 +284,5 @@ def _refuse_ranks(environ: dict[str, str]) -> None:
         raise error
 
 
-def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
-
-
 def _ask(command: Sequence[str]) -> str:
-    from dask_gpu_mpi.sites.batch import output_of
-
     return output_of(command, ASK_TIMEOUT)

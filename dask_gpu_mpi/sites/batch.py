@@ -196,10 +196,8 @@ class BatchSystem:
     #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
-        """The nodes of the job of this environment; None: there is no job. `read` returns the text of a file."""
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
+        """The nodes of the job of this environment; None: there is no job."""
         return None
 
     def hosts(self, environ: Mapping[str, str]) -> str:
@@ -332,7 +330,6 @@ def find_allocation(
     ranks: int | None = None,
     ranks_per_node: int | None = None,
     hosts: Mapping[str, int] | None = None,
-    read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
     ask: Ask = lambda command: "",
 ) -> Allocation:
     """The job that this environment belongs to, with its ranks: all (`ranks`), or on each node (`ranks_per_node`).
@@ -343,7 +340,7 @@ def find_allocation(
     if hosts:
         found = Allocation("hosts", len(hosts), sum(hosts.values()), hosts)
     else:
-        jobs = (system.allocation(environ, read, ask) for system in systems_of(environ))
+        jobs = (system.allocation(environ, ask) for system in systems_of(environ))
         found = next(filter(None, jobs), Allocation("local", 1, 1))
     if ranks is None and ranks_per_node is not None:
         ranks = found.nodes * ranks_per_node
@@ -360,11 +357,12 @@ def find_allocation(
     )
 
 
-def parse_hosts(text: str, read: Callable[[str], str]) -> Mapping[str, int]:
+def parse_hosts(text: str) -> Mapping[str, int]:
     """The ranks of each node of the command line: ``h1,h2:2`` (one on h1, two on h2), or a file with a node on each line."""
     if "/" in text or os.path.isfile(text):
         try:
-            words = [line.split("#")[0].strip() for line in read(text).splitlines()]
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+            words = [line.split("#")[0].strip() for line in lines]
         except (OSError, ValueError) as error:
             raise InputError(
                 f"--hosts {text}: can't be read ({error})", fix="a text file, or the nodes: h1,h2"
@@ -387,15 +385,12 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> Mapping[str, int]:
 
 
 def count_hosts(
-    environ: Mapping[str, str],
-    name: str,
-    read: Callable[[str], str],
-    words: Callable[[str], list[str]] = str.split,
+    environ: Mapping[str, str], name: str, words: Callable[[str], list[str]] = str.split
 ) -> Counter[str]:
     """The nodes in the file of a variable, and how often each occurs; `words` returns them from its text."""
     path = environ[name]
     try:
-        found = Counter(words(read(path)))
+        found = Counter(words(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(
             f"environment: {name}={path}: can't be read ({error})", fix="run `launch` inside the job"

@@ -32,9 +32,7 @@ class Flux(BatchSystem):
         "output": "--output=",
     }
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         # On a login node or below `flux start`, an instance may not belong to a job.
         if not environ.get("FLUX_URI") or not (job := ask(["flux", "getattr", "jobid"]).strip()):
             return None

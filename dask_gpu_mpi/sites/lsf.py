@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts
 
@@ -30,13 +30,11 @@ class Lsf(BatchSystem):
     times = ("M", "H:M")
     words: Mapping[str, str] = {"account": "-P ", "queue": "-q ", "mail_user": "-u ", "output": "-o "}
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         if not environ.get(_HOSTS):
             return None
         # a line for each slot, which mostly is a core
-        hosts = dict.fromkeys(count_hosts(environ, _HOSTS, read), 1)
+        hosts = dict.fromkeys(count_hosts(environ, _HOSTS), 1)
         job = environ.get(self.job_variable, "")
         index = environ.get("LSB_JOBINDEX", "0")
         if index != "0":  # all tasks of an array share the number of the job

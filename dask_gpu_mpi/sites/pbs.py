@@ -47,12 +47,10 @@ class Pbs(BatchSystem):
     times = ("S", "M:S")
     words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         if not environ.get(_NODES):
             return None
-        lines = count_hosts(environ, _NODES, read)  # for each rank (mpiprocs)
+        lines = count_hosts(environ, _NODES)  # for each rank (mpiprocs)
         if environ.get("PBS_NUM_PPN"):  # Torque: for each core (ppn)
             lines = Counter(dict.fromkeys(lines, 1))
         job = environ.get(self.job_variable, "")

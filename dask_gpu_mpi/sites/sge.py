@@ -5,7 +5,7 @@ There is no job script for it: parallel environments, their slots on each node, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, count_hosts
 
@@ -21,9 +21,7 @@ class Sge(BatchSystem):
     job_variable = "SGE_TASK_ID"
     login_variable = "SGE_O_HOST"
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         # set in each job; "undefined" if it is not an array
         if not (task := environ.get(self.job_variable)):
             return None
@@ -33,7 +31,7 @@ class Sge(BatchSystem):
         if not environ.get(_HOSTS):  # without a parallel environment
             return Allocation("sge", 1, 1, job=job)
         # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot mostly is a core
-        hosts = dict.fromkeys(count_hosts(environ, _HOSTS, read, _nodes), 1)
+        hosts = dict.fromkeys(count_hosts(environ, _HOSTS, _nodes), 1)
         return Allocation("sge", len(hosts), len(hosts), hosts, job=job)
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:

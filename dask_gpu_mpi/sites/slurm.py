@@ -48,9 +48,7 @@ class Slurm(BatchSystem):
     }
     short: Mapping[str, str] = {"-q": "--qos"}
 
-    def allocation(
-        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
-    ) -> Allocation | None:
+    def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         job = environ.get(self.job_variable)
         if not job:
             return None

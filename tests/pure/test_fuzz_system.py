@@ -103,10 +103,19 @@ STARTERS = [*BY_COMMAND.values(), *MPIRUNS]
     st.one_of(st.none(), st.integers(1, 1000)),
 )
 def test_allocations(
-    environ: dict[str, str], nodes: str, size: str, launcher: Launcher, ranks: int | None
+    tmp_path_factory: pytest.TempPathFactory,
+    environ: dict[str, str],
+    nodes: str,
+    size: str,
+    launcher: Launcher,
+    ranks: int | None,
 ) -> None:
+    file = str(file_of(tmp_path_factory, nodes))
+    environ |= {name: file for name in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE") if name in environ}
+    soon(parse_hosts, file)
+
     def commands() -> None:
-        found = find_allocation(environ, ranks=ranks, read=lambda _: nodes, ask=lambda _: size)
+        found = find_allocation(environ, ranks=ranks, ask=lambda _: size)
         assert found.nodes > 0 < found.ranks
         assert str(found)
         library, starter = "Open MPI v5", Starter(launcher, f"/bin/{launcher.kind}")
@@ -206,8 +215,8 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         lambda found: found >= 0,
     ),
     "hosts of the command line": (
-        lambda text: parse_hosts(text, lambda _: text),
-        ("h1,h2:2", "h1\nh2:2 # so\n"),
+        parse_hosts,
+        ("h1,h2:2", "./h1"),
         lambda found: True,
     ),
     "squeue": (

@@ -10,27 +10,29 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, allocated_hosts, find_allocation, parse_hosts
 
 FILES = {
-    "/pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
-    "/nodes": "h1\nh1\nh2\nh2\n",
-    "/empty": "\n",
+    "pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
+    "nodes": "h1\nh1\nh2\nh2\n",
+    "empty": "\n",
 }
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
-PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "/nodes", "NCPUS": "8"}
-LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "/nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
+PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "nodes", "NCPUS": "8"}
+LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
 
 SGE = {
     "SGE_TASK_ID": "undefined",
     "JOB_ID": "42",
-    "PE_HOSTFILE": "/pe",
+    "PE_HOSTFILE": "pe",
     "NSLOTS": "20",
     "ENVIRONMENT": "BATCH",
 }
 
 
-def read(path: str) -> str:
-    if path not in FILES:
-        raise FileNotFoundError(2, "No such file or directory", path)
-    return FILES[path]
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has `FILES`."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
 
 
 ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
@@ -67,12 +69,12 @@ ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
     ],
 )
 def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
-    assert find_allocation(environ, ranks=ranks, read=read) == expected
+    assert find_allocation(environ, ranks=ranks) == expected
 
 
 def test_ranks_of_each_node() -> None:
     def found(environ: dict[str, str], **given: int) -> tuple[int, int]:
-        where = find_allocation(environ, read=read, **given)
+        where = find_allocation(environ, **given)
         return where.ranks, where.ranks_per_node
 
     assert found(LSF, ranks_per_node=3) == found(SLURM, ranks_per_node=3) == (6, 3)
@@ -94,7 +96,7 @@ def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
 
 
 def test_nodes_of_the_command_line_win() -> None:
-    found = find_allocation(PBS, hosts={"a": 1, "b": 2}, read=read)
+    found = find_allocation(PBS, hosts={"a": 1, "b": 2})
     assert found == Allocation("hosts", 2, 3, {"a": 1, "b": 2})
 
 
@@ -102,11 +104,11 @@ def test_nodes_of_the_command_line_win() -> None:
     ("environ", "message"),
     [
         (
-            PBS | {"PBS_NODEFILE": "/gone"},
-            r"PBS_NODEFILE=/gone: can't be read .*Fix: run `launch` inside the job",
+            PBS | {"PBS_NODEFILE": "gone"},
+            r"PBS_NODEFILE=gone: can't be read .*Fix: run `launch` inside the job",
         ),
-        (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: lists no node"),
-        (SGE | {"PE_HOSTFILE": "/empty"}, "PE_HOSTFILE=/empty: lists no node"),
+        (LSF | {"LSB_DJOB_HOSTFILE": "empty"}, "LSB_DJOB_HOSTFILE=empty: lists no node"),
+        (SGE | {"PE_HOSTFILE": "empty"}, "PE_HOSTFILE=empty: lists no node"),
         (
             {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "9" * 18},
             r"SLURM_HET_SIZE=999999999999999999: too many \(expected at most 128\)\. Fix: ",
@@ -116,14 +118,14 @@ def test_nodes_of_the_command_line_win() -> None:
 )
 def test_what_can_not_be_used(environ: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find_allocation(environ, read=read)
+        find_allocation(environ)
 
 
 def test_parse_hosts(tmp_path: Path) -> None:
-    file = tmp_path / "nodes"
+    file = tmp_path / "hosts"
     file.write_text("h1  # the first\n\nh2:2\nh1\n")
-    assert parse_hosts("h1,h2:2", read) == {"h1": 1, "h2": 2}
-    assert parse_hosts(str(file), lambda path: Path(path).read_text()) == {"h1": 2, "h2": 2}
+    assert parse_hosts("h1,h2:2") == {"h1": 1, "h2": 2}
+    assert parse_hosts(str(file)) == {"h1": 2, "h2": 2}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_parse_hosts(tmp_path: Path) -> None:
 )
 def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_hosts(text, read)
+        parse_hosts(text)
 
 
 def test_one_line_for_the_user() -> None:
