@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dask_gpu_mpi.base.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.text import Text
 
 #: Up to so many nodes have an entry each; of more, those that look alike share one.
@@ -106,11 +106,11 @@ def is_terminal() -> bool:
     return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def show(parts: Iterable[RenderableType], console: Console | None = None) -> None:
-    """Print tables and lines to standard output, unless to another console."""
+def show(parts: Iterable[RenderableType]) -> None:
+    """Print tables and lines to standard output."""
     from rich.console import Console
 
-    if console is None and not is_terminal():
-        print(text_of(parts))
+    if is_terminal():
+        Console(highlight=False).print(*parts, sep="\n")
     else:
-        (console or Console(highlight=False)).print(*parts, sep="\n")
+        print(text_of(parts))

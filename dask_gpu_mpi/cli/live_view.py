@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from dask_gpu_mpi.base.tables import text_of
+from dask_gpu_mpi.base.tables import show
 from dask_gpu_mpi.cli.options import read_texts
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.outcome import code_of_signal
@@ -43,44 +43,12 @@ def check_terminal() -> None:
         )
 
 
-class Terminal:
-    """Draws on the alternate screen and reads single keys; `leave` restores everything."""
-
-    def __init__(self) -> None:
-        self.console = Console(highlight=False)
-        self.fd = sys.stdin.fileno()
-        self._before: list[Any] | None = None
-        self._live: Live | None = None
-
-    def enter(self) -> None:
-        """Switch to the alternate screen."""
-        self._before = termios.tcgetattr(self.fd)
-        tty.setcbreak(self.fd, termios.TCSANOW)
-        self._live = Live(console=self.console, screen=True, auto_refresh=False)
-        self._live.start()
-
-    def leave(self) -> None:
-        """Restore the terminal; it may be gone."""
-        live, self._live = self._live, None
-        before, self._before = self._before, None
-        with contextlib.suppress(OSError):
-            if live is not None:
-                live.stop()
-        if before is not None:
-            with contextlib.suppress(termios.error, OSError):
-                termios.tcsetattr(self.fd, termios.TCSANOW, before)
-
-    def draw(self, renderable: RenderableType) -> None:
-        """Show this and nothing else."""
-        if self._live is not None:
-            self._live.update(renderable, refresh=True)
-
-
 class _LiveView:
     """One live view."""
 
     def __init__(self) -> None:
-        self._terminal = Terminal()
+        self._console = Console(highlight=False)
+        self._terminal = sys.stdin.fileno()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._view = View()
@@ -97,22 +65,29 @@ class _LiveView:
             self._loop.add_signal_handler(number, self._end, code_of_signal(number))
         signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would leave the terminal as it is now
         self._loop.add_signal_handler(signal.SIGWINCH, self._wake.set)
-        self._loop.add_reader(self._terminal.fd, self._on_keys)
+        self._loop.add_reader(self._terminal, self._on_keys)
         sampling = asyncio.ensure_future(self._sample(link, interval))
+        # the alternate screen
+        live = Live(console=self._console, screen=True, auto_refresh=False)
+        before = termios.tcgetattr(self._terminal)
         try:
-            self._terminal.enter()
+            tty.setcbreak(self._terminal, termios.TCSANOW)
+            live.start()
             while self._code is None:
                 if sampling.done():
                     sampling.result()  # raises its error
-                self._draw()
+                live.update(self._screen(), refresh=True)
                 await self._news(sampling)
             return self._code
         finally:
             sampling.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await sampling
-            self._loop.remove_reader(self._terminal.fd)
-            self._terminal.leave()
+            self._loop.remove_reader(self._terminal)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                live.stop()
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._terminal, termios.TCSANOW, before)
 
     async def _news(self, sampling: asyncio.Future[None]) -> None:
         waking = asyncio.ensure_future(self._wake.wait())
@@ -132,15 +107,14 @@ class _LiveView:
             self._wake.set()
             await asyncio.sleep(interval)
 
-    def _draw(self) -> None:
+    def _screen(self) -> RenderableType:
         if self._snapshot is None:
-            self._terminal.draw("connecting ...  (q quits)")
-            return
-        width, height = self._terminal.console.size
+            return "connecting ...  (q quits)"
+        width, height = self._console.size
         age = time.monotonic() - self._sampled
         now = replace(self._snapshot, time=self._snapshot.time + age)  # for the time left
         silence = age if self._silent else None
-        self._terminal.draw(screen(now, self._view, width, height, silence))
+        return screen(now, self._view, width, height, silence)
 
     def _end(self, code: int) -> None:
         self._code = code
@@ -148,15 +122,15 @@ class _LiveView:
 
     def _on_keys(self) -> None:
         try:
-            text = os.read(self._terminal.fd, 1024).decode("ascii", "ignore")
+            text = os.read(self._terminal, 1024).decode("ascii", "ignore")
         except OSError:
             text = ""
         if not text:  # the terminal is gone
-            self._loop.remove_reader(self._terminal.fd)
+            self._loop.remove_reader(self._terminal)
             self._end(code_of_signal(signal.SIGHUP))
             return
         rows = self._snapshot.rows if self._snapshot is not None else ()
-        height = rows_of_screen(self._snapshot, self._terminal.console.height) if self._snapshot else 1
+        height = rows_of_screen(self._snapshot, self._console.height) if self._snapshot else 1
         for key in keys_of(text):
             if not press(self._view, key, rows, height):
                 self._end(0)
@@ -207,7 +181,7 @@ def run_top(scheduler_file: str | None, *, once: bool, as_json: bool, interval: 
             if as_json:
                 print(json.dumps(snapshots.as_json(snapshot)))
             else:
-                print_table(Console(highlight=False), snapshot)
+                show([plain(snapshot, Console().width if sys.stdout.isatty() else None)])
             return 0
         return asyncio.run(watch(Link(target), interval))
     finally:
@@ -222,11 +196,3 @@ async def _sampled(target: Target) -> Snapshot:
         return await link.sample()
     finally:
         link.close()
-
-
-def print_table(console: Console, snapshot: Snapshot) -> None:
-    """Print all rows and warnings, in the width of the terminal if there is one."""
-    if console.is_terminal:
-        console.print(plain(snapshot, console.width))
-    else:
-        print(text_of([plain(snapshot, None)]), file=console.file)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dask_gpu_mpi.base.tables import show
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.nodes import display
@@ -99,17 +98,15 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 def shown(found: Plan, width: int = 120) -> str:
     stream = io.StringIO()
-    show(
-        display(found, terminal=True),
-        Console(
-            file=stream,
-            force_terminal=True,
-            color_system="standard",
-            width=width,
-            highlight=False,
-            _environ={},
-        ),
+    console = Console(
+        file=stream,
+        force_terminal=True,
+        color_system="standard",
+        width=width,
+        highlight=False,
+        _environ={},
     )
+    console.print(*display(found, terminal=True), sep="\n")
     return stream.getvalue()
 
 
