@@ -219,22 +219,11 @@ def request(
         raise OptionError(
             f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
         )
-    values = _configured()
-    for name, value in given.items():
-        option = JOB_OPTIONS.get(name) or _LISTS.get(name)
-        if option is None:
-            raise OptionError(f"keyword {name}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
-        origin = _origin(name, source)
-        if name in _LISTS:
-            # the user's directives come after those of the site, the user's modules instead of them
-            added = tuple(convert(option, text, origin, source) for text in _texts(value))
-            values[name] = (
-                values.get(name, ()) + added if name == "directives" else added or values.get(name, ())
-            )
-        elif value is not None:
-            values[name] = convert(option, value, origin, source)
+    sites, users = _converted(_configured(), "configuration"), _converted(given, source)
+    values = sites | users
+    if directives := sites.get("directives", ()) + users.get("directives", ()):
+        values["directives"] = directives  # all other options of the user replace those of the site
     batch = batch_system(system)
-    values = {name: value for name, value in values.items() if value is not None}
     for name in ("nodes", "gpus_per_node", "time"):
         if name not in values:
             expected = "a walltime such as 01:30:00" if name == "time" else "a number"
@@ -271,14 +260,35 @@ def request(
     return job
 
 
-def _texts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+def _converted(given: Mapping[Any, Any], source: Source) -> dict[str, Any]:
+    """The values of options by name, without those that are None or an empty list."""
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_").lower()
+        option, origin = JOB_OPTIONS.get(name) or _LISTS.get(name), _origin(key, source)
+        if option is None:
+            raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
+        if name in _LISTS:
+            texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+            if texts:
+                values[name] = tuple(convert(option, text, origin, source) for text in texts)
+        elif source == "configuration" and name == "time" and isinstance(value, (int, float)):
+            raise OptionError(
+                f"{origin}: invalid value {show(value)}",
+                expected="a text: YAML reads 1:30:00 as the number 5400",
+                fix="put it in quotes",
+            )
+        elif value is not None:
+            values[name] = convert(option, value, origin, source)
+    return values
 
 
 def _origin(name: str, source: Source) -> str:
     """The name of an option in messages."""
     if source == "keyword":
         return f"keyword {name}"
+    if source == "configuration":
+        return f"configuration gpu-mpi.jobscript.{name}"
     return f"command line: {(JOB_OPTIONS.get(name) or _LISTS[name]).flags[0].partition('/')[0]}"
 
 
@@ -288,7 +298,7 @@ def _bytes(text: str) -> int:
     return int(number) << 10 * (1 + "KMGT".index(unit.upper()))
 
 
-def _configured() -> dict[str, Any]:
+def _configured() -> Mapping[Any, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
     from dask_gpu_mpi.options.resolve import register_defaults
 
@@ -299,24 +309,7 @@ def _configured() -> dict[str, Any]:
         raise OptionError(
             f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
         )
-    values: dict[str, Any] = {}
-    for key, value in section.items():
-        origin, name = f"configuration gpu-mpi.jobscript.{key}", str(key).replace("-", "_").lower()
-        if name in _LISTS:
-            values[name] = tuple(
-                convert(_LISTS[name], text, origin, "configuration") for text in _texts(value)
-            )
-        elif name in JOB_OPTIONS:
-            if name == "time" and isinstance(value, (int, float)):
-                raise OptionError(
-                    f"{origin}: invalid value {show(value)}",
-                    expected="a text: YAML reads 1:30:00 as the number 5400",
-                    fix="put it in quotes",
-                )
-            values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")
-        else:
-            raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
-    return values
+    return section
 
 
 def _check_program(job: JobRequest) -> None:
