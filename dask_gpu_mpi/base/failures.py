@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi import errors
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import listed, ranks_text
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
@@ -81,7 +81,7 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         # A failure of all ranks names none, unless it is about each of them; and some have their place already.
         if not problem.where and (len(ranks) < size or failure in of_ranks):
             named = sorted({hosts[rank] for rank in ranks if rank in hosts})
-            on = f" on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}" if named else ""
+            on = f" on {listed(named)}" if named else ""
             problem = replace(problem, where=f"{ranks_text(ranks)} of {size}{on}")
         problems.append(problem)
     parts = [str(problem) for problem in problems[:MOST_PARTS]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, ranks_text
+from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, listed, ranks_text
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, merge, problems
 from dask_gpu_mpi.check.version_rules import check_known_issues, check_versions
@@ -158,8 +158,6 @@ def _kinds(names: Iterable[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in Counter(sorted(names)).items()) or "no GPU"
 
 
-#: UUIDs in one line.
-MOST_NAMED = 4
 #: By `kernel.KernelResult.kind`.
 FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
@@ -188,9 +186,7 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
         if result.kind:
             failures.setdefault((result.kind, result.text), {})[result.uuid] = rank
     for (kind, text), rank_of in failures.items():
-        uuids = list(rank_of)
-        more = f" and {len(uuids) - MOST_NAMED} more" if len(uuids) > MOST_NAMED else ""
-        named = ", ".join(uuids[:MOST_NAMED]) + more
+        named = listed([*rank_of])
         ranks = tuple(dict.fromkeys(rank_of.values()))
         if kind == "slow":  # nothing has run on the GPU
             found = f"not run on {named}: {text}; the file system is probably slow"
@@ -344,8 +340,7 @@ def check_scratch(evidence: Evidence) -> Iterator[Finding]:
     ]
     yield from found
     if not found:
-        paths = list(dict.fromkeys(observed.scratch.path for observed in observations))
-        named = ", ".join(paths[:2]) + (" and others" if len(paths) > 2 else "")
+        named = listed([*dict.fromkeys(observed.scratch.path for observed in observations)])
         least = max(0, min(observed.scratch.free for observed in observations))
         yield Finding("ok", "scratch", f"{named}: local, writable, {format_bytes(least)} free at least")
 

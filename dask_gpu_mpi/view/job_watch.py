@@ -16,7 +16,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import natural
+from dask_gpu_mpi.base.text import listed, natural
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites.batch import end_time
@@ -35,8 +35,8 @@ UNRUNNABLE_AFTER = 10.0
 REACH_AGAIN, REACH_TIMEOUT = 2.0, 5.0
 #: Seconds in which a lost worker may come back: tasks may wait for it.
 RESTART_TIME = 60.0
-#: Waiting tasks that are inspected each time, and workers that a message lists.
-LOOKED_AT, LISTED = 10_000, 5
+#: Waiting tasks that are inspected each time.
+LOOKED_AT = 10_000
 #: distributed's names of the removal of a worker on request, of a client or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
@@ -269,7 +269,7 @@ class JobWatch(SchedulerPlugin):
         if not placed:
             there = sorted((str(each.name) for each in workers), key=natural)
             return (
-                f"{what}: it requires workers={_list([*addresses, *hosts])} (expected one of {_list(there)}). Fix: choose "
+                f"{what}: it requires workers={listed([*addresses, *hosts])} (expected one of {listed(there)}). Fix: choose "
                 "a worker or node of this cluster"
             )
         requires: dict[str, float] = task.resource_restrictions or {}
@@ -299,10 +299,6 @@ class JobWatch(SchedulerPlugin):
         elif status == "running" and topic in self._paused:
             self._paused.remove(topic)
             self.warn(f"{self._called(topic)} continues")
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:LISTED]) + ", ..." * (len(names) > LISTED)
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

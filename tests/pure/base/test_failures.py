@@ -112,15 +112,16 @@ def report(failures: dict[int, Problem], ranks: int, *, hosts: bool = False) -> 
     return str(one_report({rank: Failure(each, 1) for rank, each in failures.items()}, names, ranks).problem)
 
 
-def test_a_report_spells_out_six_failures_and_four_hosts_and_counts_the_others() -> None:
+def test_a_report_spells_out_six_failures_and_eight_hosts_and_counts_the_others() -> None:
     texts = {rank: Problem(f"text {rank}") for rank in range(7)}
     assert report(texts, 100).endswith("; rank 5 of 100: text 5; and 1 more failures of this kind")
     del texts[6]
     assert report(texts, 100).endswith("; rank 5 of 100: text 5")
-    full = dict.fromkeys(range(5), Problem("full"))
-    assert report(full, 100, hosts=True) == "ranks 0-4 of 100 on h0, h1, h2, h3 and others: full"
-    del full[4]
-    assert report(full, 100, hosts=True) == "ranks 0-3 of 100 on h0, h1, h2, h3: full"
+    full = dict.fromkeys(range(9), Problem("full"))
+    eight = "h0, h1, h2, h3, h4, h5, h6, h7"
+    assert report(full, 100, hosts=True) == f"ranks 0-8 of 100 on {eight} and 1 more: full"
+    del full[8]
+    assert report(full, 100, hosts=True) == f"ranks 0-7 of 100 on {eight}: full"
 
 
 def test_what_all_ranks_have_in_common_needs_no_rank() -> None:
