@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.streams import is_public
 from dask_gpu_mpi.cli.options import RunCommand, fail, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
-from dask_gpu_mpi.sites.launchers import detect, library_name, speaks
+from dask_gpu_mpi.sites.launchers import detect, library_name
 
 __all__ = ["launch"]
 
@@ -276,12 +276,11 @@ def _is_here(path: str) -> bool:
 def _refuse_ranks(environ: dict[str, str]) -> None:
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:
-        error = LauncherError(
+        raise LauncherError(
             f"launch: this is already rank {launched.rank} of {launched.size} of {launched.launcher.name}",
             fix="`dask-gpu-mpi run` below a launcher, or `dask-gpu-mpi launch` without one",
+            reported=launched.rank > 0,  # rank 0 reports it
         )
-        error.reported = not speaks(environ)
-        raise error
 
 
 def _ask(command: Sequence[str]) -> str:

@@ -463,11 +463,12 @@ def run_command(
     environ: Mapping[str, str] | None = None,
     timeout: float = COMMAND_TIMEOUT,
     *,
+    text: str = "",
     prepare: Callable[[], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; exit code `CANNOT_RUN`, and the reason on stderr, if it can't be run, or does not end in time.
 
-    `prepare` is called in the child.
+    `text` is its standard input. `prepare` is called in the child.
 
     It is not searched in the working directory, where another user may have put it.
     """
@@ -480,7 +481,7 @@ def run_command(
         return subprocess.run(
             [file, *command[1:]],
             env=environ,
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             text=True,
             errors="surrogateescape",  # names of jobs may not be UTF-8

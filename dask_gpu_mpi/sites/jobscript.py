@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-import subprocess
 from importlib import resources
 
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system
+from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system, run_command
 
 #: The batch systems for which there are job scripts.
 SCRIPTED = tuple(name for name in SYSTEMS if batch_system(name).templates)
@@ -122,28 +120,13 @@ def _at(lines: list[str], beginning: str) -> int:
 def submit(job: JobRequest, text: str) -> str:
     """Submit a script and return the job's number; InputError if there is no such batch system here, or if it fails."""
     system = batch_system(job.system)
-    command = system.submit
-    name = " ".join(command)
-    if shutil.which(command[0]) is None:
-        raise InputError(
-            f"submit: command {command[0]} not found", fix=f"run this on a login node of {system.title}"
-        )
-    try:
-        done = subprocess.run(command, input=os.fsencode(text), capture_output=True, timeout=SUBMIT_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        raise InputError(
-            f"submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s",
-            fix="check whether the job is in the queue before you submit again",
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"submit: could not run {name}: {error.strerror}", fix="run this on a login node"
-        ) from None
-    answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
+    done = run_command(system.submit, timeout=SUBMIT_TIMEOUT, text=text)
+    answer, complaint = " ".join(done.stdout.split()), " ".join(done.stderr.split())
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:
         raise InputError(
-            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'}",
+            f"submit: {' '.join(system.submit)} exited with code {done.returncode}: {complaint or answer or 'no output'}",
             expected="the job's number",
+            fix=f"run this on a login node of {system.title}; check whether the job is in the queue before you submit again",
         )
     return found[1]

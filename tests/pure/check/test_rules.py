@@ -188,7 +188,10 @@ def test_kernel_that_was_not_run() -> None:
 def test_failed_kernels_share_a_line() -> None:
     kernels = tuple(KernelResult(uuid, "cuda", "no driver") for uuid in "abcdefghij")
     finding = only(replace(evidence(), kernels={0: kernels[:1], 1: kernels[1:]}))
-    assert (finding.ranks, finding.found) == ((0, 1), "failed on a, b, c, d, e, f, g, h and 2 more: no driver")
+    assert (finding.ranks, finding.found) == (
+        (0, 1),
+        "failed on a, b, c, d, e, f, g, h and 2 more: no driver",
+    )
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:

@@ -334,4 +334,4 @@ def test_submit(
         monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
         assert f"exited with code {code}: {text}" in command(*refused, rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert f"command {name} not found" in command(*refused, rc=2)
+    assert f"{name}: not found in PATH" in command(*refused, rc=2)
