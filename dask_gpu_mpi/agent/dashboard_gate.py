@@ -134,9 +134,8 @@ class TokenGate(Router):
             secure = "; Secure" * (request.protocol == "https")
             cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
             # this page's address has the token in it, and a browser sends the address with the links of the page
-            _add_headers(
-                request, {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
-            )
+            headers = {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
+            request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
             return True
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip())):
@@ -146,7 +145,8 @@ class TokenGate(Router):
             return False
         if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
             # this browser does not report whether the request is for a frame, perhaps in a page of another port
-            _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
+            headers = {"X-Frame-Options": "SAMEORIGIN"}
+            request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
         return True
 
     def _is_token(self, given: bytes) -> bool:
@@ -179,10 +179,6 @@ def _take_token_out(request: HTTPServerRequest) -> None:
     request.uri = request.path + ("?" + request.query if request.query else "")
     for arguments in (request.arguments, request.query_arguments):
         arguments.pop(TOKEN, None)
-
-
-def _add_headers(request: HTTPServerRequest, headers: Mapping[str, str]) -> None:
-    request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
 
 
 class _AddingHeaders:

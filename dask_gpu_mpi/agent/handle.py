@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
 from dask_gpu_mpi.agent.orders import Answer, Begin, Configuration, Order
@@ -28,9 +28,6 @@ from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import scrub
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.machine.gpus import Gpu
 
 # The agent's __main__ is empty: a child process has nothing to import again. With -c, Python searches the working directory
 # first, where other users may have put a module. So no file is imported before the rank's path is set. -P would do the same,
@@ -129,9 +126,9 @@ class AgentProcess:
             os.close(fd)
         self._identity = identity(self._stdin)
         self._reader = FrameReader(answers)
-        #: Whether a child of it inspects the GPUs.
+        #: Whether a child of it inspects the GPUs, and the child's answer.
         self.looks = False
-        self._look = Look(gpus_read)
+        self.look = Look(gpus_read)
         self._lock = threading.Lock()
         self._open = True
         #: Its directory, once it has reported that; removed here if the agent could not.
@@ -159,7 +156,7 @@ class AgentProcess:
         cuda = may_use_cuda(options, environ)
         self.looks = cuda and inspect_gpus
         if not self.looks:
-            self._look.close()
+            self.look.close()
         self._write(
             Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps
         )
@@ -203,10 +200,6 @@ class AgentProcess:
                 self._why = frame[1]
         return [frame for frame in frames if frame[0] != Answer.ENDED]
 
-    def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`), if it `looks`; None: no answer yet."""
-        return self._look.gpus(seconds)
-
     def exit_text(self) -> str:
         """How the agent died, as text."""
         if self.taken:
@@ -233,7 +226,7 @@ class AgentProcess:
         # First as an order: a process that the script has forked may hold the pipe open as well.
         self.send(Order.CLOSE)
         self._close_stdin()
-        self._look.close()
+        self.look.close()
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:

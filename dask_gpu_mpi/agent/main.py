@@ -154,7 +154,11 @@ def run(
         )
         asyncio.run(agent.run(orders))
     finally:
-        _end_children()
+        # Processes that tasks in this process have left, such as pools: Python ends them at its exit, which is left out here.
+        for process in active_children():
+            if process.daemon:
+                with contextlib.suppress(OSError):
+                    process.terminate()
         if scratch is not None:
             # workers that were killed a moment ago may still write there
             remove_scratch(scratch, within=configuration.options.shutdown_timeout)
@@ -215,14 +219,6 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(options.log_level, scratch, quiet_stream=options.log_directory is not None)
     return scratch, replace(options, worker_options=worker_options)
-
-
-def _end_children() -> None:
-    """End processes that tasks in this process have left, such as pools. Python does so at its exit, which is left out here."""
-    for process in active_children():
-        if process.daemon:
-            with contextlib.suppress(OSError):
-                process.terminate()
 
 
 class Agent:

@@ -243,16 +243,14 @@ def _compare_versions_once(scheduler: Any) -> None:
 def _record(scheduler: Any, *, from_start: bool) -> None:
     """Record what the job does, for the report: from its start, or from the first request on."""
 
-    def tell() -> dict[str, Any]:
+    def recorder() -> Any:
         from dask_gpu_mpi.view.recorder import recorder_of
 
-        return recorder_of(scheduler, from_start=from_start).record()
+        return recorder_of(scheduler, from_start=from_start)
 
-    scheduler.handlers[RECORD_OPERATION] = tell
+    scheduler.handlers[RECORD_OPERATION] = lambda: recorder().record()
     if from_start:
-        from dask_gpu_mpi.view.recorder import recorder_of
-
-        recorder_of(scheduler, from_start=True)
+        recorder()
 
 
 def _failure(

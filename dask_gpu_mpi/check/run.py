@@ -324,7 +324,7 @@ class CheckCoordinator(FailureCoordinator):
         if self._failures or self.outcome is not None:
             super().tick(now)
         elif self.phase is Phase.REGISTER:
-            if self._all_registered or now > self.deadline:
+            if len(self._registrations) == self.size or now > self.deadline:
                 self._observed(now)
         elif self.phase is Phase.REACH:
             if not self._test.awaited or now > self.deadline:

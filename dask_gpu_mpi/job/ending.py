@@ -267,17 +267,12 @@ class EndCoordinator:
                 self._heard[payload] = time.monotonic()
             case EndKind.WORKERS_ENDED:
                 self._on_workers_ended(*payload)
+            case EndKind.SIGNAL if self._has_client:  # the script ends the job
+                self._channels.send(self._plan.client.rank, EndKind.SIGNAL, payload)
             case EndKind.SIGNAL:
-                self._on_signal(payload)
+                self.end_cluster(final=True, signal=payload)
             case EndKind.CLIENT:
                 self._channels.send(self._plan.client.rank, EndKind.CLIENT)
-
-    def _on_signal(self, number: int) -> None:
-        """A rank was sent a signal: it ends the job, through the script if there is one."""
-        if self._has_client:
-            self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
-        else:
-            self.end_cluster(final=True, signal=number)
 
     def _on_workers_ended(
         self, rank: int, failed: bool, why: str = "its agent, or each of its workers, died too often"

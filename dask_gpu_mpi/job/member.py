@@ -295,7 +295,14 @@ class Member:
                 code = payload[0]
                 self._report_over(None if code == 0 else f"the scheduler's process ended (exit code {code})")
             case Answer.LOST:
-                self._on_agent_lost(f"the agent of {here} ended ({payload[0]})", descriptors_lost=payload[1])
+                why, self.descriptors_lost = payload
+                text = f"the agent of {here} ended ({why})"
+                if self.joined.has_scheduler:
+                    self._report_over(f"{text}, and the scheduler with it")
+                elif self.descriptors_lost:
+                    self._report_over(text)
+                else:
+                    self._restarts.lost(text)
             case Answer.PREPARED:
                 self._restarts.start_workers()
             case Answer.FAILED if (
@@ -303,15 +310,6 @@ class Member:
             ):  # another agent, or one for which the start did not wait
                 self.channels.drop_agent(0.5)
                 self._restarts.lost(f"the agent of {here} failed ({payload[0]})")
-
-    def _on_agent_lost(self, text: str, *, descriptors_lost: bool) -> None:
-        self.descriptors_lost = descriptors_lost
-        if self.joined.has_scheduler:
-            self._report_over(f"{text}, and the scheduler with it")
-        elif descriptors_lost:
-            self._report_over(text)
-        else:
-            self._restarts.lost(text)
 
     def _report_over(self, lost: str | None, *, final: bool = False, code: int = 0) -> None:
         self.channels.send(COORDINATOR, EndKind.OVER, (final, lost, code))

@@ -121,11 +121,10 @@ class Reporter:
         if lost:
             self._answered = False
         if fetch and not self.fetch():
-            has = (
-                "has nothing of its work"
-                if self._record is None
-                else f"has its work until {_clock(self._record)}"
-            )
+            has = "has nothing of its work"
+            if self._record is not None:
+                until = time.strftime("%H:%M:%S", time.localtime(self._record["until"]))
+                has = f"has its work until {until}"
             say(
                 f"warning: the scheduler did not answer within {ASKING:g} s at the end; the report {has}. Fix: let the script "
                 "end when the scheduler has no work left"
@@ -210,7 +209,3 @@ class Reporter:
 def _import_page() -> None:
     with contextlib.suppress(Exception):  # reported when the report is made
         importlib.import_module("dask_gpu_mpi.view.report_page")
-
-
-def _clock(record: Mapping[str, Any]) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(record["until"]))

@@ -24,7 +24,7 @@ from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
-from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace, start_own_look
+from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_own_look
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
@@ -186,19 +186,12 @@ def plan_of_allocation(
             try:
                 _cross_check(context, channels.rank, channels.size)
                 check(options)
-                inventory = inspect_node(options, context, channels, None if look is None else look.gpus)
+                inventory = inspect_node(options, context, channels, look)
             except (DaskGpuMpiError, OSError) as error:
                 _report_failure(error, channels, context)
             coordinator = None
             if channels.rank == COORDINATOR:
-                coordinator = Coordinator(
-                    channels.mailbox.hosts,
-                    options,
-                    context.timeline,
-                    send=channels.send,
-                    deadline=context.deadline,
-                    last=Phase.PLAN,
-                )
+                coordinator = make_coordinator(options, context, channels, last=Phase.PLAN)
             _register(inventory, channels, context, options)
             until_over(channels, context, coordinator, None)
             channels.mailbox.flush(FLUSH)
@@ -255,10 +248,6 @@ def _of_node(error: Exception) -> Failure:
     return Failure(problem)
 
 
-#: Waits so many seconds for the GPUs, for which a process of its own queries NVML; None: no answer yet.
-Probe = Callable[[float], "tuple[Gpu, ...] | None"]
-
-
 def inspect(options: Options, agent: AgentProcess, context: StartContext, channels: Channels) -> Inventory:
     """The inventory of this rank.
 
@@ -268,7 +257,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, channe
     channels.begin_step("waiting for its agent to import Dask")
     scratch = await_agent(agent, context)
     context.timeline.lap("wait for the agent")
-    inventory = inspect_node(options, context, channels, agent.gpus if agent.looks else None)
+    inventory = inspect_node(options, context, channels, agent.look if agent.looks else None)
     if folder := exposed_folder(os.path.dirname(scratch)):
         warning = Problem(
             f"host {context.host}: {exposed_text(folder)}",
@@ -280,18 +269,16 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, channe
     return inventory
 
 
-def inspect_node(
-    options: Options, context: StartContext, channels: Channels, probe: Probe | None
-) -> Inventory:
-    """The inventory, from the GPUs that were probed (None: nobody was to probe them) and from what this process finds.
+def inspect_node(options: Options, context: StartContext, channels: Channels, look: Look | None) -> Inventory:
+    """The inventory, from the GPUs that another process finds (None: none is to) and from what this process finds.
 
     Raises DaskGpuMpiError: NVML does not respond, or a signal came.
     """
     seen: tuple[Gpu, ...] | None = None
-    if probe is not None:
+    if look is not None:
         channels.begin_step("inspecting the GPUs (NVML)")
         where = f"rank {channels.rank} of {channels.size} on {context.host}"
-        seen = _gpus(probe, context, where, nvml_grace(options.startup_timeout))
+        seen = _gpus(look, context, where, nvml_grace(options.startup_timeout))
     channels.begin_step("inspecting its cores, memory and networks, and the local directory")
     return take_inventory(
         channels.rank,
@@ -323,11 +310,11 @@ def await_agent(agent: AgentProcess, context: StartContext) -> str:
     )
 
 
-def _gpus(probe: Probe, context: StartContext, where: str, grace: float) -> tuple[Gpu, ...]:
+def _gpus(look: Look, context: StartContext, where: str, grace: float) -> tuple[Gpu, ...]:
     """The GPUs as they were before anything of ours was on them."""
     while True:
         try:
-            seen = probe(0.1)
+            seen = look.gpus(0.1)
         except (InputError, StartupError) as error:
             raise type(error)(replace(error.problem, where=where)) from error
         if seen is not None:
@@ -367,14 +354,18 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     return launched is None or launched.rank == options.script_rank
 
 
-def make_coordinator(options: Options, context: StartContext, channels: Channels) -> Coordinator:
-    """Rank 0's preparations: the cluster to attach to, or the credentials of a new one.
+def make_coordinator(
+    options: Options, context: StartContext, channels: Channels, *, last: Phase = Phase.WORKERS
+) -> Coordinator:
+    """Rank 0's preparations: the cluster to attach to, or the credentials of a new one, unless the plan is the `last` phase.
 
     Raises InputError: that cluster can't be found, or Dask's configuration of UCX is invalid.
     """
     target: Target | None = None
     credentials: dict[str, Any] = {}
-    if not options.scheduler:
+    if last is Phase.PLAN:
+        pass
+    elif not options.scheduler:
         target = read_target(options)
     elif options.protocol.moves_device_memory:
         credentials = connection_config(options.worker_options)
@@ -388,6 +379,7 @@ def make_coordinator(options: Options, context: StartContext, channels: Channels
         context.timeline,
         send=channels.send,
         deadline=context.deadline,
+        last=last,
         credentials=credentials,
         target=target,
         configured=configured_keys(),

@@ -125,10 +125,6 @@ class FailureCoordinator:
         """The ranks that have not registered."""
         return [rank for rank in range(self.size) if rank not in self._registrations]
 
-    @property
-    def _all_registered(self) -> bool:
-        return len(self._registrations) == self.size
-
     def _others_reported(self) -> int:
         """How many ranks without a failure need not be waited for."""
         return 0
@@ -202,7 +198,8 @@ class Coordinator(FailureCoordinator):
         if event.source is not None and event.source not in self._ranks:
             return True  # it was left out, and is late
         if super().handle(event, now):
-            if event.kind == Kind.REGISTRATION and self._all_registered and not self._failures:
+            complete = len(self._registrations) == self.size
+            if event.kind == Kind.REGISTRATION and complete and not self._failures:
                 self._make_plan(now)
             return True
         source, kind, payload = event

@@ -35,13 +35,12 @@ _LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 _ending = mmap.mmap(-1, 1)
 
 
-class _SilentAtTheEnd(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        # A worker whose heartbeat fails has lost its scheduler and closes next, which it logs as well, with four tracebacks.
-        # Other objects than texts may raise when they are made a text, and the error would reach the caller.
-        if isinstance(record.msg, str) and "during heartbeat" in record.msg:
-            return False
-        return not _ending[0]
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    # A worker whose heartbeat fails has lost its scheduler and closes next, which it logs as well, with four tracebacks.
+    # Other objects than texts may raise when they are made a text, and the error would reach the caller.
+    if isinstance(record.msg, str) and "during heartbeat" in record.msg:
+        return False
+    return not _ending[0]
 
 
 class _LastOutput(logging.Handler):
@@ -89,7 +88,7 @@ def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
             logger.handlers = [h for h in logger.handlers if not isinstance(h, logging.StreamHandler)]
         if level not in ("debug", "info"):
             for handler in logger.handlers:
-                handler.addFilter(_SilentAtTheEnd())
+                handler.addFilter(_is_of_interest)
         if logger.handlers or quiet_stream or name == "distributed":
             logger.addHandler(last)
 

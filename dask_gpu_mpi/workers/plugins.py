@@ -353,11 +353,8 @@ class TransferSizes(WorkerPlugin):
 
     def _size(self, sender: str, start: float) -> int:
         if (sender, start) not in self._sizes:
-            self._read_log()
+            for entry in self._transfers.new(self._worker):
+                self._sizes[entry["who"], entry["start"]] = entry["total"]
+            while len(self._sizes) > self.MOST:
+                del self._sizes[next(iter(self._sizes))]
         return self._sizes.pop((sender, start), 0)
-
-    def _read_log(self) -> None:
-        for entry in self._transfers.new(self._worker):
-            self._sizes[entry["who"], entry["start"]] = entry["total"]
-        while len(self._sizes) > self.MOST:
-            del self._sizes[next(iter(self._sizes))]

@@ -161,11 +161,6 @@ def accepted_options(worker_class: type, next_class: type | None = None) -> froz
     return None
 
 
-def sets_itself(worker_class: type, name: str) -> bool:
-    """Whether one of the classes passes this option on itself, so that the user may not set it."""
-    return any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None))
-
-
 def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
     """The classes whose ``__init__`` receives an option, in order. Dask's classes pass ``**kwargs`` on to known ones."""
     for cls in worker_class.__mro__[:-1]:
@@ -298,7 +293,8 @@ def _check_names(worker_class: type, options: Mapping[str, Any]) -> bool:
     accepted = accepted_options(worker_class, next_class)
     for name in options:
         if accepted is not None and name not in accepted:
-            if sets_itself(worker_class, name):
+            # one of the classes passes this option on itself
+            if any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None)):
                 reason = f"sets {name!r} itself. Fix: leave it out"
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"

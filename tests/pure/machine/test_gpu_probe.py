@@ -42,13 +42,13 @@ if sys.argv[1] == "die":
     print(agent.pid, children, flush=True)
     os.kill(agent.pid if sys.argv[2] == "agent" else os.getpid(), signal.SIGKILL)
     try:
-        agent.gpus(10.0)
+        agent.look.gpus(10.0)
     except DaskGpuMpiError as error:
         print(error.exit_code, error)
 else:
     for _ in range(2):  # it may be asked again
         try:
-            print(agent.gpus(float(sys.argv[1])))
+            print(agent.look.gpus(float(sys.argv[1])))
         except DaskGpuMpiError as error:
             print(error.exit_code, error)
     print("libnvidia-ml" in pathlib.Path("/proc/self/maps").read_text(), "pynvml" in sys.modules)

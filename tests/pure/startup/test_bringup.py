@@ -128,7 +128,7 @@ class Agent:
 
     def __init__(self, *batches: list[tuple[Any, ...]], gpus: Any = (), looks: bool = True) -> None:
         self.batches = list(batches)
-        self.found, self.looks = gpus, looks
+        self.found, self.looks, self.look = gpus, looks, self
 
     def events(self, timeout: float) -> list[tuple[Any, ...]]:
         return self.batches.pop(0) if self.batches else []
