@@ -8,23 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "ClusterLostError",
-    "DaskGpuMpiError",
-    "GangCancelledError",
-    "InputError",
-    "LauncherError",
-    "MpiMissingError",
-    "OptionError",
-    "PlacementError",
-    "Problem",
-    "SpmdError",
-    "SpmdTimeoutError",
-    "StartupError",
-    "WorldTooSmallException",
-    "world_too_small",
-]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -55,7 +55,7 @@ class Failure:
         return made
 
     def _class(self) -> type[DaskGpuMpiError]:
-        found = getattr(errors, self.kind, None) if self.kind in errors.__all__ else None
+        found = getattr(errors, self.kind, None)
         if isinstance(found, type) and issubclass(found, DaskGpuMpiError):
             return found
         return InputError if self.exit_code == InputError.exit_code else StartupError

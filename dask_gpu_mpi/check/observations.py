@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, gpu_health, sees_none
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, gpu_health, sees_none, visible_gpus
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
 from dask_gpu_mpi.options.model import Options
@@ -75,7 +75,7 @@ def observe(
     wants_gpus = options.worker_kind != "cpu"
     on_step("inspecting the GPUs (NVML)")
     try:
-        inventory = take_inventory(rank, size, environ, look_for_gpus=wants_gpus)
+        inventory = take_inventory(rank, size, environ, visible_gpus(environ) if wants_gpus else None)
         if inventory.gpus:
             driver, ecc = gpu_health(inventory.gpus)
     except DaskGpuMpiError as error:

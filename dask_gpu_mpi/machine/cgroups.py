@@ -59,7 +59,7 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
     well.
     """
     limits = [
-        _physical() if physical is None else physical,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if physical is None else physical,
         resource.getrlimit(resource.RLIMIT_RSS)[1] if resident is None else resident,
     ]
     for group in _groups(proc, "memory"):
@@ -114,13 +114,6 @@ def parse_cpu_list(text: str) -> set[int]:
             return set()
         cpus.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cpus
-
-
-def _physical() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return 0
 
 
 def _groups(proc: Path, controller: str) -> Iterator[Path]:

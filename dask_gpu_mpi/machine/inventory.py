@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dask_gpu_mpi.errors import InputError, Problem
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts, visible_gpus
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node
 
@@ -62,25 +62,14 @@ def take_inventory(
     rank: int,
     world_size: int,
     environ: Mapping[str, str],
-    *,
-    look_for_gpus: bool = True,
-    host: str | None = None,
-    nvml: Any = None,
-    seen: tuple[Gpu, ...] | None = None,
+    seen: Sequence[Gpu] | None,
 ) -> Inventory:
-    """Take the inventory of this rank's machine; lost GPUs are left out, with a warning. Raises an InputError as `visible_gpus`.
+    """Take the inventory of this rank's machine; lost GPUs are left out, with a warning.
 
-    `look_for_gpus` is False if no worker is to use a GPU. `seen` is an earlier result of `visible_gpus`.
+    `seen` is the result of `nvidia.visible_gpus`; None: no worker is to use a GPU.
     """
-    host = socket.gethostname() if host is None else host
+    host = socket.gethostname()
     gpus = seen or ()
-    if seen is None and look_for_gpus:
-        try:
-            gpus = visible_gpus(environ, nvml)
-        except InputError as error:
-            raise InputError(
-                replace(error.problem, where=f"rank {rank} of {world_size} on {host}")
-            ) from error
     return Inventory(
         rank=rank,
         world_size=world_size,
@@ -92,7 +81,7 @@ def take_inventory(
         cpu_quota=min(filter(None, (cpu_quota(), cpus_on_node(environ))), default=None),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
-        contexts=own_contexts() if look_for_gpus else (),
+        contexts=() if seen is None else own_contexts(),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             Problem(

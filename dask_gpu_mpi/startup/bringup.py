@@ -280,13 +280,7 @@ def inspect_node(options: Options, context: StartContext, channels: Channels, lo
         where = f"rank {channels.rank} of {channels.size} on {context.host}"
         seen = _gpus(look, context, where, nvml_grace(options.startup_timeout))
     channels.begin_step("inspecting its cores, memory and networks, and the local directory")
-    return take_inventory(
-        channels.rank,
-        channels.size,
-        context.environ,
-        look_for_gpus=options.worker_kind != "cpu",
-        seen=seen,
-    )
+    return take_inventory(channels.rank, channels.size, context.environ, seen)
 
 
 def await_agent(agent: AgentProcess, context: StartContext) -> str:

@@ -46,7 +46,7 @@ WITHOUT_FIX = {
 NAMES = ("Dask's", "Option")
 LONGEST = 300
 #: What makes a message of its first argument.
-MAKERS = {*errors.__all__, "say"}
+MAKERS = {*(name for name in vars(errors) if not name.startswith("_")), "say"}
 
 
 class Message(NamedTuple):

@@ -11,13 +11,13 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import take_inventory
-from dask_gpu_mpi.machine.nvidia import list_gpus
-from support.mocks.nvml.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
+from dask_gpu_mpi.machine.nvidia import list_gpus, visible_gpus
+from support.mocks.nvml.pynvml import LOST, MISMATCH, UNKNOWN, Nvml, device
 
 
-def test_a_broken_nvml_is_an_error_that_names_rank_host_and_nvmls_text() -> None:
-    with pytest.raises(InputError, match="rank 3 of 4 on n7: .*NVML text 18"):
-        take_inventory(3, 4, {}, host="n7", nvml=Nvml(init=MISMATCH))
+def test_a_broken_nvml_is_an_error_with_its_text() -> None:
+    with pytest.raises(InputError, match="NVML text 18"):
+        visible_gpus({}, Nvml(init=MISMATCH))
     nvml = Nvml(count=UNKNOWN)
     with pytest.raises(InputError, match="NVML text 999"):
         list_gpus(nvml)
@@ -27,30 +27,29 @@ def test_a_broken_nvml_is_an_error_that_names_rank_host_and_nvmls_text() -> None
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
 def test_a_rank_that_sees_none_does_not_ask_nvml(value: str) -> None:
     nvml = Nvml(init=MISMATCH)
-    inventory = take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
-    assert inventory.gpus == ()
-    assert inventory.visible == value
-    assert take_inventory(0, 1, {}, nvml=nvml, look_for_gpus=False).gpus == ()
+    environ = {"CUDA_VISIBLE_DEVICES": value}
+    assert visible_gpus(environ, nvml) == ()
     assert nvml.calls == []
+    inventory = take_inventory(0, 1, environ, None)
+    assert (inventory.gpus, inventory.visible) == ((), value)
 
 
 @pytest.mark.parametrize("lost", [LOST, device(1, memory=LOST), device(1, uuid=LOST), device(1, mode=LOST)])
 def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -> None:
     nvml = Nvml(device(0), lost, device(2))
-    inventory = take_inventory(0, 1, {}, host="n7", nvml=nvml)
+    inventory = take_inventory(0, 1, {}, visible_gpus({}, nvml))
     assert [gpu.index for gpu in inventory.gpus] == [0, 2]
     (warning,) = map(str, inventory.warnings)
-    assert "host n7: GPU 1 is left out" in warning
+    assert f"host {inventory.host}: GPU 1 is left out" in warning
     assert "NVML text 15" in warning
-    assert take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": "2"}, nvml=nvml).warnings == ()
+    assert [gpu.index for gpu in visible_gpus({"CUDA_VISIBLE_DEVICES": "2"}, nvml)] == [2]
 
 
 def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
-    nvml = Nvml(init=NO_LIBRARY)
-    found = take_inventory(1, 2, {}, nvml=nvml)
+    found = take_inventory(1, 2, {}, ())
     assert (found.rank, found.world_size, found.pid, found.visible) == (1, 2, os.getpid(), None)
     assert found.host == socket.gethostname()
     assert found.memory > 0
     assert found.cpus
-    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, nvml=nvml).cpu_quota == cpu_quota()
-    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, nvml=nvml).cpu_quota == 1
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, ()).cpu_quota == cpu_quota()
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, ()).cpu_quota == 1
