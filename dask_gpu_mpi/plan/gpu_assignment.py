@@ -143,16 +143,19 @@ def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list
         return [place for place, size in enumerate(sizes) for _ in range(size)]
 
     near = [_by_nearness(close, ranks) for close in cores]
-    base = _match(near, range(len(cores)), capacity=share, most=share * len(ranks))
-    left = [number for number in range(len(cores)) if number not in base]
-    more = _match(near, left, capacity=1, most=extra)
-    chosen = {**base, **more}
-    # What has no near place left fills the equal shares up, then makes up the extra ones.
-    counts, extras = Counter(base.values()), set(more.values())
-    open_places = [place for place in range(len(ranks)) for _ in range(share - counts[place])]
-    open_places += [place for place in range(len(ranks)) if place not in extras][: extra - len(extras)]
-    left = [number for number in range(len(cores)) if number not in chosen]
-    chosen.update(zip(left, open_places, strict=True))
+    anywhere = [range(len(ranks))] * len(cores)
+    # Those with the fewest places near them choose first.
+    order = sorted(range(len(cores)), key=lambda number: len(near[number]))
+    chosen: dict[int, int] = {}
+    counts: Counter[int] = Counter()
+    for places, most in ((near, share), (near, share + 1), (anywhere, share), (anywhere, share + 1)):
+        for number in order:
+            larger = sum(count > share for count in counts.values())
+            room = most if larger < extra else share
+            place = next((place for place in places[number] if counts[place] < room), None)
+            if number not in chosen and place is not None:
+                chosen[number] = place
+                counts[place] += 1
     return [chosen[number] for number in range(len(cores))]
 
 
@@ -162,20 +165,6 @@ def _by_nearness(close: frozenset[int], ranks: Sequence[Inventory]) -> list[int]
     return sorted(
         (place for place, part in enumerate(parts) if part > 0), key=lambda place: (-parts[place], place)
     )
-
-
-def _match(
-    near: Sequence[Sequence[int]], numbers: Iterable[int], *, capacity: int, most: int
-) -> dict[int, int]:
-    """Give GPUs the nearest place that has room; those with the fewest places near them choose first."""
-    room: Counter[int] = Counter()
-    chosen: dict[int, int] = {}
-    for number in sorted(numbers, key=lambda number: len(near[number])):
-        place = next((place for place in near[number] if room[place] < capacity), None)
-        if place is not None and len(chosen) < most:
-            room[place] += 1
-            chosen[number] = place
-    return chosen
 
 
 def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[Problem]]:

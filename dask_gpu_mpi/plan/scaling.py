@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
-
-from dask_gpu_mpi.options.dask_config import import_config, is_configured
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import Plan
@@ -42,10 +39,10 @@ LONGEST_BACKLOG = 65535
 AT_ONCE, APART = 256, 0.004
 
 
-def connection_settings(workers: int, per_core: float, configured: Collection[str] = ()) -> dict[str, Any]:
+def connection_settings(workers: int, per_core: float) -> dict[str, Any]:
     """Dask configuration for every process of a cluster of so many workers; empty if Dask's defaults are enough.
 
-    `per_core` is `workers_per_core`; keys in `configured`, which the user has set (`configured_keys`), are left out.
+    `per_core` is `workers_per_core`.
 
     >>> connection_settings(64, per_core=0.5)
     {}
@@ -54,10 +51,10 @@ def connection_settings(workers: int, per_core: float, configured: Collection[st
     """
     settings: dict[str, Any] = {}
     connect = min(LONGEST_CONNECT, _longest_start(workers, per_core))
-    if connect > DEFAULT_CONNECT and CONNECT not in configured:
+    if connect > DEFAULT_CONNECT:
         settings[CONNECT] = f"{connect:g}s"
     backlog = min(LONGEST_BACKLOG, CONNECTIONS * workers)
-    if backlog > DEFAULT_BACKLOG and BACKLOG not in configured:
+    if backlog > DEFAULT_BACKLOG:
         settings[BACKLOG] = backlog
     return settings
 
@@ -91,9 +88,3 @@ def start_delay(before: int, workers: int) -> float:
     (0.0, 2.0)
     """
     return 0.0 if workers <= AT_ONCE else APART * before
-
-
-def configured_keys() -> frozenset[str]:
-    """The keys of `connection_settings` that the user has configured."""
-    import_config()
-    return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

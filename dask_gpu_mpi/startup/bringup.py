@@ -36,7 +36,6 @@ from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, insta
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Plan, Start
-from dask_gpu_mpi.plan.scaling import configured_keys
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.coordinator import Coordinator, FailureCoordinator, Phase, shared_options
@@ -376,5 +375,4 @@ def make_coordinator(
         last=last,
         credentials=credentials,
         target=target,
-        configured=configured_keys(),
     )

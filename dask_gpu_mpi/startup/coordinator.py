@@ -30,6 +30,7 @@ from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
+from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
@@ -155,8 +156,7 @@ class Coordinator(FailureCoordinator):
 
     `hosts`, `deadline`: as `FailureCoordinator`. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind,
     payload)``. `last`: the last phase: the plan is the outcome, or the cluster. `credentials`: Dask configuration that carries
-    them. `target`: the cluster to attach to; None: this job starts one. `configured`: keys of `plan.scaling` that the user has
-    configured.
+    them. `target`: the cluster to attach to; None: this job starts one.
     """
 
     def __init__(
@@ -170,7 +170,6 @@ class Coordinator(FailureCoordinator):
         last: Phase = Phase.WORKERS,
         credentials: dict[str, Any] | None = None,
         target: Target | None = None,
-        configured: Collection[str] = (),
     ) -> None:
         super().__init__(hosts, deadline=deadline)
         self._last = last
@@ -181,7 +180,6 @@ class Coordinator(FailureCoordinator):
         self._timeline = timeline
         self._credentials = credentials or {}
         self._target = target
-        self._configured = configured
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
@@ -320,7 +318,8 @@ class Coordinator(FailureCoordinator):
             plan = replace(plan, warnings=(*plan.warnings, self._transport.warning))
         self.plan = plan
         per_core = workers_per_core(plan)
-        settings = connection_settings(len(plan.workers), per_core, self._configured)
+        wanted = connection_settings(len(plan.workers), per_core)
+        settings = {key: value for key, value in wanted.items() if not is_configured(key)}
         if "startup_timeout" not in self._options.explicit:  # the user has set no deadline
             self._limit = max(self._limit, start_limit(len(plan.workers), per_core))
             self.deadline = max(self.deadline, now + self._limit)

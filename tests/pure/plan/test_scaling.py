@@ -19,15 +19,6 @@ def test_defaults_are_distributeds() -> None:
         assert dask.config.get(scaling.BACKLOG) == scaling.DEFAULT_BACKLOG
 
 
-def test_what_the_user_configured_is_left_alone() -> None:
-    assert set(scaling.connection_settings(5000, 0.0, {scaling.CONNECT})) == {scaling.BACKLOG}
-    assert set(scaling.connection_settings(5000, 0.0, {scaling.BACKLOG})) == {scaling.CONNECT}
-    with dask.config.set({scaling.CONNECT: "30s", scaling.BACKLOG: 2048}):
-        assert scaling.configured_keys() == frozenset()
-    with dask.config.set({scaling.CONNECT: "7s"}):
-        assert scaling.configured_keys() == {scaling.CONNECT}
-
-
 def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
     """Of a plan of hosts with so many CPU workers and cores each."""
     ranks = [

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import dask.config
 import pytest
 
 from dask_gpu_mpi.agent.orders import SchedulerSettings
@@ -381,6 +382,9 @@ def test_many_workers_are_given_time() -> None:
     assert delays[0] == 0.0
     assert delays == sorted(set(delays))
     assert starts[0].limit == 70.0
+    with dask.config.set({"distributed.comm.timeouts.connect": "7s"}):  # the user's
+        (scheduler,) = crowded(700).given(Kind.SCHEDULER)
+    assert scheduler.config == {"key": "secret", "distributed.comm.socket-backlog": 2800}
 
 
 def test_a_deadline_that_nobody_said_grows_with_the_workers() -> None:
