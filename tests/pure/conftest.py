@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.base import files
+from dask_gpu_mpi.base.signals import LOST, Action
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +36,15 @@ def links_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
         monkeypatch.setattr(files, "is_ours", lambda status: not stat.S_ISLNK(status.st_mode))
 
     return call
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The handlers of signals are afterwards what they were."""
+    actions = [Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, LOST)]
+    yield
+    for action in actions:
+        action.restore()
 
 
 @pytest.fixture

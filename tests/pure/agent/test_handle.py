@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
-from support.jobs.clusters import alive
+from support.jobs.clusters import alive, until
 
 ENVIRON = dict(os.environ)
 
@@ -91,9 +90,7 @@ def test_what_dask_configures_for_processes_is_there_from_the_agents_first_momen
     with dask.config.set({"distributed.nanny.pre-spawn-environ": {"DGM_TEST": 7}}):
         another = begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON)
     try:
-        limit = time.monotonic() + 20
-        while not (environ := environ_of(another.pid)) and time.monotonic() < limit:
-            time.sleep(0.01)  # it is just being started
+        environ = until(lambda: environ_of(another.pid), 20, "it is just being started")
         assert b"\0DGM_TEST=7\0" in environ
         assert agent._process.returncode in (0, -signal.SIGKILL)  # it has a second to end
     finally:

@@ -9,24 +9,16 @@ import concurrent.futures
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signals import LOST, Action, install
+from dask_gpu_mpi.base.signals import install
 from dask_gpu_mpi.job import monitor as module
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    """They are as they were afterwards."""
-    actions = [Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, LOST)]
-    yield
-    for action in actions:
-        action.restore()
+pytestmark = pytest.mark.usefixtures("handlers")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import distributed
 import pytest
 
 from dask_gpu_mpi import connect
-from dask_gpu_mpi.base.signals import LOST, Action, is_ours
+from dask_gpu_mpi.base.signals import LOST, is_ours
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as session_module
@@ -40,11 +40,8 @@ def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(autouse=True)
-def _handlers_are_given_back() -> Iterator[None]:
-    actions = [Action.now(number) for number in (signal.SIGTERM, LOST)]
+def _handlers_and_the_hook_are_given_back(handlers: None) -> Iterator[None]:
     yield
-    for action in actions:
-        action.restore()
     outcome.retire()
 
 

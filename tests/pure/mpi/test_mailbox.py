@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
 from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.mpi.wire import KeyPair
+from support.jobs.processes import run_python
 from support.mocks.mpi import Comm, install
 
 PAYLOADS = {"text": str, "steps": list[int], "nothing": None}
@@ -147,7 +146,8 @@ def test_a_world_of_one_rank_needs_no_keys() -> None:
         "found = [each for each in ('cryptography', 'msgpack', 'mpi4py') if each in sys.modules]\n"
         "assert found == [], found\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    done = run_python(program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("any_thread")

@@ -22,6 +22,7 @@ from dask_gpu_mpi.mpi import staging
 from dask_gpu_mpi.mpi.staging import StagedNode, find_stage
 from dask_gpu_mpi.sites.command import Stage
 from support.jobs.clusters import small_environment
+from support.jobs.processes import run_python
 
 Change = Callable[[memoryview], None]
 
@@ -58,7 +59,7 @@ class World:
 def this_library() -> str:
     """The version of the MPI library here, which a copy has as well."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return run_python(code).stdout
 
 
 def stage(wanted: Stage, world: World | None = None, library: str = "") -> World:

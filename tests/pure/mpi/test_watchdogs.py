@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from dask_gpu_mpi.mpi import launcher_check, watchdogs
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.mpi.watchdogs import StartWatch, look_after_launcher
+from support.jobs.clusters import until
 
 # -- a launcher that does not end
 
@@ -254,7 +254,7 @@ def _ranks(name: str, command: tuple[str, ...]) -> Iterator[dict[int, int]]:
         try:
             assert daemon.stdout is not None
             daemon.stdout.readline()
-            _until(lambda: len(_sleepers(below)) == RANKS)
+            until(lambda: len(_sleepers(below)) == RANKS)
             yield _sleepers(below)
         finally:
             for process in below.children(recursive=True):
@@ -271,13 +271,6 @@ def _sleepers(daemon: psutil.Process) -> dict[int, int]:
     return found
 
 
-def _until(true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def typed() -> Iterator[tuple[int, Callable[[bytes], object], Callable[[], int]]]:
     """A command typed in an interactive shell that a launcher has started: its process id, how to type, and the shell's end."""
@@ -290,7 +283,7 @@ def typed() -> Iterator[tuple[int, Callable[[bytes], object], Callable[[], int]]
         below = psutil.Process(launcher.pid)
         try:
             os.write(master, b"sleep 600\n")
-            _until(lambda: any(process.name() == "sleep" for process in below.children(recursive=True)))
+            until(lambda: any(process.name() == "sleep" for process in below.children(recursive=True)))
             (job,) = [process for process in below.children(recursive=True) if process.name() == "sleep"]
             yield job.pid, lambda keys: os.write(master, keys), lambda: launcher.wait(30)
         finally:
@@ -308,7 +301,7 @@ def test_a_shell_in_which_the_command_was_typed_is_not_ended(
     assert launched_as(psutil.Process(job).ppid()) == launched_as(job) is not None
     monkeypatch.setattr(watchdogs.os, "getppid", lambda: job)
     watcher(job)._end_rank()
-    _until(lambda: not psutil.pid_exists(job))
+    until(lambda: not psutil.pid_exists(job))
     type_in(b"exit 7\n")
     assert end_of_shell() == 7
 
@@ -320,7 +313,7 @@ def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
     assert started_here(ranks[0]) == RANKS
     os.kill(ranks[2], signal.SIGSTOP)
     os.kill(ranks[1], signal.SIGKILL)
-    _until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
+    until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
     assert neighbours(ranks[2]) == {0: "there", 3: "there"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import subprocess
-import sys
 import weakref
 from itertools import permutations
 from pathlib import Path
@@ -26,6 +24,7 @@ from dask_gpu_mpi.mpi.wire import (
     KeyPair,
     Wire,
 )
+from support.jobs.processes import run_python
 from support.mocks.mpi import Comm, Error, Message, install
 
 TAG = 5
@@ -155,10 +154,8 @@ def test_what_is_kept_stays_at_the_end_of_python() -> None:
         "class Kept:\n    def __del__(self): print('freed', flush=True)\n"
         "wire._WIRES.append(Kept())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, timeout=60, stdout=subprocess.PIPE, text=True
-    )
-    assert done.stdout == ""
+    done = run_python(program)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_errors_of_mpi_are_counted_and_raise_nothing(capsys: pytest.CaptureFixture[str]) -> None:

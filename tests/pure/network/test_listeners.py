@@ -6,13 +6,12 @@ Garbage, and what strangers do to a whole job: tests/intruders.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
 
+from support.jobs.processes import run_python
 from support.jobs.scripts import script
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["tls", "tcp"])
@@ -24,12 +23,7 @@ BEGIN = script("pure/network/scripts/listeners.py")
 def told(protocol: str, main: str, **credentials: Any) -> tuple[Any, list[str]]:
     """What `main(address)` returns beside a listener, and the lines that were logged."""
     code = BEGIN + main + "\nasyncio.run(run(main))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, protocol, json.dumps(credentials)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python(code, protocol, json.dumps(credentials))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert not any("Traceback" in line for line in answer["lines"]), answer["lines"]

@@ -118,11 +118,6 @@ def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
     assert connect_to("127.0.0.1", listener.port, TOKEN).error == ""
 
 
-def test_listener_tells_strangers_nothing(listener: Listener) -> None:
-    """Garbage of any length: tests/intruders."""
-    assert connect_to("127.0.0.1", listener.port, listener_token()).error == "something else answers there"
-
-
 def test_silent_and_slow_strangers_are_hung_up_on(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

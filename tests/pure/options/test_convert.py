@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.model import Option
 from dask_gpu_mpi.options.resolve import resolve
+from support.jobs.processes import run_python
 from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -107,9 +106,7 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
         assert "(expected a path, or None)" in refused({"report": hidden})
     code = "from dask_gpu_mpi.options.resolve import resolve; resolve({'report': '/\\xf6.json'}, source='keyword')"
     environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
-    )
+    done = run_python(code, env=os.environ | environ)
     assert "(expected a path in ascii, by which Python names files here, or PYTHONUTF8=1)" in done.stderr
 
 

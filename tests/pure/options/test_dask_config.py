@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,12 @@ import pytest
 
 from dask_gpu_mpi.options.resolve import resolve
 from support import ROOT
+from support.jobs.processes import run_python
 
 
-def run(code: str, *arguments: str, **environ: str) -> str:
+def run(code: str, **environ: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=clean | {"PYTHONPATH": str(ROOT)} | environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python(code, env=clean | {"PYTHONPATH": str(ROOT)} | environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -67,13 +60,8 @@ def test_a_malformed_file_is_one_line_of_every_command(
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "dask_gpu_mpi", *command.split()],
-        env=dict(os.environ) | empty | {"DASK_CONFIG": str(file), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    environ = os.environ | empty | {"DASK_CONFIG": str(file), "PYTHONPATH": str(ROOT)}
+    done = run_python("from dask_gpu_mpi.cli.main import main; main()", *command.split(), env=environ)
     assert done.returncode == 2
     assert done.stderr.startswith("dask_gpu_mpi: error: Dask's configuration can't be read: ")
     assert str(file) in done.stderr

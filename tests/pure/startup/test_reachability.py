@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from dask_gpu_mpi.startup.reachability import (
     choose_transport,
     ucx_ability,
 )
+from support.jobs.clusters import until
 from support.mocks.inputs import gpu, one_host, plan, rank
 
 
@@ -40,10 +40,7 @@ class Rank:
 
     def answer(self, kind: Kind, order: Listen | Connect) -> Any:
         assert self.part.on_message(kind, order)
-        limit = time.monotonic() + 30
-        while self.sent is None and time.monotonic() < limit:
-            self.part.poll()
-            time.sleep(0.01)
+        until(lambda: self.part.poll() or self.sent is not None)
         return self.sent
 
 
@@ -79,29 +76,15 @@ def test_ports_that_are_taken() -> None:
 
 
 def test_a_running_scheduler_is_reached_and_a_node_is_not() -> None:
+    """In the place of a scheduler that does not listen nothing is looked for."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         running = Node("", -1, "127.0.0.1", "", server.getsockname()[1])
         peers = (Node("h2", 1, "127.0.0.1", port=free_port()),)
-        lost = {"Connection refused": ["h2"]}
-        assert Rank().answer(Kind.CONNECT, Connect(running, peers)) == Reach(lost=lost)
-
-
-def test_a_running_scheduler_that_refuses() -> None:
+        for scheduler in (running, Node("h1", 0, "127.0.0.1")):
+            lost = {"Connection refused": ["h2"]}
+            assert Rank().answer(Kind.CONNECT, Connect(scheduler, peers)) == Reach(lost=lost)
     refused = Rank().answer(Kind.CONNECT, Connect(Node("", -1, "127.0.0.1", "", free_port())))
     assert refused == Reach("Connection refused")
-
-
-def test_another_job_listens_in_the_place_of_a_peer() -> None:
-    """In the scheduler's place nobody does."""
-    listener = Listener("127.0.0.1", 0, token := listener_token())
-    peers = tuple(
-        Node(host, 1, "127.0.0.1", key, listener.port)
-        for host, key in (("ours", token), ("other", listener_token()))
-    )
-    strange = {"something else answers there": ["other"]}
-    silent = Node("h1", 0, "127.0.0.1")
-    assert Rank().answer(Kind.CONNECT, Connect(silent, peers)) == Reach(lost=strange)
-    listener.close()
 
 
 @pytest.mark.parametrize(

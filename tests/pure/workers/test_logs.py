@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +9,9 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.logs import last_output
+from support.jobs.processes import run_python
 
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own: what is tested changes the loggers of the whole process."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-
-
+#: In a process of its own: what is tested changes the loggers of the whole process.
 BEGIN = """
 import logging, os, sys
 import distributed
@@ -45,7 +37,7 @@ if os.fork() == 0:
 os.wait()
 print(os.getpid())
 """
-    done = python(begin(tmp_path) + code)
+    done = run_python(begin(tmp_path) + code)
     pid = int(done.stdout)
     lines = last_output(str(tmp_path), pid).splitlines()
     assert [line.rpartition(" - ")[2] for line in lines] == [f"word {i}" for i in range(4, 9)]
@@ -64,7 +56,7 @@ for i in range(2):
     logger.warning("word %d", i)
 print(os.getpid())
 """
-    done = python(begin(tmp_path, quiet=True) + code)
+    done = run_python(begin(tmp_path, quiet=True) + code)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size <= 1 << 16
     lines = last_output(str(tmp_path), int(done.stdout)).splitlines()
@@ -90,7 +82,7 @@ if os.fork() == 0:
 os.wait()
 logger.error("no news")
 """
-    done = python(begin(tmp_path) + code)
+    done = run_python(begin(tmp_path) + code)
     assert "loud" in done.stderr
     for text in ("too quiet", "heartbeat", "no news"):
         assert text not in done.stderr
@@ -98,14 +90,14 @@ logger.error("no news")
 
 def test_whoever_wants_everything_gets_it(tmp_path: Path) -> None:
     code = "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n"
-    done = python(begin(tmp_path, "info") + code)
+    done = run_python(begin(tmp_path, "info") + code)
     assert "soft" in done.stderr
     assert "at the end" in done.stderr
 
 
 def test_loggers_of_the_user_are_left_alone(tmp_path: Path) -> None:
     """Python prints what a logger without a handler is given."""
-    done = python(begin(tmp_path) + 'logging.getLogger("of.the.user").error("user\'s")\n')
+    done = run_python(begin(tmp_path) + 'logging.getLogger("of.the.user").error("user\'s")\n')
     assert done.stderr == "user's\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +109,7 @@ logger.warning("to the file")
 logging.getLogger("tornado.application").error("tornado's")
 logging.getLogger("of.the.user").error("user's")
 """
-    done = python(begin(tmp_path, quiet=True) + code)
+    done = run_python(begin(tmp_path, quiet=True) + code)
     assert "to the file" not in done.stderr
     (file,) = (tmp_path / "deep" / "logs").iterdir()
     assert file.name == "worker-a_b_c-0-host.log"
@@ -127,7 +119,7 @@ logging.getLogger("of.the.user").error("user's")
 
 
 def test_a_scratch_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    done = python(begin(tmp_path / "gone") + "logger.error('still said')\n")
+    done = run_python(begin(tmp_path / "gone") + "logger.error('still said')\n")
     assert done.stderr.count("still said") == 1
     assert "Traceback" not in done.stderr
 
@@ -151,7 +143,7 @@ for name in {names}:
     print("after", name, file=sys.stderr, flush=True)
 print("goes on", logs.last_output(folder, os.getpid()))
 """
-    done = python(begin(tmp_path, quiet=quiet) + code)
+    done = run_python(begin(tmp_path, quiet=quiet) + code)
     assert "goes on" in done.stdout
     *errors, _ = done.stderr.split("after ")
     assert ["--- Logging error ---" in text for text in errors] == [True] * 3
@@ -168,7 +160,7 @@ logs.log_to_file(os.path.join(folder, "l\\udcc3\\udcb6g" if sys.getfilesystemenc
 logger.warning("\\u2603 of \\udce4")
 print(logs.last_output(folder, os.getpid()).encode("ascii", "backslashreplace").decode())
 """
-    done = python(begin(tmp_path, quiet=True) + code)
+    done = run_python(begin(tmp_path, quiet=True) + code)
     assert done.stdout.rstrip().endswith(r"\u2603 of \udce4")
     assert done.stderr == ""
     text = (tmp_path / "lög" / "rank.log").read_text(encoding="utf-8")
