@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,7 @@ class Bench:
         self.calls: list[tuple[Any, ...]] = []
         self.watches: list[dict[str, Any]] = []
         self.logs: list[tuple[str, ...]] = []
+        self.said: list[tuple[Any, ...]] = []
         self.control_out, self.control = os.pipe()
         reply_out, self.reply = os.pipe()
         self.answers = FrameReader(reply_out)
@@ -109,23 +111,20 @@ class Bench:
             tasks_here=False,
         )
 
-    def run(self, *orders: tuple[Order, Any], then: Any = None, **options: Any) -> list[tuple[Any, ...]]:
-        """Let it carry out these orders, do what is to be done then, and close its pipe; returns its answers."""
-
-        async def whole() -> None:
-            self.running = agent = self.agent(**options)
-            task = asyncio.ensure_future(agent.run(list(orders)))
-            await asyncio.sleep(0.02)
-            if then is not None:
-                await then(agent)
-                await asyncio.sleep(0.02)
-            if self.control >= 0:
-                os.close(self.control)
-                self.control = -1
-            await asyncio.wait_for(task, 20)
-
-        asyncio.run(whole())
-        return [frame if frame[0] != Answer.READY else frame[:-1] for frame in self.answers.read(0.0)]
+    @contextlib.asynccontextmanager
+    async def running(self, *orders: tuple[Order, Any], **options: Any) -> AsyncIterator[Any]:
+        """One that has carried out these orders; at the end its pipe is closed, and `said` are its answers."""
+        agent = self.agent(**options)
+        task = asyncio.ensure_future(agent.run(list(orders)))
+        await asyncio.sleep(0.02)
+        yield agent
+        await asyncio.sleep(0.02)
+        if self.control >= 0:
+            os.close(self.control)
+            self.control = -1
+        await asyncio.wait_for(task, 20)
+        frames = self.answers.read(0.0)
+        self.said = [frame if frame[0] != Answer.READY else frame[:-1] for frame in frames]
 
 
 @pytest.fixture
@@ -138,18 +137,16 @@ def bench(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]
 
 
 @pytest.mark.parametrize("order", [Order.JOINED, Order.CLOSE], ids=["end of the pipe", "in words"])
-def test_closing_ends_workers_first_and_the_scheduler_last(bench: Bench, order: Order) -> None:
+async def test_closing_ends_workers_first_and_the_scheduler_last(bench: Bench, order: Order) -> None:
     closed = [("close workers",), ("close scheduler", 2.0)]
-
-    async def look(agent: Any) -> None:
+    async with bench.running((order, None)):
         assert bench.calls == (closed if order == Order.CLOSE else [])
-
-    assert bench.run((order, None), then=look) == [(Answer.WORKERS_CLOSED,)]
+    assert bench.said == [(Answer.WORKERS_CLOSED,)]
     assert bench.calls == closed
 
 
-def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench) -> None:
-    async def join(agent: Any) -> None:
+async def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench) -> None:
+    async with bench.running():
         (watch,) = bench.watches
         assert (watch["rank"], watch["deadline"], watch["speaks"]) == (os.getppid(), 9.0, True)
         told = [(watch["over"](), watch["started"]())]
@@ -158,55 +155,49 @@ def test_a_rank_is_watched_until_it_has_joined_and_starts_something(bench: Bench
             await asyncio.sleep(0.02)
             told.append((watch["over"](), watch["started"]()))
         assert told == [(False, False), (True, False), (True, True)]
-
-    bench.run(then=join)
-    bench.run()
+    async with bench.running():
+        pass
     assert bench.watches[1]["over"]()  # it ends with the agent
 
 
-def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
-    async def end(agent: Any) -> None:
+async def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
+    async with bench.running((Order.JOINED, None)) as agent:
         agent._stop.set()
         agent._scheduler.on_end(7)
         agent._workers.on_end("a", "why")
+    assert bench.said == [(Answer.WORKERS_CLOSED,)]
 
-    assert bench.run((Order.JOINED, None), then=end) == [(Answer.WORKERS_CLOSED,)]
 
-
-def test_orders_come_in_frames(bench: Bench) -> None:
-    async def send(agent: Any) -> None:
+async def test_orders_come_in_frames(bench: Bench) -> None:
+    async with bench.running((Order.JOINED, None)):
         for order, payload in (
             (Order.DASHBOARD, None),
             (Order.SCHEDULER_FILE, ("/f", "id")),
             (Order.CLOSE_WORKERS, None),
         ):
             write_frame(bench.control, (order, payload))
-
-    assert bench.run((Order.JOINED, None), then=send) == [(Answer.WORKERS_CLOSED,)] * 2
+    assert bench.said == [(Answer.WORKERS_CLOSED,)] * 2
     assert bench.calls == [
         ("send", Order.DASHBOARD), ("close workers",), ("remove", "/f", "id"), ("close workers",), ("close scheduler", 2.0)
     ]  # fmt: skip
 
 
-def test_an_order_that_can_not_be_read(bench: Bench) -> None:
-    async def send(agent: Any) -> None:
+async def test_an_order_that_can_not_be_read(bench: Bench) -> None:
+    async with bench.running((Order.JOINED, None)):
         data = pickle.dumps(1).replace(b"K\x01.", b"cgone\nX\n.")
         os.write(bench.control, struct.pack("<Q", len(data)) + data)
-
-    told, *_ = bench.run((Order.JOINED, None), then=send)
+    told, *_ = bench.said
     assert told[0] == Answer.FAILED
     assert "the agent can't read its orders: ModuleNotFoundError" in str(told[1])
 
 
 @pytest.mark.parametrize("ucx", [WorkerUcx.OFF, WorkerUcx.ALL])
-def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> None:
-    async def end(agent: Any) -> None:
+async def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> None:
+    order = (Order.START_WORKERS, replace(START, config={"probe": 5}, transport=Transport(ucx)))
+    async with bench.running(order, log_directory="/logs") as agent:
         agent._workers.on_end("a", "why")
         agent._workers.ended.set()
-
-    order = (Order.START_WORKERS, replace(START, config={"probe": 5}, transport=Transport(ucx)))
-    answers = bench.run(order, then=end, log_directory="/logs")
-    assert answers == [
+    assert bench.said == [
         (Answer.READY, 1), (Answer.WORKER_ENDED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
     ]  # fmt: skip
     assert bench.calls[0] == ("start workers", order[1])
@@ -217,70 +208,53 @@ def test_workers_start_and_their_end_is_told(bench: Bench, ucx: WorkerUcx) -> No
 
 
 @pytest.mark.parametrize(("plans", "log_directory"), [((), "/logs"), ((PLAN,), None)])
-def test_no_log_file_without_a_directory_or_workers(
+async def test_no_log_file_without_a_directory_or_workers(
     bench: Bench, plans: Any, log_directory: str | None
 ) -> None:
     """And none are lost: there are none, or they were told to close."""
-
-    async def end(agent: Any) -> None:
+    order = (Order.START_WORKERS, replace(START, workers=plans))
+    async with bench.running(order, log_directory=log_directory) as agent:
         if plans:
             write_frame(bench.control, (Order.CLOSE_WORKERS, None))
         else:
             agent._workers.ended.set()
-
-    order = (Order.START_WORKERS, replace(START, workers=plans))
-    answers = bench.run(order, then=end, log_directory=log_directory)
     assert bench.logs == []
-    assert answers == [(Answer.READY, len(plans)), *[(Answer.WORKERS_CLOSED,)] * (1 + len(plans))]
+    assert bench.said == [(Answer.READY, len(plans)), *[(Answer.WORKERS_CLOSED,)] * (1 + len(plans))]
 
 
-def test_workers_wait_for_ucx_and_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_wait_for_ucx_and_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over UCX the agent initialises it in a thread, without a GPU, while the scheduler starts."""
     calls: list[str] = []
-    ready: list[asyncio.Future[None]] = []
-
-    def start(_: Any) -> asyncio.Future[None]:
-        ready.append(asyncio.get_running_loop().create_future())
-        return ready[0]
-
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(module, "hide_gpus", lambda environ: calls.append("hide"))
-    monkeypatch.setattr(module, "in_thread", start)
+    monkeypatch.setattr(module, "in_thread", lambda _: ready)
     monkeypatch.setattr(module, "stop_watching_ucx", lambda: calls.append("stop watching"))
-
-    async def later(agent: Any) -> None:
+    order = (Order.START_WORKERS, replace(START, delay=0.15))
+    async with bench.running(order, protocol=Protocol.UCX):
         assert bench.calls == []
-        ready[0].set_result(None)
+        ready.set_result(None)
         await asyncio.sleep(0.02)
         assert bench.calls == []
         await asyncio.sleep(0.2)
         assert bench.calls[0][0] == "start workers"
-
-    order = (Order.START_WORKERS, replace(START, delay=0.15))
-    bench.run(order, then=later, protocol=Protocol.UCX)
     assert calls == ["hide", "stop watching"]
 
 
-def test_a_rank_that_is_gone_ends_it_though_others_hold_the_pipe(
+async def test_a_rank_that_is_gone_ends_it_though_others_hold_the_pipe(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PARENT_INTERVAL", 0.01)
-
-    async def orphaned(agent: Any) -> None:
+    async with bench.running((Order.JOINED, None)) as agent:
         await asyncio.sleep(0.05)
         assert not agent._stop.is_set()
         monkeypatch.setattr(module.os, "getppid", lambda: 1 << 30)
         await asyncio.sleep(0.05)
         assert agent._stop.is_set()
 
-    bench.run((Order.JOINED, None), then=orphaned)
 
-
-def test_a_rank_that_reads_no_answers_is_gone(bench: Bench) -> None:
+async def test_a_rank_that_reads_no_answers_is_gone(bench: Bench) -> None:
     os.close(bench.answers.fd)
-
-    async def answer(agent: Any) -> None:
+    bench.answers = FrameReader(os.open(os.devnull, os.O_RDONLY))
+    async with bench.running((Order.JOINED, None)) as agent:
         agent.answer(Answer.PREPARED, "/scratch")
         assert agent._stop.is_set()
-
-    bench.answers = FrameReader(os.open(os.devnull, os.O_RDONLY))
-    bench.run((Order.JOINED, None), then=answer)

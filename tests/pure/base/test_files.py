@@ -282,12 +282,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_own_file_of_any_readers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_trusted(file) == "text"
-    monkeypatch.chdir(file.parent)
-    assert read_trusted("file") == "text"
-
-
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_file_and_folder_that_others_may_write(file: Path, mode: int) -> None:
     file.chmod(mode)
@@ -369,6 +363,8 @@ def test_link_is_followed_to_what_is_ours(
 
 
 def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert read_trusted("file") == "text"
     with pytest.raises(FileNotFoundError):
         read_trusted(file.parent / "other")
     os.mkfifo(file.parent / "pipe", mode=0o600)

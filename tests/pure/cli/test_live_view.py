@@ -99,15 +99,11 @@ def test_a_terminal_that_is_gone_ends_it(view: View) -> None:
 
 
 def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="not a terminal"):
-        live_view.check_terminal()
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    with pytest.raises(InputError, match="not a terminal"):
-        live_view.check_terminal()
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    with pytest.raises(InputError, match="not a terminal"):
-        live_view.check_terminal()
+    for stdin, stdout, term in ((False, False, "xterm"), (True, False, "xterm"), (True, True, "dumb")):
+        monkeypatch.setattr("sys.stdin.isatty", lambda stdin=stdin: stdin, raising=False)
+        monkeypatch.setattr("sys.stdout.isatty", lambda stdout=stdout: stdout, raising=False)
+        monkeypatch.setenv("TERM", term)
+        with pytest.raises(InputError, match="not a terminal"):
+            live_view.check_terminal()
     monkeypatch.setenv("TERM", "xterm")
     live_view.check_terminal()

@@ -152,10 +152,7 @@ TUNNEL = "ssh -N -L 8788:127.0.0.1:8788 "
     ],
 )
 def test_ssh_line(environ: dict[str, str], line: str) -> None:
+    """None where it would not lead there."""
     assert ssh_line(LINK, "n1#2", environ) == line
-
-
-def test_no_ssh_line_where_it_would_not_lead_there() -> None:
-    job = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}
-    assert ssh_line("http://10.0.0.1:8787/status?token=abc", "n1", job) == ""
-    assert ssh_line(LINK, "-v", job) == ""
+    for link, host in (("http://10.0.0.1:8787/status?token=abc", "n1"), (LINK, "-v")):
+        assert ssh_line(link, host, environ) == ""

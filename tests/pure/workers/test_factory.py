@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ GPU = replace(CPU, kind="gpu", gpu_index=0, device="GPU-x")
 START = Start("tcp://127.0.0.1:1", "tcp", "127.0.0.1", (), {})
 
 
-def make(
+async def make(
     plan: WorkerPlan,
     worker_class: str | type,
     scratch: Path,
@@ -38,17 +37,13 @@ def make(
     start = replace(start, beside_gpus=gpus, transport=Transport(ucx))
     read = read_worker_options(worker_class, options)
     given = Options(worker_class=worker_class, worker_options=read, interface="ib0", startup_timeout=5.0)
-
-    async def in_a_loop() -> Any:
-        worker, nannies = make_worker(plan, start, given, str(scratch))
-        assert nannies == ([worker] if isinstance(worker, Nanny) else [])
-        return worker
-
-    return asyncio.run(in_a_loop())
+    worker, nannies = make_worker(plan, start, given, str(scratch))
+    assert nannies == ([worker] if isinstance(worker, Nanny) else [])
+    return worker
 
 
 @pytest.mark.parametrize(("plan", "gpu"), [(GPU, True), (CPU, False)], ids=["gpu", "cpu"])
-def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
+async def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
     plan: WorkerPlan, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real Nanny, made where GPUs are hidden as in the agent."""
@@ -56,7 +51,7 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
         monkeypatch.setattr(ucx, name, None)
     with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
         ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
-        nanny = make(plan, "distributed.Nanny", tmp_path, gpus=True)
+        nanny = await make(plan, "distributed.Nanny", tmp_path, gpus=True)
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
         assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
@@ -73,11 +68,11 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
         (CPU, WorkerUcx.ALL, False, 65536),
     ],
 )
-def test_who_offers_ucx(
+async def test_who_offers_ucx(
     plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None, tmp_path: Path
 ) -> None:
     """Not CPU workers beside GPU workers, which must not touch their devices."""
-    nanny = make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
+    nanny = await make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
     offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
     assert all(each.ways["loopback"] for each in offers)
@@ -90,17 +85,17 @@ def test_who_offers_ucx(
         ("tls://10.0.0.1:1", "10.0.0.2", False),
     ],
 )
-def test_ucx_stays_on_loopback_where_the_cluster_is(
+async def test_ucx_stays_on_loopback_where_the_cluster_is(
     address: str, host: str | None, loopback: bool, tmp_path: Path
 ) -> None:
     start = replace(START, address=address, listen=host)
-    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=start)
+    nanny = await make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=start)
     [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert offer.ways["loopback"] is loopback
 
 
-def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
-    nanny = make(replace(CPU, memory_limit=0), Nanny, tmp_path, config={"probe": 1})
+async def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
+    nanny = await make(replace(CPU, memory_limit=0), Nanny, tmp_path, config={"probe": 1})
     assert nanny.memory_manager.memory_limit is None
     assert "CUDA_VISIBLE_DEVICES" not in nanny.env  # a job without GPUs: it keeps the devices that it sees
     # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
@@ -109,21 +104,23 @@ def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
     assert nanny.config["probe"] == 1
 
 
-def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Path) -> None:
+async def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Path) -> None:
     class Mine(Nanny):
         pass
 
     for plan, cls in ((CPU, Mine), (GPU, Nanny)):
-        nanny = make(plan, cls, tmp_path)
+        nanny = await make(plan, cls, tmp_path)
         assert isinstance(nanny, cls)
         assert "metrics" not in nanny.worker_kwargs
         assert nanny.config["distributed.diagnostics.nvml"] is True
 
 
-def test_a_nanny_as_planned(tmp_path: Path) -> None:
+async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     plan = replace(CPU, resources={"CPU": 2})
     mine = Label("mine")
-    nanny = make(plan, "auto", tmp_path, resources="FOO=1", env={"MINE": "1"}, lifetime="1h", plugins=(mine,))
+    nanny = await make(
+        plan, "auto", tmp_path, resources="FOO=1", env={"MINE": "1"}, lifetime="1h", plugins=(mine,)
+    )
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1.0}
     assert nanny.env["MINE"] == "1"
@@ -135,56 +132,56 @@ def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert {label.text for label in labels} == {"mine", "[raised by worker a, rank 0 on host h]"}
 
 
-def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(tmp_path: Path) -> None:
-    assert make(CPU, Nanny, tmp_path, start=replace(START, limit=400.0)).death_timeout == 400.0
+async def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(tmp_path: Path) -> None:
+    assert (await make(CPU, Nanny, tmp_path, start=replace(START, limit=400.0))).death_timeout == 400.0
 
 
-def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> None:
+async def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> None:
     """``auto``: GPU workers get them on other ranks. What the class below a Nanny takes, CPU workers get as well."""
 
     class Deep(Worker):
         def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
 
-    nanny = make(CPU, "auto", tmp_path, rmm_pool_size=0.5, worker_class=Deep, deep=2, lifetime="1h")
+    nanny = await make(CPU, "auto", tmp_path, rmm_pool_size=0.5, worker_class=Deep, deep=2, lifetime="1h")
     assert "rmm_pool_size" not in nanny.worker_kwargs
     assert nanny.worker_kwargs["deep"] == 2
     assert nanny.worker_kwargs["lifetime"] == "1h"
     assert nanny.Worker is Deep
 
 
-def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Path) -> None:
+async def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
 
     class Mine(Worker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             given.update(kwargs, address=args[0])
 
-    make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, ucx=WorkerUcx.ALL)
+    await make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, ucx=WorkerUcx.ALL)
     assert given.keys().isdisjoint({"env", "metrics"})
     assert not any(isinstance(each, UcxBetweenWorkers) for each in given["plugins"])
     assert (given["address"], given["protocol"]) == ("tcp://127.0.0.1:1", "tcp")
     assert given["resources"] == {"CPU": 2}
 
 
-def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
+async def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
     class Mine:
         def __init__(self, **given: Any) -> None:
             self.given = given
 
-    assert make(CPU, Mine, tmp_path, nthreads=3, own="x").given == {
+    assert (await make(CPU, Mine, tmp_path, nthreads=3, own="x")).given == {
         "name": "a", "nthreads": 3, "memory_limit": 10**9, "local_directory": str(tmp_path), "protocol": "tcp",
         "interface": "ib0", "own": "x",
     }  # fmt: skip
 
 
-def test_nannies_ask_nothing_of_nvml_and_workers_as_configured(
+async def test_nannies_ask_nothing_of_nvml_and_workers_as_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distributed.diagnostics import nvml
 
     monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
     configured = dask.config.get("distributed.diagnostics.nvml")
-    nanny = make(GPU, Nanny, tmp_path)
+    nanny = await make(GPU, Nanny, tmp_path)
     assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
     assert nvml.device_get_count() == 0
     assert dask.config.get("distributed.diagnostics.nvml") is configured is True
