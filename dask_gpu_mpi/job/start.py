@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -131,6 +132,12 @@ def start(
 
 
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
+    if not sys.executable:
+        raise InputError(
+            f"this process has no path of Python: sys.executable is {sys.executable!r}",
+            expected="the path of a Python program",
+            fix="set sys.executable before initialize()",
+        )
     try:
         return AgentProcess(environ)
     except OSError as error:
