@@ -56,7 +56,6 @@ class DaskGpuMpiError(Exception):
     """
 
     exit_code: int = 1
-    fatal: bool = False
     of_script: bool = False
 
     def __init__(
@@ -67,10 +66,12 @@ class DaskGpuMpiError(Exception):
         fix: str = "",
         where: str = "",
         reported: bool = False,
+        fatal: bool = False,
     ) -> None:
         self.problem = found if isinstance(found, Problem) else Problem(found, expected, fix, where)
         super().__init__(str(self.problem))
         self.reported = reported
+        self.fatal = fatal
 
 
 class InputError(DaskGpuMpiError, ValueError):

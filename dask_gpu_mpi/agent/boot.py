@@ -46,7 +46,11 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     os.close(null)
     for fd in (reply, gpus):
         os.set_inheritable(fd, False)
-    _import_until(control)
+    for name in WAITING:  # until there is something to read; no thread is started, no device is used
+        if select.select([control], [], [], 0)[0]:
+            break
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     begin = read_frame(control, UNCONFIGURED)
     if not isinstance(begin, Begin):
         os._exit(0)  # the rank has ended, or sends nothing
@@ -82,12 +86,3 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)
-
-
-def _import_until(control: int) -> None:
-    """Import the modules of `WAITING` until there is something to read. No thread is started, no device is used."""
-    for name in WAITING:
-        if select.select([control], [], [], 0)[0]:
-            return
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)

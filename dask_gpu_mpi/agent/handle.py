@@ -183,12 +183,6 @@ class AgentProcess:
             with contextlib.suppress(BrokenPipeError):
                 write_frame(self._stdin, frame, dumps=dumps)
 
-    def _close_stdin(self) -> None:
-        """End of file on the agent's control pipe."""
-        ours, self._open = self._open and identity(self._stdin) == self._identity, False
-        if ours:
-            os.close(self._stdin)
-
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
         """The agent's answers since the last call, each with its payload; waits at most `timeout` seconds for one."""
         with self._lock:
@@ -218,22 +212,19 @@ class AgentProcess:
         """End the agent and its processes now; `close` still has to be called."""
         self._process.kill()
 
-    def close(self, timeout: float) -> bool:
-        """End the agent and its processes, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL.
-
-        Returns False if it had to be killed.
-        """
+    def close(self, timeout: float) -> None:
+        """End the agent and its processes, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL."""
         # First as an order: a process that the script has forked may hold the pipe open as well.
         self.send(Order.CLOSE)
-        self._close_stdin()
+        ours, self._open = self._open and identity(self._stdin) == self._identity, False
+        if ours:
+            os.close(self._stdin)
         self.look.close()
-        polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:
             if time.monotonic() > limit:
                 # Its fork server and workers end with it, by pipes and PR_SET_PDEATHSIG.
                 self._process.kill()
-                polite = False
                 try:
                     self._process.wait(KILLING)
                 except subprocess.TimeoutExpired:
@@ -245,7 +236,6 @@ class AgentProcess:
             time.sleep(0.01)
         with self._lock:
             self._reader.close()
-        if (not polite or self._process.returncode != 0) and self.scratch is not None:
+        if self._process.returncode != 0 and self.scratch is not None:
             # its workers end just now, and may still write there
             remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)
-        return polite

@@ -246,10 +246,6 @@ class Gang:
         self.hosts = [member.worker.host for member in members]
         self.rounds = Rounds(len(members))
 
-    def rank_of(self, address: str) -> int | None:
-        """The rank of a worker; None: it is not a member."""
-        return next((member.rank for member in self.members if member.worker.address == address), None)
-
     def on_member(self, rank: int, text: str) -> str:
         """What a text says of a member, with its worker and host."""
         return f"rank {rank} (worker {self.members[rank].worker.name} on {self.hosts[rank]}) {text}"

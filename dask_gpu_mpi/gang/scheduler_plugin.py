@@ -175,10 +175,11 @@ class Gangs(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Called by distributed when a worker is gone."""
         for gang in list(self._gangs.values()):
-            if (rank := gang.rank_of(worker)) is not None and not gang.settled.done():
-                when = "while the gang ran" if gang.started.done() else "before the gang started"
-                gang.die(rank)
-                self._end(gang, GangEnd(f"died {when}", rank))
+            for member in gang.members:
+                if member.worker.address == worker and not gang.settled.done():
+                    when = "while the gang ran" if gang.started.done() else "before the gang started"
+                    gang.die(member.rank)
+                    self._end(gang, GangEnd(f"died {when}", member.rank))
         self._changed.set()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:

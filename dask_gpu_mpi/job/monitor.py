@@ -83,13 +83,6 @@ class Walltime:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
         if self._callback is None:
             return
-        self._check_handlers()
-        if not self._warned and self._due is not None and time.time() > self._due:
-            self._warned = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _check_handlers(self) -> None:
-        """Warn if another handler keeps the callback from running."""
         for number in self._numbers if not self._replaced else ():
             if not is_ours(number):
                 self._replaced = True
@@ -97,6 +90,9 @@ class Walltime:
                     f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
                     "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
                 )
+        if not self._warned and self._due is not None and time.time() > self._due:
+            self._warned = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def run_callback(self, number: int, frame: FrameType | None) -> bool:
         """Run the callback, and then the handler that ours replaced; False: there is no callback, or it has run."""

@@ -152,9 +152,10 @@ class Rendezvous:
             self.channels[source] = self._keys.channel(key, number, to_rank=self._rank == 0)
             self._known[source] = key
         elif known != key:
-            raise _fatal(
-                f"two different keys came from rank {source}: another process sends MPI messages in its name. "
-                f"Fix: {FIND_STRANGERS}"
+            raise StartupError(
+                f"two different keys came from rank {source}: another process sends MPI messages in its name",
+                fix=FIND_STRANGERS,
+                fatal=True,
             )
         return known is None
 
@@ -186,13 +187,7 @@ class Rendezvous:
         else:
             came = {rank: host for rank, host in came.items() if rank not in missing}
             text = missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts())
-        return _fatal(text, reported=self._rank > 1)
-
-
-def _fatal(text: str, *, reported: bool = False) -> StartupError:
-    error = StartupError(text, reported=reported)
-    error.fatal = True
-    return error
+        return StartupError(text, reported=self._rank > 1, fatal=True)
 
 
 def missing_ranks(

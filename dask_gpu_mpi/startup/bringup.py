@@ -221,7 +221,14 @@ def _register(inventory: Inventory, channels: Channels, context: StartContext, o
 
 def _report_failure(error: Exception, channels: Channels, context: StartContext) -> NoReturn:
     """Tell the coordinator that this rank can't take part, and raise the one report."""
-    failure = Failure.of(error) if isinstance(error, DaskGpuMpiError) else _of_node(error)
+    if isinstance(error, DaskGpuMpiError):
+        failure = Failure.of(error)
+    else:  # of a system call, with which a node is inspected
+        problem = Problem(
+            f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+            fix="leave it out of the job",
+        )
+        failure = Failure(problem)
     coordinator: FailureCoordinator | None = None
     if channels.rank == COORDINATOR:
         coordinator = FailureCoordinator(channels.mailbox.hosts, deadline=context.deadline)
@@ -236,15 +243,6 @@ def _started_without(context: StartContext, channels: Channels) -> StartupError:
         "the cluster started without this rank, which was late",
         where=f"rank {channels.rank} of {channels.size} on {context.host}",
     )
-
-
-def _of_node(error: Exception) -> Failure:
-    """The failure of a system call, with which a node is inspected."""
-    problem = Problem(
-        f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
-        fix="leave it out of the job",
-    )
-    return Failure(problem)
 
 
 def inspect(options: Options, agent: AgentProcess, context: StartContext, channels: Channels) -> Inventory:

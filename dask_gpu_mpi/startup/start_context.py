@@ -200,14 +200,13 @@ def until_over(
             if (outcome := _tick(coordinator, progress, channels, context)) is not None:
                 return outcome
         elif time.monotonic() > context.deadline + context.rank_0_lost:
-            error = StartupError(
+            raise StartupError(
                 f"no response before {context.deadline_name}",
                 where="rank 0",
                 fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
                 reported=channels.rank != 1,
+                fatal=True,
             )
-            error.fatal = True
-            raise error
 
 
 def _is(event: Event, kind: Kind) -> bool:

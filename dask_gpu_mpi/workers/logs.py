@@ -98,10 +98,8 @@ def set_ending() -> None:
     _ending[0] = True
 
 
-def last_output(scratch: str, pid: int | None) -> str:
+def last_output(scratch: str, pid: int) -> str:
     """The last lines that a process logged (warnings and errors), or nothing."""
-    if pid is None:
-        return ""
     with contextlib.suppress(OSError):
         text = Path(_output_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_LINES:])

@@ -34,7 +34,7 @@ KINDS = [
 def test_input_is_2_and_the_rest_is_1(error: type[DaskGpuMpiError]) -> None:
     assert issubclass(error, DaskGpuMpiError)
     assert error.exit_code == (2 if issubclass(error, InputError) else 1)
-    assert not error.fatal
+    assert not error("no").fatal
 
 
 def test_all_classes_are_public() -> None:

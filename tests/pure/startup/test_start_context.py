@@ -37,10 +37,8 @@ def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_error_that_is_fatal_aborts_the_job(aborts: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     closed: list[float] = []
     agent: Any = SimpleNamespace(close=closed.append)
-    error = StartupError("nobody there")
-    error.fatal = True
     with pytest.raises(StartupError), context().ending_in_order(agent):
-        raise error
+        raise StartupError("nobody there", fatal=True)
     assert (aborts, closed) == ([1], [1.0])
     assert capsys.readouterr().err == "dask_gpu_mpi: error: nobody there\n"
 

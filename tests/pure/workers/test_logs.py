@@ -66,7 +66,6 @@ print(os.getpid())
 
 
 def test_last_output_of_nobody(tmp_path: Path) -> None:
-    assert last_output(str(tmp_path), None) == ""
     assert last_output(str(tmp_path), 12345) == ""
     assert last_output(str(tmp_path / "gone"), 1) == ""
 
