@@ -35,11 +35,11 @@ class Step(NamedTuple):
 
 
 class Timeline:
-    """The steps of one process, and of those that it watches; the first begins at `start`, by default with the process."""
+    """The steps of one process, and of those that it watches; the first begins with the process."""
 
-    def __init__(self, process: str, start: float | None = None) -> None:
+    def __init__(self, process: str) -> None:
         self._process = process
-        self._since = process_start() if start is None else start
+        self._since = process_start()
         self._steps: list[Step] = []
 
     def lap(self, name: str) -> None:

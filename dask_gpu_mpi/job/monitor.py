@@ -120,25 +120,18 @@ class Monitor:
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin."""
-        self._start(self._run)
+    def start(self, *, without_cluster: bool = False) -> None:
+        """Begin. `without_cluster`: handle messages only, since the other ranks would take a silent rank 0 for lost."""
+        self._leaving.clear()
+        run = self._beat if without_cluster else self._run
+        self._thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End, and wait for that: from then on the main thread handles the events."""
         self._leaving.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
-
-    def keep_beating(self) -> None:
-        """Handle messages while the script continues without its cluster: the other ranks would take a silent rank 0 for lost."""
-        self._leaving.clear()
-        self._start(self._beat)
-
-    def _start(self, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
-        thread.start()
-        self._thread = thread
 
     def _beat(self) -> None:
         while not self._leaving.is_set():

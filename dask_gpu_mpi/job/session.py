@@ -131,7 +131,7 @@ class ClientEnd:
             self.use = Use.ENDED
             self._over()
         elif self.member.joined.options.tolerate_lost_ranks:
-            self._monitor.keep_beating()
+            self._monitor.start(without_cluster=True)
 
     def finish(self) -> None:
         """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import listed, ranks_text
 from dask_gpu_mpi.base.timeouts import INTERRUPTED_GRACE, NAME_MISSING, RANK_0_GRACE
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi.launcher_check import neighbours
@@ -25,8 +25,6 @@ DEADLINE = "the start-up timeout (startup_timeout)"
 _TAG = 32701
 #: Bytes of the largest message: the states of all ranks of a host.
 LARGEST = 1 << 16
-#: Missing ranks that a message lists with their state.
-MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def missing_ranks(
     ]
     text = f"no response from {ranks_text(missing)} of {size} before {deadline_name}"
     if known:
-        text += f" ({', '.join(known[:MOST_NAMED])}{' and others' if len(known) > MOST_NAMED else ''})"
+        text += f" ({listed(known)})"
     if allocated and len(known) < len(missing):
         text += f"; the job's nodes are {allocated}"
     if came:

@@ -101,8 +101,8 @@ class FailureCoordinator:
         if self.outcome is not None:
             return
         if self._failed_at is not None:
-            complete = len(self._failures) + self._others_reported() == self.size
-            if complete or now > self._failed_at + self._report_timeout():
+            others, seconds = self._other_reports()
+            if len(self._failures) + others == self.size or now > self._failed_at + seconds:
                 self._end_with_report()
         elif now > self.deadline and not self._starts_without(self.waiting_for, now):
             for rank in self.waiting_for:
@@ -126,17 +126,13 @@ class FailureCoordinator:
         """The ranks that have not registered."""
         return [rank for rank in range(self.size) if rank not in self._registrations]
 
-    def _others_reported(self) -> int:
-        """How many ranks without a failure need not be waited for."""
-        return 0
+    def _other_reports(self) -> tuple[int, float]:
+        """How many ranks without a failure need not be waited for, and seconds to wait for other failures after the first."""
+        return 0, GATHER_FAILURES
 
     def _starts_without(self, missing: Collection[int], now: float) -> bool:
         """Whether the cluster starts although these ranks are missing at the deadline."""
         return False
-
-    def _report_timeout(self) -> float:
-        """Seconds to wait for other failures after the first."""
-        return GATHER_FAILURES
 
     def _fail(self, rank: int, failure: Failure, now: float) -> None:
         self._failures.setdefault(rank, failure)
@@ -290,11 +286,10 @@ class Coordinator(FailureCoordinator):
         """The ranks that were left out."""
         return set(range(self.size)).difference(self._ranks)
 
-    def _others_reported(self) -> int:
-        return len(self._test.reached) if self._test.under_way else 0
-
-    def _report_timeout(self) -> float:
-        return GATHER_UNREACHED if self._test.under_way else super()._report_timeout()
+    def _other_reports(self) -> tuple[int, float]:
+        return (
+            (len(self._test.reached), GATHER_UNREACHED) if self._test.under_way else super()._other_reports()
+        )
 
     # -- the plan -----------------------------------------------------------------------------------------------
 

@@ -57,24 +57,20 @@ def _import(value: str) -> Any:
         raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+    except Exception as error:  # a module may raise anything while it is imported
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             raise OptionError(
-                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing",
+                f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 fix=fix,
             ) from error
-        if of_dask_cuda and error.name == "dask_cuda":
+        if of_dask_cuda and missing == "dask_cuda":
             raise OptionError(
                 f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
         near = difflib.get_close_matches(value, KNOWN_CLASSES)
         expected = "a module of this environment, or on PYTHONPATH"
-        raise OptionError(f"{where}: there is no module {error.name!r}{_hint(near, expected)}") from None
-    except Exception as error:  # a module may raise anything while it is imported
-        raise OptionError(
-            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
-            fix=fix,
-        ) from error
+        raise OptionError(f"{where}: there is no module {missing!r}{_hint(near, expected)}") from None
     if not hasattr(module, name):
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]
         near = [f"{module_name}.{match}" for match in difflib.get_close_matches(name, classes)]

@@ -239,6 +239,6 @@ def test_many_that_are_missing(known: int, named: int, allocated: bool) -> None:
     beside = dict.fromkeys(missing[:known], ("h", "stopped"))
     text = missing_ranks(missing, 20, "the end", beside, {}, "h[0-9]")
     assert text.count(" on h is stopped") == named
-    assert ("and others" in text) is (known > 8)
+    assert ("and 1 more" in text) is (known > 8)
     assert ("; the job's nodes are h[0-9]. Fix:" in text) is (allocated and known < 2)
     assert "responded" not in text
