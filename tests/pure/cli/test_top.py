@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import dask
 import pytest
@@ -15,7 +16,7 @@ from dask_gpu_mpi.cli.live_view import find_cluster, run_top
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
-from dask_gpu_mpi.view.snapshot import Snapshot, snapshot_of
+from dask_gpu_mpi.view.snapshot import snapshot_of
 from support.mocks.snapshots import cluster as cluster_of
 
 
@@ -34,36 +35,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
 
 
-SNAPSHOT = snapshot_of(*cluster_of(2, 2), 7.0)
-
-
-class MockLink:
-    """Samples without a scheduler."""
-
-    samples = 0
-    error: Exception | None = None
-    closed = False
-
-    def __init__(self, target: Target) -> None:
-        type(self).closed = False
-
-    async def sample(self) -> Snapshot:
-        MockLink.samples += 1
-        if self.error is not None:
-            raise self.error
-        return SNAPSHOT
-
-    def close(self) -> None:
-        MockLink.closed = True
-
-
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MockLink]]:
-    monkeypatch.setattr(live_view, "Link", MockLink)
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mock]:
+    """Samples without a scheduler."""
+    made = Mock(sample=AsyncMock(return_value=snapshot_of(*cluster_of(2, 2), 7.0)))
+    monkeypatch.setattr(live_view, "Link", lambda target: made)
     monkeypatch.setattr(live_view, "BETWEEN", 0.0)
-    MockLink.samples, MockLink.error = 0, None
     with dask.config.set({"scheduler-address": "tcp://h:1"}):
-        yield MockLink
+        yield made
 
 
 def file_of(tmp_path: Path, address: str) -> str:
@@ -84,15 +63,15 @@ def test_a_file_comes_before_dasks_configuration(tmp_path: Path) -> None:
 
 
 def test_once_and_a_cluster_that_is_gone_between_the_samples(
-    link: type[MockLink], capsys: pytest.CaptureFixture[str]
+    link: Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_top(None, once=True, as_json=False, interval=2.0) == 0
-    assert (link.samples, link.closed) == (2, True)  # rates are between two
+    assert (link.sample.await_count, link.close.call_count) == (2, 1)  # rates are between two
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) > 60
-    link.error = ClusterLostError("gone")
+    link.sample.side_effect = ClusterLostError("gone")
     with pytest.raises(ClusterLostError, match="gone"):
         run_top(None, once=True, as_json=False, interval=2.0)
-    assert link.closed
+    assert link.close.call_count == 2
     assert logging.getLogger("distributed").isEnabledFor(logging.CRITICAL)

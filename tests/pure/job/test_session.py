@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import dask
 import pytest
@@ -19,41 +19,23 @@ from dask_gpu_mpi.job.session import ClientEnd, Session
 from dask_gpu_mpi.options.model import Options
 
 
-class Member:
-    """One that does nothing."""
-
-    leave_open = descriptors_lost = gone = False
-    had_client = True
-
-    def __init__(self) -> None:
-        cluster = SimpleNamespace(
-            plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
-        )
-        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
-        self.ending = Ending()
-        self.done: list[bool] = []
-        self.interruptions: list[bool] = []
-        self.signal_relay = SimpleNamespace(script_is_interrupted=lambda: self.interruptions.append(True))
-
-    def client_done(self, *, final: bool, code: int = 0) -> None:
-        self.done.append(final)
-
-    def pump(self, timeout: float) -> None:
-        pass
-
-    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
-        pass
-
-    def launcher_gone(self) -> bool:
-        return self.gone
-
-
 @pytest.fixture
-def member(monkeypatch: pytest.MonkeyPatch) -> Member:
+def member(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """One that does nothing."""
     monkeypatch.setattr(module, "_current", None)
     monkeypatch.setattr(module, "_current_end", None)
     monkeypatch.setattr(module, "silence_dask", list)
-    return Member()
+    plan = SimpleNamespace(workers=(), hosts=())
+    cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=None, config={})
+    joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
+    made = Mock(joined=joined, ending=Ending(), had_client=True, leave_open=False, descriptors_lost=False)
+    made.launcher_gone.return_value = False
+    return made
+
+
+def done(member: Mock) -> list[bool]:
+    """Each end of the client that it was told, whether it is the last."""
+    return [call.kwargs["final"] for call in member.client_done.call_args_list]
 
 
 def make_end(member: Any) -> ClientEnd:
@@ -62,7 +44,7 @@ def make_end(member: Any) -> ClientEnd:
 
 @pytest.mark.parametrize("others_go_on", [True, False])
 def test_the_end_is_told_once(
-    others_go_on: bool, member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    others_go_on: bool, member: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If the other ranks go on, a close is their end, and nothing is left to do when this process ends."""
     unregistered: list[Any] = []
@@ -72,11 +54,11 @@ def test_the_end_is_told_once(
         assert (session.closed, "(open)" in session._repr_html_()) == (False, True)
     session.close()
     assert (session.closed, "(closed)" in session._repr_html_()) == (True, True)
-    assert (member.done, len(unregistered)) == ([others_go_on], others_go_on)
+    assert (done(member), len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
         session._end.finish()  # called when MPI is finalized, or at the end of the process
     session.close()
-    assert member.done == ([True] if others_go_on else [False, True])
+    assert done(member) == ([True] if others_go_on else [False, True])
     assert unregistered == [session._end.finish]
     assert capsys.readouterr().err.count("ended after") == 1
     with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
@@ -85,7 +67,7 @@ def test_the_end_is_told_once(
 
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
 def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
-    part: str, member: Member, monkeypatch: pytest.MonkeyPatch
+    part: str, member: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -95,26 +77,26 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
     end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
     with pytest.raises(KeyboardInterrupt):
         end.close()
-    assert (member.done, dask.config.get("scheduler-address", None)) == ([False], None)
+    assert (done(member), dask.config.get("scheduler-address", None)) == ([False], None)
 
 
-def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
+def test_a_child_that_the_script_forks_ends_nothing(member: Mock) -> None:
     end = make_end(member)
     pid = os.fork()
     if not pid:
         end.close()
         end.finish()
-        os._exit(len(member.done) if end.closed else 9)
+        os._exit(len(done(member)) if end.closed else 9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not end.closed
 
 
-def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
+def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Mock) -> None:
     end = make_end(member)
     with pytest.raises(SystemExit) as ended:
         end.end_script(15, None)
     assert ended.value.code == 143
-    assert member.interruptions == [True]
+    member.signal_relay.script_is_interrupted.assert_called_once_with()
     end.walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
     member.ending.lost = "the scheduler"
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
@@ -123,7 +105,7 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Member) -> None:
 
 
 def test_a_cluster_that_can_not_be_ended_aborts_the_job(
-    member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    member: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[str] = []
     monkeypatch.setattr(module, "abort", lambda code: codes.append(f"abort {code}"))
@@ -137,7 +119,7 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("error", [None, ValueError("x"), InputError("x")], ids=repr)
 def test_the_excepthook_stays_while_it_has_something_to_report(
-    error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+    error: Exception | None, lost: bool, member: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost cluster, or an error of ours that is being raised."""
     retired: list[bool] = []
