@@ -10,6 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import dask
 import pytest
@@ -30,32 +31,16 @@ START = Start("tcp://h:1", "tcp", "127.0.0.1", (PLAN,), {})
 SCHEDULER = SchedulerSettings("127.0.0.1", {}, "token")
 
 
-class Scheduler:
-    def __init__(
-        self, timeline: Timeline, on_end: Callable[[int | None], None], on_answer: Callable[..., None]
-    ) -> None:
-        self.on_end = on_end
-
-    async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
-        return (Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id")
-
-    def send(self, order: Order, payload: Any = None) -> None:
-        Bench.now.calls.append(("send", order))
-
-    def close(self, grace: float) -> None:
-        Bench.now.calls.append(("close scheduler", grace))
-
-
 class Workers:
-    def __init__(
-        self, configuration: Any, scratch: str, timeline: Timeline, on_end: Callable[..., None]
-    ) -> None:
+    """Notes what is asked of it; `follow` ends when they have ended."""
+
+    def __init__(self, calls: list[tuple[Any, ...]], on_end: Callable[..., None]) -> None:
         self.closing = False
-        self.on_end = on_end
+        self.calls, self.on_end = calls, on_end
         self.ended = asyncio.Event()
 
     async def start(self, start: Start) -> None:
-        Bench.now.calls.append(("start workers", start))
+        self.calls.append(("start workers", start))
 
     async def follow(self) -> bool:
         await self.ended.wait()
@@ -64,16 +49,13 @@ class Workers:
     async def close(self) -> None:
         self.closing = True
         self.ended.set()
-        Bench.now.calls.append(("close workers",))
+        self.calls.append(("close workers",))
 
 
 class Bench:
     """An agent, and the rank's ends of its pipes."""
 
-    now: Bench
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        Bench.now = self
         self.calls: list[tuple[Any, ...]] = []
         self.watches: list[dict[str, Any]] = []
         self.logs: list[tuple[str, ...]] = []
@@ -81,21 +63,26 @@ class Bench:
         self.control_out, self.control = os.pipe()
         reply_out, self.reply = os.pipe()
         self.answers = FrameReader(reply_out)
-        monkeypatch.setattr(module, "SchedulerProcess", Scheduler)
-        monkeypatch.setattr(module, "Workers", Workers)
+
+        def scheduler(timeline: Timeline, on_end: Any, on_answer: Any) -> Any:
+            made = Mock(
+                on_end=on_end, start=AsyncMock(return_value=(Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id"))
+            )
+            made.send.side_effect = lambda order, payload=None: self.calls.append(("send", order))
+            made.close.side_effect = lambda grace: self.calls.append(("close scheduler", grace))
+            return made
+
+        def watch(rank: int, deadline: float, **more: Any) -> Any:
+            self.watches.append({"rank": rank, "deadline": deadline, **more})
+            return Mock()
+
+        monkeypatch.setattr(module, "SchedulerProcess", scheduler)
+        monkeypatch.setattr(module, "Workers", lambda *given: Workers(self.calls, given[-1]))
+        monkeypatch.setattr(module, "StartWatch", watch)
         monkeypatch.setattr(
             module, "remove_scheduler_file", lambda *given: self.calls.append(("remove", *given))
         )
         monkeypatch.setattr(module.logs, "log_to_file", lambda *given: self.logs.append(given))
-        bench = self
-
-        class Watch:
-            def __init__(self, rank: int, deadline: float, **more: Any) -> None:
-                bench.watches.append({"rank": rank, "deadline": deadline, **more})
-
-            def begin(self) -> None: ...
-
-        monkeypatch.setattr(module, "StartWatch", Watch)
 
     def agent(self, own_server: bool = False, **options: Any) -> Any:
         given = Configuration(Options(**{"protocol": Protocol.TCP, **options}), mpi_deadline=9.0)

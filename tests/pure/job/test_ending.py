@@ -12,6 +12,7 @@ from dask_gpu_mpi.job import ending
 from dask_gpu_mpi.job.ending import EndCoordinator, Ending
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
+from support.mocks.clocks import Clock
 from support.mocks.inputs import worker_plan
 
 
@@ -172,9 +173,8 @@ SILENT = 60.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stands in for `time`: it goes on when it is told to."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
     monkeypatch.setattr(ending, "time", clock)
     return clock
 
@@ -188,7 +188,7 @@ def finalizes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_rank_that_may_be_lost(
-    clock: Any, aborts: list[int], finalizes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clock: Clock, aborts: list[int], finalizes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others continue, and the end waits for nobody; the mark has the script's code."""
     rank = Rank0(tolerate_lost_ranks=1, log_directory=tmp_path)

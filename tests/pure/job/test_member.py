@@ -21,27 +21,18 @@ from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Start
+from support.mocks.clocks import Clock
 
 
-class Agent:
+def silent_agent(said: list[Any]) -> Any:
     """Notes what it is sent, and never answers."""
-
-    scratch = "/scratch"
-
-    def __init__(self, said: list[Any]) -> None:
-        self._said = said
-
-    def begin(self, options: Any, environ: Any, *, inspect_gpus: bool) -> None:
-        self._said.append(("begin", inspect_gpus))
-
-    def configure(self, options: Any, *, speaks: bool) -> None:
-        self._said.append(("configure", speaks))
-
-    def send(self, order: str, payload: Any = None) -> None:
-        self._said.append((order, payload))
-
-    def kill(self) -> None:
-        self._said.append(("killed", None))
+    return SimpleNamespace(
+        scratch="/scratch",
+        begin=lambda options, environ, *, inspect_gpus: said.append(("begin", inspect_gpus)),
+        configure=lambda options, *, speaks: said.append(("configure", speaks)),
+        send=lambda order, payload=None: said.append((order, payload)),
+        kill=lambda: said.append(("killed", None)),
+    )
 
 
 class Channels:
@@ -313,7 +304,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     """With the workers that have not ended for good."""
     started: list[Any] = []
     rank, channels = member(workers="1-0 1-1")
-    agent, again = Agent(channels.said), rank._restarts
+    agent, again = silent_agent(channels.said), rank._restarts
     monkeypatch.setattr(module, "AgentProcess", lambda *args: started.append(args) or agent)
     again.start_if_due()
     again.worker_ended("1-0", "five deaths")
@@ -338,7 +329,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
 def wind_down(rank: int = 0, **more: Any) -> tuple[list[int] | None, Channels]:
     """The ranks that are silent at the end, if rank 0 closes its part; and what was said."""
     closing, channels = member(rank=rank, is_client=True, **{"shutdown_timeout": 10.0, **more})
-    channels.agent = Agent(channels.said)
+    channels.agent = silent_agent(channels.said)
     closing._closing.run()
     assert happened(closing) == "closed"
     return closing.coordinator and closing.coordinator.silent, channels
@@ -385,7 +376,7 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
     seconds: list[float] = []
     monkeypatch.setattr(ending, "remove_scratch", lambda path, *, within: seconds.append(within))
     closing, channels = member(rank=0, shutdown_timeout=10.0)
-    channels.agent, channels.left = Agent(channels.said), [str(tmp_path), "/goes"]
+    channels.agent, channels.left = silent_agent(channels.said), [str(tmp_path), "/goes"]
     closing._closing.run()
     assert seconds == [pytest.approx(10.0 - 500.0, abs=0.03)] * 2  # this agent took all of it
     said = capsys.readouterr().err
@@ -396,14 +387,14 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
 
 def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under MPICH it is silent, so that nothing else shows that it is alive; its network may be down for some seconds."""
-    now, answer = [0.0], [""]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock, answer = Clock(), [""]
+    monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "connect_only", lambda host, port: answer[0])
     monkeypatch.setattr(module.random, "uniform", lambda least, most: least)
     watch = module.CoordinatorWatch("tls://h1:8786", size=2)
 
     def is_lost_at(seconds: float, error: str) -> bool:
-        now[0], answer[0] = seconds, error
+        clock.now, answer[0] = seconds, error
         return watch.is_lost(has_scheduler=True)
 
     assert not is_lost_at(RANK_0_LOST + 1.0, "No route to host")
@@ -418,5 +409,5 @@ def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.Mon
     # its scheduler has been closed: it may write the report now, for a time
     heard = watch._heard
     for silence, lost in ((RANK_0_SILENT - 1.0, False), (RANK_0_SILENT + 1.0, True)):
-        now[0] = heard + silence
+        clock.now = heard + silence
         assert watch.is_lost(has_scheduler=False) is lost

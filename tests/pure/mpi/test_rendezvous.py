@@ -14,6 +14,7 @@ from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, RankKey, Rendezvous, missing_ranks
 from dask_gpu_mpi.mpi.wire import DroppedMessages, KeyPair
+from support.mocks.clocks import Clock
 from support.mocks.mpi import Comm, install
 
 #: Keys of ranks, which are ready before the test: rank 0's first.
@@ -39,24 +40,9 @@ def sent(comm: Comm, rank: int = 0) -> list[Any]:
     return [[part for part in mail if not isinstance(part, bytes)] for mail in mails]
 
 
-class Clock:
-    """`time`, which only a sleep moves on."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(100.0)
     install(monkeypatch)
     monkeypatch.setattr(rendezvous, "time", clock)
     monkeypatch.setattr(rendezvous, "neighbours", lambda pid: {0: "there", 2: "stopped"})

@@ -25,6 +25,7 @@ from dask_gpu_mpi.mpi.wire import (
     Wire,
 )
 from support.jobs.processes import run_python
+from support.mocks.clocks import Clock
 from support.mocks.mpi import Comm, Error, Message, install
 
 TAG = 5
@@ -62,18 +63,9 @@ def test_too_large_messages_are_dropped_and_not_allocated(claims: int) -> None:
     assert large.received is False  # with Open MPI that would write beyond what is allocated
 
 
-class Clock:
-    """`time`, which the test moves on."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -190,14 +182,12 @@ def test_errors_of_mpi_are_counted_and_raise_nothing(capsys: pytest.CaptureFixtu
     )
 
 
-def test_one_warning_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+def test_one_warning_a_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     drops = DroppedMessages("rank 3 on h")
     drops.report()
     told = []
     for seconds in range(130):
-        now[0] = 1000.0 + seconds
+        clock.now = 1000.0 + seconds
         drops.add(f"{seconds}")
         drops.report()
         told += capsys.readouterr().err.splitlines()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, Mock, call
 
 import pytest
 
@@ -36,21 +38,13 @@ class Process:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 0, answer: Any = ()) -> None:
         self.mailbox: Any = MockMailbox(rank, payloads=PAYLOADS)
-        self.answer = answer
-        self.asked: list[str] = []
         self.deadlines: list[float] = []
-        look = SimpleNamespace(gpus=self._gpus, close=lambda: self.asked.append("closed"))
+        self.look = Mock(gpus=Mock(side_effect=itertools.repeat(answer)))
         mpi = SimpleNamespace(COMM_WORLD=None)
         monkeypatch.setattr(bringup, "_cross_check", lambda *_: None)
         monkeypatch.setattr(start_context, "load_mpi", lambda *_: mpi)
         monkeypatch.setattr(start_context, "Mailbox", self._mailbox)
-        monkeypatch.setattr(bringup, "start_own_look", lambda: look)
-
-    def _gpus(self, seconds: float) -> Any:
-        self.asked.append("asked")
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        monkeypatch.setattr(bringup, "start_own_look", lambda: self.look)
 
     def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **_: Any) -> Any:
         assert self.mailbox.payloads == payloads
@@ -67,7 +61,7 @@ def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> N
     assert made is not None
     assert [(worker.rank, worker.host) for worker in made.workers] == [(0, socket.gethostname()), (1, "h1")]
     assert process.mailbox.sent[-1] == (1, Kind.DONE, 0)
-    assert process.asked == []  # nobody looks for GPUs
+    assert process.look.mock_calls == []  # nobody looks for GPUs
     assert 15 < process.deadlines[0] <= 20
 
 
@@ -83,7 +77,7 @@ def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: 
     with pytest.raises(OptionError) as caught:
         plan_of_allocation(options, check=refuse)
     assert caught.value.reported
-    assert process.asked == []
+    assert process.look.mock_calls == []
     limit = 60 if isinstance(options, InputError) else 20
     assert limit - 1 < process.deadlines[0] <= limit
 
@@ -96,7 +90,7 @@ def test_gpus_that_do_not_work(monkeypatch: pytest.MonkeyPatch, error: InputErro
     said = f"rank 0 of 1 on {socket.gethostname()}: {error.problem.found}"
     with pytest.raises(type(error), match=said):
         plan_of_allocation(Options(startup_timeout=1.0))
-    assert process.asked == ["asked", "closed"]
+    assert process.look.mock_calls == [call.gpus(ANY), call.close()]
 
 
 # -- from options to what the coordinator needs
@@ -121,39 +115,27 @@ def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None
 # -- what a rank waits for before it takes its inventory
 
 
-class Agent:
+def agent_of(*batches: list[tuple[Any, ...]], gpus: Any = (), looks: bool = True) -> Any:
     """One batch of answers for each look."""
-
-    lost = False
-
-    def __init__(self, *batches: list[tuple[Any, ...]], gpus: Any = (), looks: bool = True) -> None:
-        self.batches = list(batches)
-        self.found, self.looks, self.look = gpus, looks, self
-
-    def events(self, timeout: float) -> list[tuple[Any, ...]]:
-        return self.batches.pop(0) if self.batches else []
-
-    def gpus(self, timeout: float) -> Any:
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
-
-    def exit_text(self) -> str:
-        return "exit code 9"
+    left = list(batches)
+    made = SimpleNamespace(batches=left, lost=False, looks=looks, exit_text=lambda: "exit code 9")
+    made.events = lambda timeout: left.pop(0) if left else []
+    made.look = SimpleNamespace(gpus=Mock(side_effect=itertools.repeat(gpus)))  # raised, if it is an error
+    return made
 
 
 def test_the_agent_is_waited_for() -> None:
-    agent: Any = Agent([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
+    agent = agent_of([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
     assert await_agent(agent, context()) == "/scratch"
     assert agent.batches == [[("later",)]]
-    agent = Agent([("failed", Problem("no such class"), 2, "OptionError")])
+    agent = agent_of([("failed", Problem("no such class"), 2, "OptionError")])
     with pytest.raises(OptionError, match="no such class") as caught:
         await_agent(agent, context())
     assert not caught.value.reported
 
 
 def test_an_agent_that_ends_or_hangs_and_a_signal() -> None:
-    agent: Any = Agent()
+    agent = agent_of()
     with pytest.raises(StartupError, match="did not finish its imports"):
         await_agent(agent, context(seconds=0.05))
     with pytest.raises(StartupError, match="SIGINT came while the cluster started"):
@@ -165,7 +147,7 @@ def test_an_agent_that_ends_or_hangs_and_a_signal() -> None:
 
 def take(around: StartContext, gpus: Any = (), **options: Any) -> Any:
     channels: Any = SimpleNamespace(rank=1, size=2, begin_step=lambda step: None)
-    agent: Any = Agent([("prepared", "/scratch")], gpus=gpus, looks="worker_class" not in options)
+    agent = agent_of([("prepared", "/scratch")], gpus=gpus, looks="worker_class" not in options)
     return inspect(Options(**options), agent, around, channels)
 
 
