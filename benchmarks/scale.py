@@ -22,6 +22,7 @@ import itertools
 import logging
 import math
 import multiprocessing
+import secrets
 import sys
 import tempfile
 import time
@@ -53,7 +54,7 @@ from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.mpi.wire import KeyPair
-from dask_gpu_mpi.network.credentials import make_credentials, make_token
+from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
@@ -295,7 +296,7 @@ def join(count: int, deadline: float) -> dict[str, Any]:
         "distributed.scheduler.worker-ttl": None,
     }
     config = {**credentials, **connection_settings(count, 0.5)}
-    settings = SchedulerSettings("127.0.0.1", config, make_token())
+    settings = SchedulerSettings("127.0.0.1", config, secrets.token_urlsafe(32))
     # with the recorder of a report; the port of the dashboard is open, and its pages follow the first client
     options = Options(report="report.json", dashboard_address="127.0.0.1:0")
     context = multiprocessing.get_context("spawn")

@@ -71,16 +71,6 @@ def nvml_grace(timeout: float) -> float:
     return min(max(NVML_GRACE * timeout, LEAST_GRACE), MOST_GRACE)
 
 
-def hangs(where: str) -> StartupError:
-    """The StartupError for a rank (such as "rank 0 of 2 on host") whose NVML query timed out."""
-    return StartupError(
-        "NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node "
-        "probably hangs",
-        fix="reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs",
-        where=where,
-    )
-
-
 def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
     """Fork a process that calls `nvidia.visible_gpus` and writes the result to the descriptor `answer`; returns its process id.
 

@@ -96,7 +96,7 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
     with contextlib.suppress(nvml.NVMLError):  # `list_gpus` reports why NVML does not start
         nvml.nvmlInit()
         with contextlib.suppress(nvml.NVMLError):
-            driver = _text(nvml.nvmlSystemGetDriverVersion())
+            driver = nvml.nvmlSystemGetDriverVersion()
         for gpu in gpus:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.parent or gpu.uuid)
@@ -212,7 +212,7 @@ def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
 
 def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
     pci = _ask(nvml, None, lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    bus_id = "" if pci is None else _text(pci.busId).upper()
+    bus_id = "" if pci is None else pci.busId.upper()
     nodes = _bits(_ask(nvml, (), nvml.nvmlDeviceGetMemoryAffinity, handle, _AFFINITY_WORDS, _NUMA_NODES))
     return Gpu(
         index=index,
@@ -243,8 +243,8 @@ def _common(nvml: Any, handle: Any, name: str, own_pid: int) -> dict[str, Any]:
     """The fields of a `Gpu` that a whole GPU and a MIG instance both have."""
     memory = _ask(nvml, None, nvml.nvmlDeviceGetMemoryInfo, handle)
     return {
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "name": _text(_ask(nvml, name, nvml.nvmlDeviceGetName, handle)),
+        "uuid": nvml.nvmlDeviceGetUUID(handle),
+        "name": _ask(nvml, name, nvml.nvmlDeviceGetName, handle),
         "memory": 0 if memory is None else int(memory.total),
         "free": -1 if memory is None else int(memory.free),
         "processes": _processes(nvml, handle, own_pid),
@@ -271,11 +271,6 @@ def _ask(nvml: Any, otherwise: T, call: Callable[..., T], *args: Any) -> T:
 
 def _code(error: Exception) -> int:
     return int(getattr(error, "value", UNKNOWN))
-
-
-def _text(value: str | bytes) -> str:
-    # nvidia-ml-py before 12 gives bytes
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 # The meaning of ``CUDA_VISIBLE_DEVICES``. The rules are CUDA's (CUDA C++ Programming Guide, "CUDA Environment Variables"), except

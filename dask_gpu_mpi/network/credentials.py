@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -136,11 +135,6 @@ def _end(now: float, job_end: float | None) -> float:
 
 
 # The link to the dashboard, with the token that opens it (`agent.dashboard_gate`), as in Jupyter.
-
-
-def make_token() -> str:
-    """A new token: 32 random bytes as text for a link."""
-    return secrets.token_urlsafe(32)
 
 
 def add_token(link: str, token: str) -> str:

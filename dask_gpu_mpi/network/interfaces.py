@@ -115,28 +115,24 @@ def choose_addresses(
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:
         return None, dict.fromkeys(ranks, "127.0.0.1")
-    common = _common(interfaces)
-    if common is not None:
-        return common[0], {rank: _on(interfaces[rank], *common)[0].address for rank in ranks}
-    # a network that every rank is on, by interfaces of any name
-    shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
-    network = min(shared, key=lambda each: (":" in each, each), default=None)
-    routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
-    if network is None and all(routed.values()):
+    usable = {rank: _usable(interfaces[rank]) for rank in ranks}
+    if (shared := _shared([*usable.values()])) is not None:
+        name, network = shared
+        return name or None, {
+            rank: next(i.address for i in own if i.network == network and name in ("", i.name))
+            for rank, own in usable.items()
+        }
+    routed = {rank: [i.address for i in own if i.default] for rank, own in usable.items()}
+    if all(routed.values()):
         # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
-        return None, {rank: interface.address for rank, interface in routed.items() if interface is not None}
-    if network is None:
-        seen = "; ".join(
-            f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in _usable(interfaces[rank])) or 'none'}"
-            for rank in list(ranks)[:8]
-        )
-        raise InputError(
-            f"the nodes share no network: {seen}",
-            fix="set the interface to use with interface (--interface)",
-        )
-    return None, {
-        rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
-    }
+        return None, {rank: addresses[0] for rank, addresses in routed.items()}
+    seen = "; ".join(
+        f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in usable[rank]) or 'none'}"
+        for rank in ranks[:8]
+    )
+    raise InputError(
+        f"the nodes share no network: {seen}", fix="set the interface to use with interface (--interface)"
+    )
 
 
 def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:
@@ -165,21 +161,17 @@ def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
     return sorted(usable, key=lambda i: ":" in i.address)
 
 
-def _on(interfaces: Sequence[Interface], name: str, network: str) -> list[Interface]:
-    """The entries of an interface on a network: it may have several addresses on it, and be on several networks."""
-    return [i for i in interfaces if i.name == name and i.network == network]
-
-
-def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | None:
-    """Name and network of the best interface that every rank has on the same network."""
-    first, *others = interfaces.values()
-    candidates = []
-    for interface in _usable(first):
-        if all(_on(other, interface.name, interface.network) for other in others):
+def _shared(usable: Sequence[Sequence[Interface]]) -> tuple[str, str] | None:
+    """Name and network of the best interface that every rank has, else a network that every rank is on, without a name."""
+    named = set.intersection(*({(i.name, i.network) for i in own} for own in usable))
+    networks = set.intersection(*({i.network for i in own} for own in usable))
+    candidates = [(True, ":" in network, 0, "", network) for network in networks]
+    for interface in usable[0]:
+        if (interface.name, interface.network) in named:
             fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
             order = fast if fast is not None else 2 if interface.default else 3
-            candidates.append((":" in interface.network, order, interface.name, interface.network))
-    return min(candidates)[2:] if candidates else None
+            candidates.append((False, ":" in interface.network, order, interface.name, interface.network))
+    return min(candidates)[3:] if candidates else None
 
 
 def boot_id() -> str:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import socket
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,11 +45,6 @@ class Target:
     def protocol(self) -> str:
         """The protocol of the address: a `Protocol`, or another one of distributed."""
         return Protocol.of(self.address) or self.address.partition("://")[0]
-
-    def unique_name(self, name: str | None) -> str:
-        """A prefix for the names of workers that join, which differs from the (unknown) names of other jobs' workers."""
-        token = secrets.token_hex(4)
-        return f"{name}-{token}" if name else f"join-{token}"
 
 
 def write_scheduler_file(

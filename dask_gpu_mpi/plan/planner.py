@@ -153,16 +153,14 @@ def refuse_machine_with_two_names(hosts: Sequence[Host]) -> None:
 
 def gpus_without_worker(hosts: Sequence[Host]) -> list[Problem]:
     """GPUs that only reserved ranks see (layout ``exclusive``)."""
-    lost = {
-        h.plan.host: len(
-            {gpu.uuid for gpu in h.plan.gpus} - {gpu.uuid for rank in h.working for gpu in rank.gpus}
-        )
-        for h in hosts
-    }
-    lost = {name: number for name, number in lost.items() if number}
-    places = [f"{number} on {name}" for name, number in lost.items()]
-    if not places:
+    lost: dict[str, int] = {}
+    for host in hosts:
+        seen = {gpu.uuid for rank in host.working for gpu in rank.gpus}
+        if number := sum(gpu.uuid not in seen for gpu in host.plan.gpus):
+            lost[host.plan.host] = number
+    if not lost:
         return []
+    places = [f"{number} on {name}" for name, number in lost.items()]
     count = sum(lost.values())
     return [
         Problem(

@@ -60,8 +60,7 @@ def plan_workers(
     """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
-    distant: list[str] = []
-    distant_hosts: list[str] = []
+    distant: dict[str, list[str]] = {}
     limits = []
     for host in hosts:
         on_cpus = _names_on_cpus(host, options, on_gpus)
@@ -71,16 +70,15 @@ def plan_workers(
         if on_gpus:
             found, far = _on_gpus(host, options, each, asked)
             workers += found
-            distant += far
-            distant_hosts += [host.plan.host] if far else []
+            distant |= {host.plan.host: far} if far else {}
         workers += _on_cpus(host, on_cpus, options.nthreads, each)
     warnings = excess_warnings(limits)
     if distant:
         problem = Problem(
             "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
-            f"{listed(distant)}",
+            f"{listed([worker for far in distant.values() for worker in far])}",
             fix="let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
-            hosts=tuple(distant_hosts),
+            hosts=tuple(distant),
         )
         warnings.insert(0, problem)
     # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.

@@ -24,7 +24,7 @@ from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
-from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_own_look
+from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace, start_own_look
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
@@ -312,7 +312,12 @@ def _gpus(look: Look, context: StartContext, where: str, grace: float) -> tuple[
             return seen
         context.raise_signal()
         if time.monotonic() > context.deadline - grace:
-            raise hangs(where)
+            raise StartupError(
+                "NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node "
+                "probably hangs",
+                fix="reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs",
+                where=where,
+            )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ Any FAILED, or the deadline, ends in one report and FAIL to all. The report says
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
@@ -172,7 +173,9 @@ class Coordinator(FailureCoordinator):
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
         self._timelines: dict[int, list[Step]] = {}
-        self._options = options if target is None else replace(options, name=target.unique_name(options.name))
+        if target is not None:  # other jobs' workers, whose names are unknown, are there as well
+            options = replace(options, name=f"{options.name or 'join'}-{secrets.token_hex(4)}")
+        self._options = options
         self._timeline = timeline
         self._credentials = credentials or {}
         self._target = target

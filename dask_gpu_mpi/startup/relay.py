@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.credentials import add_token, make_token
+from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
@@ -92,7 +93,7 @@ class Relay:
         if plan is not None:
             plan = replace(plan, warnings=(*self._options.warnings, *plan.warnings))
         # A cluster without encryption is open to everyone, and so is its dashboard.
-        token = make_token() if self._options.protocol.encrypts else ""
+        token = secrets.token_urlsafe(32) if self._options.protocol.encrypts else ""
         self._settings = replace(settings, token=token, plan=plan)
         self._channels.order(Order.START_SCHEDULER, self._settings)
 

@@ -175,12 +175,8 @@ def test_control_groups(
 
 
 @fuzz
-@given(
-    st.one_of(texts, st.binary(max_size=20)),
-    st.one_of(texts, st.binary(max_size=20)),
-    st.one_of(texts, st.binary(max_size=20)),
-)
-def test_what_nvml_says(name: Any, pci: Any, driver: Any) -> None:
+@given(texts, texts, texts)
+def test_what_nvml_says(name: str, pci: str, driver: str) -> None:
     nvml = Nvml(device(0, name=name, pci=pci, ecc=[7]), driver=driver)
     gpus = soon(list_gpus, nvml)
     assert len(gpus) == 1

@@ -34,12 +34,12 @@ from support.mocks.nvml.pynvml import (
 
 def test_all_that_a_gpu_tells() -> None:
     busy = [(77, GIB), (78, 5), (99, 100), (98, None), (97, 0)]
-    nvml = Nvml(device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=busy, nodes=[0, 2]))
+    nvml = Nvml(device(0, pci="00000000:0a:00.0", cpus=[0b1011, 1], busy=busy, nodes=[0, 2]))
     seen = {"cpus": (0, 1, 3, 64), "numa": 65, "pci": "00000000:0A:00.0", "free": 38 * GIB}
     others = ((78, 5), (99, 100), (98, None))
     assert list_gpus(nvml, own_pid=77) == (Gpu("GPU-0", 0, "A100", 40 * GIB, processes=others, **seen),)
     assert nvml.calls == ["init", "shutdown"]
-    assert list_gpus(Nvml({"uuid": b"GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
+    assert list_gpus(Nvml({"uuid": "GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
     # near two nodes, it is near neither
     assert [gpu.numa for gpu in list_gpus(Nvml(device(0, nodes=[0b11]), device(1, nodes=[1])))] == [-1, 0]
 
@@ -100,7 +100,7 @@ def test_health_is_the_drivers_version_and_the_memory_errors_of_each_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpus = [Gpu("GPU-0", 0, "A", 0), Gpu("MIG-a", 1, "A MIG", 0, parent="GPU-1"), Gpu("GPU-2", 2, "A", 0)]
-    nvml = Nvml(device(0, ecc=[7]), device(1, ecc=[0]), device(2), driver=b"580.1")
+    nvml = Nvml(device(0, ecc=[7]), device(1, ecc=[0]), device(2), driver="580.1")
     counters: list[tuple[int, int]] = []
     ask = nvml.nvmlDeviceGetTotalEccErrors
     monkeypatch.setattr(

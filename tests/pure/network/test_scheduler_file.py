@@ -85,13 +85,6 @@ def test_a_file_that_is_none(path: Path, text: str) -> None:
         read_scheduler_file(path)
 
 
-def test_names_of_two_joining_jobs_differ() -> None:
-    target = Target("tls://h:1")
-    assert target.protocol == "tls"
-    assert target.unique_name(None) != target.unique_name(None)
-    assert target.unique_name("mine").startswith("mine-")
-
-
 def test_a_loopback_cluster_is_not_for_other_hosts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scheduler_file(str(path), "tls://127.0.0.1:1", None, "a", CONFIG)
     assert read_scheduler_file(path).address == "tls://127.0.0.1:1"
