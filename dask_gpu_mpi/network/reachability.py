@@ -31,7 +31,7 @@ CONNECT_TIMEOUT = 5.0
 BACKLOG = 4096
 #: Connections that are open at the same time, each for moments. Descriptors are scarce in a rank.
 MOST_ASKING = 256
-#: Seconds between checks for silent connections, and for the end.
+#: Seconds between checks for the end.
 POLL = 0.05
 #: Tries of a rank, and seconds between them, if the listener hangs up: it does so when many strangers connect.
 TRIES, PAUSE = 3, 0.1
@@ -73,7 +73,7 @@ class Reach:
 class Listener:
     """Listens, in a thread, on an IP address and `port` (0: any), and answers peers that send the right text; raises OSError.
 
-    Silent and slow peers are disconnected after `CONNECT_TIMEOUT`, and earlier if too many others wait.
+    It listens for moments. If too many peers are silent meanwhile, the oldest are disconnected.
     """
 
     def __init__(self, address: str, port: int, token: str) -> None:
@@ -90,8 +90,8 @@ class Listener:
         self.port: int = self._listening.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
-        #: By connection, oldest first: its deadline, and the text that it has sent so far.
-        self._asking: dict[socket.socket, tuple[float, bytes]] = {}
+        #: By connection, oldest first, the text that it has sent so far.
+        self._asking: dict[socket.socket, bytes] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -108,7 +108,6 @@ class Listener:
                     self._accept()
                 else:
                     self._read(cast(socket.socket, key.fileobj))
-            self._hang_up_on_silent()
         for connection in list(self._asking):
             self._hang_up(connection)
         self._selector.close()
@@ -123,7 +122,7 @@ class Listener:
             time.sleep(0.0 if self._close_oldest() else POLL)
             return
         connection.setblocking(False)
-        self._asking[connection] = time.monotonic() + CONNECT_TIMEOUT, b""
+        self._asking[connection] = b""
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._asking) > MOST_ASKING:
             self._close_oldest()
@@ -131,12 +130,12 @@ class Listener:
     def _read(self, connection: socket.socket) -> None:
         if connection not in self._asking:  # closed a moment ago
             return
-        limit, text = self._asking[connection]
+        text = self._asking[connection]
         try:
             piece = connection.recv(len(self._question) - len(text))
             text += piece
             if piece and len(text) < len(self._question):
-                self._asking[connection] = limit, text
+                self._asking[connection] = text
                 return
             if hmac.compare_digest(text, self._question):
                 # fits into the buffer of every socket
@@ -146,13 +145,6 @@ class Listener:
         except OSError:
             pass
         self._hang_up(connection)
-
-    def _hang_up_on_silent(self) -> None:
-        now = time.monotonic()
-        for connection, (limit, _) in list(self._asking.items()):
-            if limit > now:
-                return
-            self._hang_up(connection)
 
     def _close_oldest(self) -> bool:
         """Close the oldest connection; False: there is none."""

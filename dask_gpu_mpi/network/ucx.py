@@ -185,22 +185,17 @@ def transfer_config() -> dict[str, Any]:
 
 def configured_numbers() -> dict[str, Any]:
     """The user's numbers and booleans for UCX's environment as texts: distributed-ucxx fails with others."""
-    import dask
-
-    texts: dict[str, Any] = {}
-    for section in SECTIONS:
-        configured = dask.config.get(f"{section}.environment", None) or {}
-        if not isinstance(configured, Mapping):
-            raise InputError(
-                f"configuration: {section}.environment is {str(configured)[:40]!r}",
-                expected="names and values, such as rndv-thresh: 8192",
-            )
-        for key, value in configured.items():
-            if isinstance(value, (bool, int, float)):
-                texts[f"{section}.environment.{key}"] = (
-                    ("n", "y")[value] if isinstance(value, bool) else str(value)
-                )
-    return texts
+    section, configured = _configured("environment")
+    if not isinstance(configured or {}, Mapping):
+        raise InputError(
+            f"configuration: {section}.environment is {str(configured)[:40]!r}",
+            expected="names and values, such as rndv-thresh: 8192",
+        )
+    return {
+        f"{section}.environment.{key}": ("n", "y")[value] if isinstance(value, bool) else str(value)
+        for key, value in (configured or {}).items()
+        if isinstance(value, (bool, int, float))
+    }
 
 
 def without_gpu_transports(transports: str) -> str:
@@ -327,17 +322,13 @@ def import_ucx() -> None:
     It sets variables that are missing, such as ``UCX_RNDV_THRESH``, and the environment has priority over Dask's configuration,
     which distributed-ucxx normally reads first. So those that the user has configured are unset again.
     """
-    import dask
-
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # as in `load_library`
     before = set(os.environ)
     with variables(AT_LOAD):
         importlib.import_module("ucxx")
-    for section in SECTIONS:
-        for key in dask.config.get(f"{section}.environment", None) or {}:
-            name = "UCX_" + key.replace("-", "_").upper()
-            if name not in before:
-                os.environ.pop(name, None)
+    for name in configured_environment()[1]:
+        if f"UCX_{name}" not in before:
+            os.environ.pop(f"UCX_{name}", None)
 
 
 def extend_handshakes() -> None:
