@@ -114,24 +114,19 @@ class Rounds:
     """The collective operations of a gang of `size` members: each is a round to which every member sends its part.
 
     The first call of each member belongs to round 0, the second to round 1, and so on.
-
-    >>> rounds = Rounds(2)
-    >>> rounds.put(0, 1, "allgather", b"of rank 1")
-    >>> rounds.put(0, 0, "allgather", b"of rank 0")
-    [b'of rank 0', b'of rank 1']
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: Rounds that have begun: the operation, the first rank, and the parts by rank.
-        self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
+        #: Rounds that have begun: the operation, the first rank, the parts by rank, and what is done when all are there.
+        self._open: dict[int, tuple[str, int, dict[int, bytes], asyncio.Future[list[bytes]]]] = {}
         #: The first round in which a rank has stopped waiting, and that rank.
         self._given_up: tuple[int, int] | None = None
         #: The ranks whose function has returned, and which take part in no further round.
         self._left: set[int] = set()
 
-    def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
-        """Add a member's part to a round; the last one ends the round, and returns all parts in rank order.
+    def put(self, number: int, rank: int, operation: str, part: bytes) -> asyncio.Future[list[bytes]]:
+        """Add a member's part to a round; the result, when the last one has ended the round, is all parts in rank order.
 
         Raises a MismatchError if another member has called another operation in this round, has returned, or has stopped waiting
         (its next call would meet this one). The text describes the call of this member.
@@ -140,7 +135,8 @@ class Rounds:
             raise MismatchError(
                 f"calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
             )
-        first, by, parts = self._open.setdefault(number, (operation, rank, {}))
+        new = (operation, rank, dict[int, bytes](), asyncio.get_running_loop().create_future())
+        first, by, parts, complete = self._open.setdefault(number, new)
         if first != operation:
             raise MismatchError(
                 f"calls {operation} where rank {by} calls {first} (expected the same calls in the same order on all ranks)"
@@ -150,10 +146,10 @@ class Rounds:
                 f"calls {operation} after {ranks_text(gone)} returned (expected the same calls on all ranks)"
             )
         parts[rank] = part
-        if len(parts) < self._size:
-            return None
-        del self._open[number]
-        return [parts[rank] for rank in range(self._size)]
+        if len(parts) == self._size:
+            del self._open[number]
+            complete.set_result([parts[rank] for rank in range(self._size)])
+        return complete
 
     def give_up(self, number: int, rank: int) -> None:
         """A member stops waiting for this round: a member that calls it later gets a MismatchError."""
@@ -163,7 +159,7 @@ class Rounds:
     def leave(self, rank: int) -> str | None:
         """A member has returned; the error if others wait for it in a round."""
         self._left.add(rank)
-        for operation, _, parts in self._open.values():
+        for operation, _, parts, _ in self._open.values():
             if rank not in parts:
                 return f"returned while {ranks_text(sorted(parts))} waited in {operation} (expected the same calls on all ranks)"
         return None
@@ -237,7 +233,6 @@ class Gang:
         #: Whether members that still run are being ended, so that deaths are expected.
         self.ends_members = False
         self.rounds = Rounds(0)
-        self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
 
     def assign(self, members: Sequence[GangMember]) -> None:
         """Give it its workers."""
@@ -270,17 +265,6 @@ class Gang:
             self.died.add(rank)
             if self.over.done():
                 self.notes.append((rank, "died afterwards, which may be the cause"))
-
-    def put(self, number: int, rank: int, operation: str, part: bytes) -> asyncio.Future[list[bytes]]:
-        """Add a member's part to a round; the result is all parts. Raises a MismatchError."""
-        complete = self._complete.get(number)
-        if complete is None:
-            complete = self._complete[number] = asyncio.get_running_loop().create_future()
-        parts = self.rounds.put(number, rank, operation, part)
-        if parts is not None:
-            del self._complete[number]
-            complete.set_result(parts)
-        return complete
 
     def at(self, *stages: MemberStage) -> list[GangMember]:
         """The members at one of these stages."""

@@ -146,7 +146,7 @@ class Gangs(SchedulerPlugin):
         if found is None:
             return {"state": Reply.OVER, "why": "it is over"}
         try:
-            complete = found.put(number, rank, operation, part)
+            complete = found.rounds.put(number, rank, operation, part)
         except MismatchError as error:
             self._end(found, GangEnd(str(error), rank))
             return _over(found)

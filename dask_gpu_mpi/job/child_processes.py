@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.frames import identity
@@ -217,10 +217,28 @@ class ExecAsChild:
                 setattr(os, name, self._before[name])
 
     def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
+        """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
         if os.getpid() != self._owner or isinstance(path, int):
             self._before[name](path, argv, *env)
-        passed = [fd for fd, _ in _inheritable() - self._not_of_script]
-        run_to_its_end(path, argv, *env, pass_fds=passed)
+        flush()
+        # It dies with this process, of which it takes the place.
+        program = subprocess.Popen(
+            list(argv),
+            executable=path,
+            env=env[0] if env else None,
+            pass_fds=[fd for fd, _ in _inheritable() - self._not_of_script],
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+        )
+        try:
+            code = program.wait()
+        except BaseException:  # a signal ends the script
+            program.terminate()
+            try:
+                program.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                program.kill()
+            raise
+        raise SystemExit(code if code >= 0 else outcome.code_of_signal(-code))
 
 
 def _inheritable() -> set[tuple[int, tuple[int, int]]]:
@@ -233,28 +251,3 @@ def _inheritable() -> set[tuple[int, tuple[int, int]]]:
                 if os.get_inheritable(fd):
                     found.add((fd, (file.st_dev, file.st_ino)))
     return found
-
-
-def run_to_its_end(
-    path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
-) -> NoReturn:
-    """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
-    flush()
-    # It dies with this process, of which it takes the place.
-    program = subprocess.Popen(
-        list(argv),
-        executable=path,
-        env=env,
-        pass_fds=pass_fds,
-        preexec_fn=functools.partial(die_with_parent, os.getpid()),
-    )
-    try:
-        code = program.wait()
-    except BaseException:  # a signal ends the script
-        program.terminate()
-        try:
-            program.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            program.kill()
-        raise
-    raise SystemExit(code if code >= 0 else outcome.code_of_signal(-code))

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import IO, Any
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
@@ -104,8 +105,7 @@ def main() -> None:
             traceback.print_exc()
             mpi.COMM_WORLD.Abort(1)  # the others wait for this process
     except DaskGpuMpiError as error:
-        if not error.reported:
-            sys.stderr.write(f"dask_gpu_mpi: error: {error}\n")
+        report_error(error)
         sys.exit(error.exit_code)
 
 

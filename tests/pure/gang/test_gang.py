@@ -67,17 +67,18 @@ def test_everybody_has_a_turn_and_no_worker_two_gangs(wanted: list[frozenset[int
     assert sorted(done, key=int) == [str(number) for number in range(len(wanted))]
 
 
-def test_members_may_be_a_round_apart() -> None:
+async def test_members_may_be_a_round_apart() -> None:
     rounds = Rounds(2)
-    assert rounds.put(0, 0, "barrier", b"") is None
+    first = rounds.put(0, 0, "barrier", b"")
     assert rounds.missing(0) == [1]
-    assert rounds.put(1, 0, "allgather", b"0") is None
-    assert rounds.put(0, 1, "barrier", b"") == [b"", b""]
-    assert rounds.put(1, 1, "allgather", b"1") == [b"0", b"1"]
+    second = rounds.put(1, 0, "allgather", b"0")
+    assert rounds.put(0, 1, "barrier", b"") is first
+    assert (first.result(), second.done()) == ([b"", b""], False)
+    assert rounds.put(1, 1, "allgather", b"1").result() == second.result() == [b"0", b"1"]
     assert rounds.missing(7) == [0, 1]
 
 
-def test_members_that_have_returned() -> None:
+async def test_members_that_have_returned() -> None:
     rounds = Rounds(3)
     assert rounds.leave(2) is None
     with pytest.raises(MismatchError, match=r"^calls barrier after rank 2 returned \(expected "):
