@@ -47,16 +47,6 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str, options: dict[str
     assert scratch_of(job) == []
 
 
-@pytest.mark.quick("mpich")
-def test_worker(mpirun: Mpi) -> None:
-    body = (
-        "futures = start_tasks()\nbefore = process_of('1')\nos.kill(before, signal.SIGKILL)\ncheck_tasks(futures)\n"
-        "wait_for_names('0', '1')\nassert process_of('1') != before\nmark()\nsys.exit(3)\n"
-    )
-    job = start(mpirun, "command", body)
-    end(mpirun, job, 3, 3.0)
-
-
 @pytest.mark.quick("openmpi")
 def test_agent_of_a_worker(mpirun: Mpi) -> None:
     body = (
@@ -88,9 +78,17 @@ sys.exit(3)
     end(mpirun, job, 3, 5.0, tracebacks=None)
 
 
-def test_fork_server_of_a_worker(mpirun: Mpi) -> None:
+@pytest.mark.quick("mpich")
+def test_worker_and_its_fork_server(mpirun: Mpi) -> None:
     """Those that come after it log and are silent as those before."""
     body = """
+futures = start_tasks()
+before = process_of('1')
+os.kill(before, signal.SIGKILL)
+check_tasks(futures)
+wait_for_names('0', '1')
+assert process_of('1') != before
+
 def loggers():
     import logging
     handlers = logging.getLogger("distributed").handlers
@@ -207,11 +205,13 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     pid = "client.run_on_scheduler(os.getpid)"
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
     # relative paths are of the directory where the job began
+    # exclusive: rank 0, which has the scheduler, has to tell the script's
+    options = {"local_directory": "."} | ({"layout": "exclusive"} if victim == "scheduler" else {})
     body = (
         "futures = start_tasks()\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n"
         + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
     )
-    job = start(mpirun, form, body, options={"local_directory": "."})
+    job = start(mpirun, form, body, 3 if victim == "scheduler" else 2, options=options)
     says = (
         "the scheduler's process ended (exit code -9)"
         if victim == "scheduler"

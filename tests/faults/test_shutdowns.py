@@ -16,10 +16,10 @@ HANGS = "import asyncio; await asyncio.sleep(3600)"
 BLOCKS = "import time; time.sleep(3600)"
 
 
-def close_like(what: str, how: str) -> dict[str, str | None]:
-    """The environment of a job whose schedulers, workers or nannies close like this."""
+def close_like(what: str, how: str) -> dict[str, str]:
+    """The environment of a rank whose schedulers, workers or nannies close like this."""
     preload = write(
-        "bad.py",
+        f"bad-{(RAISES, HANGS, BLOCKS).index(how)}.py",
         f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.{what}.close = close\n",
     )
     return {f"DASK_DISTRIBUTED__{what.upper()}__PRELOAD": f"['{preload}']"}
@@ -29,18 +29,23 @@ ENDS = "compute()\nmark()\nsys.exit(3)\n"
 
 
 @pytest.mark.parametrize(
-    ("form", "what", "how"),
+    ("form", "how"),
     [
-        ("initialize", "Scheduler", RAISES),
-        pytest.param("initialize", "Scheduler", HANGS, marks=pytest.mark.quick("openmpi")),
-        ("command", "Scheduler", BLOCKS),
-        *[("initialize", what, how) for what in ("Worker", "Nanny") for how in (RAISES, HANGS, BLOCKS)],
+        ("initialize", RAISES),
+        pytest.param("initialize", HANGS, marks=pytest.mark.quick("openmpi")),
+        ("command", BLOCKS),
     ],
 )
-def test_close(mpirun: Mpi, form: str, what: str, how: str) -> None:
-    """A nanny lives in the agent: one that blocks keeps the agent from answering."""
+def test_close_of_the_scheduler(mpirun: Mpi, form: str, how: str) -> None:
+    end(mpirun, start(mpirun, form, ENDS, env=close_like("Scheduler", how)), 3, 10, tracebacks=None)
+
+
+@pytest.mark.parametrize("what", ["Worker", "Nanny"])
+def test_close_of_workers(mpirun: Mpi, what: str) -> None:
+    """One rank's raises, another's hangs, and the third's blocks: a nanny that does keeps its agent from answering."""
     options = {"shutdown_timeout": 4} if what == "Nanny" else {}
-    job = start(mpirun, form, ENDS, env=close_like(what, how), options=options)
+    each = [close_like(what, how) for how in (RAISES, HANGS, BLOCKS)]
+    job = start(mpirun, "initialize", ENDS, 3, per_rank_env=each, options=options)
     end(mpirun, job, 3, 12 if what == "Nanny" else 10, tracebacks=None)
 
 

@@ -11,45 +11,6 @@ import pytest
 from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of, scratch_of
 from support.jobs.mpi import Mpi
 
-HEAD = """
-import os, sys, time
-from distributed import Client
-client = Client()
-"""
-
-
-@pytest.mark.both_mpis
-@pytest.mark.parametrize(
-    ("body", "layout", "ranks", "rc", "says"),
-    [
-        # only rank 0 was told that the scheduler was lost, and the script ran on
-        pytest.param(
-            "os.kill(client.run_on_scheduler(os.getpid), 9); time.sleep(60); print('too late')",
-            "exclusive",
-            3,
-            1,
-            "the cluster is lost",
-            id="scheduler lost",
-        ),
-        # forked children held the agent's lifeline open until the shutdown deadline
-        pytest.param(
-            "import multiprocessing as mp; pool = mp.get_context('fork').Pool(2); print(pool.map(abs, [-3]))",
-            "shared",
-            2,
-            0,
-            "[3]",
-            id="forked children",
-            marks=pytest.mark.quick,
-        ),
-    ],
-)
-def test_the_job_ends(mpirun: Mpi, body: str, layout: str, ranks: int, rc: int, says: str) -> None:
-    done = mpirun.run(HEAD + body, ranks, command=["--layout", layout]).check(rc)
-    assert says in done.output
-    assert "too late" not in done.output
-    assert "did not answer" not in done.output
-
-
 @pytest.mark.both_mpis
 def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
     """MPICH's launcher loses one such report in ten without the wait that tests/pure/base/test_frames.py looks at."""
@@ -120,8 +81,12 @@ WAITS = (
     TELL
     + """
 import time
+from distributed import Client
 from dask_gpu_mpi import initialize
-initialize(worker_class="distributed.Nanny")
+initialize(worker_class="distributed.Nanny", cpu_workers=1)
+with Client() as client:
+    look = lambda dask_worker: {name: each.callback_time for name, each in dask_worker.periodic_callbacks.items()}
+    tell(nannies=list(client.run(look, nanny=True).values()), workers=list(client.run(look).values()))
 tell(up=True)
 go_on = os.path.join(os.environ["TMPDIR"], "go-on")
 while not os.path.exists(go_on):
@@ -132,8 +97,15 @@ SECONDS, SHARE = 4.0, 0.02
 
 
 def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
+    """And nannies do not measure the event loop that they share."""
     job = mpirun.start(WAITS, 2)
-    job.wait_for("FACTS")
+    job.wait_for('"up"')
+    told = facts(job)
+    assert len(told["nannies"]) == len(told["workers"]) == 3
+    for callbacks in told["nannies"]:
+        assert min(callbacks["tick"], callbacks["ticks"], callbacks["monitor"]) > 1e9
+        assert "memory_monitor" in callbacks
+    assert all(callbacks["tick"] == 20 for callbacks in told["workers"]), told["workers"]
     ranks = ranks_of(job)
     assert list(ranks) == [0, 1]
     shares: dict[int, float] = {}
@@ -147,25 +119,3 @@ def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
     (job.directory / "go-on").touch()
     job.wait(30).check(0)
     assert max(shares.values()) < SHARE, shares
-
-
-WATCHED = (
-    TELL
-    + """
-from distributed import Client
-from dask_gpu_mpi import initialize
-initialize(cpu_workers=1)
-with Client() as client:
-    look = lambda dask_worker: {name: each.callback_time for name, each in dask_worker.periodic_callbacks.items()}
-    tell(nannies=list(client.run(look, nanny=True).values()), workers=list(client.run(look).values()))
-"""
-)
-
-
-def test_nannies_do_not_measure_the_event_loop_that_they_share(mpirun: Mpi) -> None:
-    told = facts(mpirun.run(WATCHED, 1, timeout=60).check())
-    assert len(told["nannies"]) == len(told["workers"]) == 2
-    for callbacks in told["nannies"]:
-        assert min(callbacks["tick"], callbacks["ticks"], callbacks["monitor"]) > 1e9
-        assert "memory_monitor" in callbacks
-    assert all(callbacks["tick"] == 20 for callbacks in told["workers"]), told["workers"]

@@ -64,12 +64,16 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
 @pytest.mark.both_mpis
 @pytest.mark.quick
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
-    script = write_script(tmp_path, after="sys.exit(7)\n")
+    # forked children, which would hold the agent's lifeline open until the shutdown deadline, and a code of its own
+    forks = "import multiprocessing as mp\npool = mp.get_context('fork').Pool(2)\ntell(forked=pool.map(abs, [-3]))\n"
+    script = write_script(tmp_path, after=forks + "sys.exit(7)\n")
     done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 2)
     done.check(7)
     told = facts(done)
     check_tasks(told, done.stdout, 2)
     assert told["rank"] == 0
+    assert told["forked"] == [3]
+    assert "did not answer" not in done.stderr
     assert told["argv"] == [str(script), "--nthreads", "two words"]
     assert told["file"] == str(script)
     assert told["address"].startswith("tls://127.0.0.1:")

@@ -77,7 +77,7 @@ def start_tasks():
         time.sleep(0.1)
         return x + 1
 
-    futures = client.map(add, range(40))
+    futures = client.map(add, range(40), pure=False)
     wait_until(lambda: any(client.processing().values()))
     return futures
 
