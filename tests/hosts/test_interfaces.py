@@ -8,12 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import TELL, facts, workers_of
+from support.jobs.clusters import LOOKS, facts, workers_of
 from support.jobs.mpi import Mpi
-
-# which network is taken, and whether it leads anywhere, does not depend on the MPI library
-SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
-
 
 #: Open MPI itself is to use the network that works.
 MPI_NETWORK = {"OMPI_MCA_btl_tcp_if_include": "eth0", "PRTE_MCA_prte_if_include": "eth0"}
@@ -52,7 +48,7 @@ def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed) -> No
         ip(bed, host, "route", "add", "default", "dev", "eth0")
     for number in (1, 2):
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
-    done = mpirun.run(SCRIPT, 3, command=["--interface", "auto"], bed=bed, env=MPI_NETWORK).check()
+    done = mpirun.run(LOOKS, 3, command=["--interface", "auto"], bed=bed, env=MPI_NETWORK).check()
     addresses = [row["address"] for row in workers_of(facts(done)).values()]
     assert sorted(address.rpartition(":")[0] for address in addresses) == [
         f"tls://10.98.0.{i}" for i in (1, 2, 3)
@@ -63,7 +59,7 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed) -> None:
     """All have an ib0 on the same network, but nothing arrives: each rank that finds out is named, before any worker starts."""
     for number in (1, 2, 3):
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
-    done = mpirun.run(SCRIPT, 3, command=[], bed=bed, env=MPI_NETWORK)
+    done = mpirun.run(LOOKS, 3, command=[], bed=bed, env=MPI_NETWORK)
     assert done.rc == 2, done.stderr
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
     assert "ranks 1-2 of 3 on h2, h3: could not reach the scheduler's host at 10.99.0.1:" in report
@@ -82,7 +78,7 @@ def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed) -> None:
     for number, host in enumerate(bed.hosts, 1):
         ip(bed, host, "-4", "addr", "flush", "dev", "eth0")
         ip(bed, host, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
-    done = mpirun.run(SCRIPT, 3, command=[], bed=bed, env=MPI_NETWORK).check()
+    done = mpirun.run(LOOKS, 3, command=[], bed=bed, env=MPI_NETWORK).check()
     addresses = [row["address"] for row in workers_of(facts(done)).values()]
     assert sorted(address.rpartition(":")[0] for address in addresses) == [
         f"tls://[fd77::{number}]" for number in (1, 2, 3)

@@ -13,15 +13,12 @@ import pytest
 
 from support import TESTBED
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, TELL, facts, small_environment, workers_of
+from support.jobs.clusters import CLIENT, COMMAND, facts, small_environment, workers_of
 from support.jobs.mpi import MARK, Mpi
 
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
-
-client = Client()
 tell(workers=looks(client), mine=client.run(lambda: os.environ.get("MINE")))
 sys.exit(7)
 """
@@ -88,11 +85,8 @@ def test_the_token_is_not_in_public_output_of_another_node(
 
 
 STAGED = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
-
-client = Client()
 found = client.run(lambda: (os.uname().nodename, sys.prefix, os.stat(sys.prefix + "/..").st_mode & 0o777))
 tell(found=sorted(found.values()), mine=sys.prefix)
 sys.exit(7)

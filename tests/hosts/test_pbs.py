@@ -16,19 +16,16 @@ import pytest
 
 from support import ROOT, TESTBED
 from support.bed.hosts import TestBed
-from support.jobs.clusters import TELL, facts, workers_of
+from support.jobs.clusters import CLIENT, facts, workers_of
 from support.jobs.mpi import MARK, CompletedJob, Mpi
 from support.mocks.batch import FakeBatch
 from support.mocks.gpus import GIB, VARIABLE, SimHost, emulated_environ, make_gpus
 
 JOB = "7.server"
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
 from dask_gpu_mpi import current_session
-
-client = Client()
 tell(
     workers=looks(client),
     argv=sys.argv[1:],

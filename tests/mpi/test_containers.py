@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
-from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.clusters import CLIENT, COMMAND, facts
 from support.jobs.mpi import Mpi
 from support.mocks.containers import RUNTIMES, mock_runtime, recorded
 
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
-client = Client()
 where = client.run(lambda: os.environ.get("IN_CONTAINER", ""))
 tell(where=sorted(where.values()), argv=sys.argv[1:], cwd=os.getcwd(), other=os.environ.get("OTHER"))
 sys.exit(7)

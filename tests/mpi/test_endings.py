@@ -11,6 +11,7 @@ import pytest
 from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of, scratch_of
 from support.jobs.mpi import Mpi
 
+
 @pytest.mark.both_mpis
 def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
     """MPICH's launcher loses one such report in ten without the wait that tests/pure/base/test_frames.py looks at."""

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, small_environment
+from support.jobs.clusters import CLIENT, COMMAND, TELL, facts, small_environment
 from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
 #: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.
 BARE = {"OMPI_ALLOW_RUN_AS_ROOT": None, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": None, "PATH": "/usr/bin:/bin"}
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
-client = Client()
 tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), argv=sys.argv[1:], mine=os.environ["MINE"])
 sys.exit(int(sys.argv[1]))
 """

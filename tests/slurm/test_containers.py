@@ -6,16 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-from support.bed.slurm import Slurm, template
-from support.jobs.clusters import TELL, facts
+from support.bed.slurm import Slurm
+from support.jobs.clusters import CLIENT, facts
 from support.mocks.containers import mock_pyxis, recorded
 
 IMAGE = "nvcr.io/nvidia/rapidsai/base:26.10"
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
-client = Client()
 names = ("IN_CONTAINER", "SLURMD_NODENAME", "NVIDIA_VISIBLE_DEVICES")
 tell(where=sorted(client.run(lambda: [os.environ.get(name) for name in names]).values()), cwd=os.getcwd())
 """
@@ -24,11 +22,10 @@ tell(where=sorted(client.run(lambda: [os.environ.get(name) for name in names]).v
 
 def test_srun_gets_the_image(slurm: Slurm, tmp_path: Path) -> None:
     record = mock_pyxis(tmp_path, IMAGE)
-    job = slurm.submit(
-        template("slurm.sbatch", ("--gpus-per-node=1",)),
+    job = slurm.run(
+        SCRIPT,
         *("--nodes=2", "--mem=2000", "--exclude=h3"),
-        args=["--container-mount=/usr:/mnt:ro", "script.py"],
-        files={"script.py": SCRIPT},
+        args=["--container-mount=/usr:/mnt:ro"],
         env={"DGM_CONTAINER": IMAGE, "PATH": f"{tmp_path}:{sys.prefix}/bin:{os.environ['PATH']}"},
     )
     told = facts(job.wait().check().output)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.bed.slurm import CLIENT, ONE, TWO, BatchJob, Slurm, template, wait_all
-from support.jobs.clusters import facts, parent
+from support.bed.slurm import TWO, BatchJob, Slurm, wait_all
+from support.jobs.clusters import CLIENT, facts, parent
 from support.jobs.mpi import Mpi
 
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
@@ -44,10 +44,7 @@ SMALL = ("--nodes=1", *TWO[1:])
 def timed(open_slurm: Slurm) -> Iterator[dict[str, BatchJob]]:
     """Jobs that run out of their minute while the other tests of this module run, by job script."""
     options = (*SMALL[:-1], "--nodelist=h3", "--exclusive=user", "--time=1")
-    jobs = {
-        name: open_slurm.submit(template(name, ONE), *options, args=["script.py"], files={"script.py": WAITS})
-        for name in NAMES
-    }
+    jobs = {name: open_slurm.run(WAITS, *options, name=name) for name in NAMES}
     for job in jobs.values():
         open_slurm.jobs.remove(job)
     yield jobs
@@ -64,7 +61,7 @@ def _early(timed: dict[str, BatchJob]) -> None:
     ("either", "name"), [("open", "slurm.sbatch"), ("cgroups", "slurm-mpirun.sbatch")], indirect=["either"]
 )
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
-    job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
+    job = either.run(WAITS, *TWO, name=name)
     job.wait_for("the script runs")
     either.ask("scancel", job.number)
     # On the other hosts Slurm tells Open MPI's daemon alone; it ends at once, and then Slurm kills what is below it.
@@ -78,7 +75,7 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
 def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
     # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run
     script = CHECKPOINTS.replace("BEFORE", "1")
-    job = slurm.submit(template(name, ONE), *SMALL, args=["script.py"], files={"script.py": script})
+    job = slurm.run(script, *SMALL, name=name)
     job.wait_for("the script runs")
     slurm.ask("scancel", job.number)
     ended = job.wait(30)
@@ -91,13 +88,7 @@ def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) ->
 
 @pytest.mark.both_mpis
 def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: Mpi) -> None:
-    job = slurm.submit(
-        template("slurm.sbatch", ONE),
-        *TWO,
-        args=["script.py"],
-        files={"script.py": CLIENT + "print('the script runs')\n"},
-        env={"DGM_MPI": "none"},
-    )
+    job = slurm.run(CLIENT + "print('the script runs')\n", *TWO, env={"DGM_MPI": "none"})
     # Open MPI 5 leaves these of every process without a launcher, however it ends
     ended = job.wait(allowed=r"ompi\.|sm_segment\.").check("FAILED", 2)
     assert "the script runs" not in ended.output
@@ -111,18 +102,12 @@ def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: 
 @pytest.mark.parametrize("name", NAMES)
 def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
     # before the time limit, which is a minute: with less than 57 seconds left, the callback
-    script = {before: {"script.py": CHECKPOINTS.replace("BEFORE", before)} for before in ("1", "57")}
+    script = {before: CHECKPOINTS.replace("BEFORE", before) for before in ("1", "57")}
     options = ("--exclusive=user", "--time=1")
-    limited = slurm.submit(template(name, ONE), *SMALL, *options, args=["script.py"], files=script["57"])
+    limited = slurm.run(script["57"], *SMALL, *options, name=name)
     # and beside it one that is asked to by a signal: srun passes it to the ranks, mpirun from the batch script's trap
-    asked = slurm.submit(
-        template(name, ONE),
-        *TWO,
-        "--exclusive=user",
-        args=["script.py"],
-        files=script["1"],
-        env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
-    )
+    usr1 = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
+    asked = slurm.run(script["1"], *TWO, "--exclusive=user", name=name, env=usr1)
     asked.wait_for("the script runs")
     slurm.ask("scancel", *(() if name == "slurm.sbatch" else ("--batch",)), "-s", "USR1", asked.number)
     for job in (limited, asked):
@@ -138,7 +123,7 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
 @pytest.mark.parametrize(("rank", "name"), [*enumerate(NAMES)])
 def test_a_rank_is_killed(slurm: Slurm, rank: int, name: str) -> None:
     # the client's rank, or one without it; slurm.sbatch has Slurm wait half a minute for what is left
-    job = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
+    job = slurm.run(WAITS, *TWO, name=name)
     job.wait_for("the script runs")
     os.kill(job.ranks()[rank], signal.SIGKILL)
     # MPICH's library leaves its shared memory when killed; who is killed by srun can't clean up
@@ -153,14 +138,7 @@ def test_a_rank_is_killed(slurm: Slurm, rank: int, name: str) -> None:
 def test_a_daemon_of_mpirun_is_killed(slurm: Slurm, detected_mpi: Mpi) -> None:
     # as when a host is lost; Open MPI's mpirun then ends with code 0
     jobs = [
-        slurm.submit(
-            template("slurm-mpirun.sbatch", ONE),
-            *TWO,
-            "--exclusive=user",
-            args=["script.py"],
-            env={"DGM_RESTARTS": "0"},
-            files={"script.py": WAITS},
-        )
+        slurm.run(WAITS, *TWO, "--exclusive=user", name="slurm-mpirun.sbatch", env={"DGM_RESTARTS": "0"})
         for _ in range(2)
     ]
     for job in jobs:
@@ -196,14 +174,7 @@ print("member 1 runs", flush=True)
 while True:
     time.sleep(0.05)
 """
-    job = slurm.submit(
-        template("slurm.sbatch", ONE),
-        *SMALL,
-        "--array=0-1",
-        args=["script.py"],
-        files={"script.py": CLIENT + waits},
-        env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
-    )
+    job = slurm.run(CLIENT + waits, *SMALL, "--array=0-1", env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"})
     # Slurm gives the number of the whole array to its last member
     other, last = job.members(2)
     last.wait_for("member 1 runs")

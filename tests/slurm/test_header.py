@@ -8,16 +8,8 @@ import pytest
 
 from support import ROOT
 from support.bed.slurm import JobError, Slurm
-from support.jobs.clusters import TELL, facts, workers_of
+from support.jobs.clusters import LOOKS, facts, workers_of
 
-SCRIPT = (
-    TELL
-    + """
-from distributed import Client
-client = Client()
-tell(workers=looks(client))
-"""
-)
 #: Two hosts with four GPUs each.
 TWO = ("--nodes=2", "--exclude=h3")
 
@@ -37,7 +29,7 @@ def test_options_of_sbatch_against_those_of_the_script(
     slurm: Slurm, name: str, options: tuple[str, ...], gpus: int
 ) -> None:
     job = slurm.submit(
-        ROOT / "jobscripts" / name, *TWO, *options, args=["script.py"], files={"script.py": SCRIPT}
+        ROOT / "jobscripts" / name, *TWO, *options, args=["script.py"], files={"script.py": LOOKS}
     )
     rows = workers_of(facts(job.wait().check().output))
     for host in ("h1", "h2"):

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from support.bed.slurm import BatchJob, Slurm, template
-from support.jobs.clusters import TELL, facts, workers_of
+from support.bed.slurm import BatchJob, Slurm
+from support.jobs.clusters import CLIENT, facts, workers_of
 
 MEMORY = 4000  # MiB of a job on each host
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
 from dask_gpu_mpi import current_session
-client = Client()
 tell(
     doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
     workers=looks(client),
@@ -66,12 +64,12 @@ def check(job: BatchJob, told: dict[str, Any]) -> None:
 def test_one_worker_for_each_gpu(either: Slurm, launcher: str, flag: str) -> None:
     # on 3 hosts; the other modules have jobs on 1 and 2
     asked, ranks = FLAGS[flag]
-    job = either.submit(
-        template(TEMPLATES[launcher], asked),
+    job = either.run(
+        SCRIPT,
         # a job alone on its hosts is given all of their GPUs, whatever it asks for
         *("--nodes=3", f"--ntasks-per-node={ranks}", f"--mem={MEMORY}", "--exclusive=user"),
-        args=["script.py"],
-        files={"script.py": SCRIPT},
+        name=TEMPLATES[launcher],
+        asked=asked,
     )
     ended = job.wait().check("FAILED", 7)
     assert len(job.gpus) == 3

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import re
 
-from support.bed.slurm import Slurm, template
-from support.jobs.clusters import TELL, facts, workers_of
+from support.bed.slurm import Slurm
+from support.jobs.clusters import LOOKS, facts, workers_of
 
-SCRIPT = TELL + "from distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")
 
 
 def test_a_job_that_it_lets_pass(confined: Slurm) -> None:
     # without GPUs, which the cgroup hides all
-    job = confined.submit(
-        template("slurm-mpirun.sbatch", ()),
-        *OPTIONS,
-        args=["script.py"],
-        files={"script.py": SCRIPT},
-        env={"DGM_CHECK": "yes"},
-    )
+    job = confined.run(LOOKS, *OPTIONS, name="slurm-mpirun.sbatch", asked=(), env={"DGM_CHECK": "yes"})
     ended = job.wait().check()
     assert len(re.findall("^check of 2 ranks on 2 nodes", ended.output, re.MULTILINE)) == 1
     rows = workers_of(facts(ended.output))
@@ -30,10 +23,7 @@ def test_a_job_that_it_lets_pass(confined: Slurm) -> None:
 
 def test_a_job_that_it_refuses(slurm: Slurm) -> None:
     # an emulated GPU runs no kernel
-    text = template("slurm.sbatch", ("--gpus-per-node=1",))
-    job = slurm.submit(
-        text, *OPTIONS, args=["script.py"], files={"script.py": SCRIPT}, env={"DGM_CHECK": "yes"}
-    )
+    job = slurm.run(LOOKS, *OPTIONS, env={"DGM_CHECK": "yes"})
     ended = job.wait()
     assert ended.state == "FAILED"
     assert ended.code in (1, 2)

@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi import job_script
-from support.bed.slurm import Slurm, template, wait_all
-from support.jobs.clusters import TELL, facts, until, workers_of
+from support.bed.slurm import ONE, Slurm, template, wait_all
+from support.jobs.clusters import CLIENT, facts, until, workers_of
 from support.jobs.mpi import Mpi
 
 LOOKS = (
-    TELL
+    CLIENT
     + """
-import time
-from distributed import Client
 from dask_gpu_mpi import current_session
-client = Client()
 tell(workers=looks(client), plan=current_session().plan.as_json())
 """
 )
@@ -80,14 +77,14 @@ client.wait_for_workers(3, timeout=60)
 rows = looks(client)
 tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32))))
 """
-    text = template("slurm.sbatch", ("--gpus-per-node=1",))
     options = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
-    first = slurm.submit(
-        text, *options, args=["--scheduler-file", str(file), "script.py"], files={"script.py": LOOKS + waits}
-    )
+    first = slurm.run(LOOKS + waits, *options, args=["--scheduler-file", str(file)])
     first.wait_for("FACTS")
     array = slurm.submit(
-        text, *options, "--array=0-1", args=["--no-scheduler", "--scheduler-file", str(file)]
+        template("slurm.sbatch", ONE),
+        *options,
+        "--array=0-1",
+        args=["--no-scheduler", "--scheduler-file", str(file)],
     )
     told = facts(first.wait().check().output)
     for member in array.members(2):
@@ -102,12 +99,7 @@ tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32)))
 
 def test_hosts_that_differ(slurm: Slurm) -> None:
     options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
-    job = slurm.submit(
-        template("slurm-mpirun.sbatch", ("--gpus=10",)),
-        *options,
-        args=["script.py"],
-        files={"script.py": LOOKS},
-    )
+    job = slurm.run(LOOKS, *options, name="slurm-mpirun.sbatch", asked=("--gpus=10",))
     rows = workers_of(facts(job.wait().check().output))
     assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]
     for rank, host in enumerate(("h1", "h2", "h3")):
@@ -131,10 +123,7 @@ def test_a_heterogeneous_job(slurm: Slurm, detected_mpi: Mpi) -> None:
         "--time=5",
         *part,
     )
-    jobs = {
-        name: slurm.submit(template(name, ()), *parts, args=["script.py"], files={"script.py": LOOKS + tells})
-        for name in NAMES
-    }
+    jobs = {name: slurm.run(LOOKS + tells, *parts, name=name, asked=()) for name in NAMES}
     wait_all(jobs.values())
     # mpirun would take the first part for the whole; below PMIx srun sometimes does not see that all has ended (Slurm 22.05)
     refused = {"slurm-mpirun.sbatch": "mpirun"}

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from support.bed.slurm import ONE, Slurm, template
-from support.jobs.clusters import TELL, facts, small_environment
+from support.bed.slurm import Slurm
+from support.jobs.clusters import CLIENT, facts, small_environment
 
 TWO = ("--nodes=2", "--mem=1000", "--exclude=h3")
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-import time
 from pathlib import Path
-from distributed import Client
 from dask_gpu_mpi import current_session
 
-client = Client()
 node = lambda: (os.environ["SLURMD_NODENAME"], sys.prefix, os.path.exists(sys.prefix + "/first-run"))
 found = sorted(client.run(node).values())
 if os.environ.get("WAITS") and not Path("checkpoint").exists():
@@ -44,12 +41,8 @@ def copies(slurm: Slurm) -> set[str]:
 
 
 def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
-    job = slurm.submit(
-        template("slurm-mpirun.sbatch", ONE),
-        *TWO,
-        args=["--stage", packed, "script.py"],
-        files={"script.py": SCRIPT},
-        env={"DGM_SCRATCH": "/dev/shm"},
+    job = slurm.run(
+        SCRIPT, *TWO, name="slurm-mpirun.sbatch", args=["--stage", packed], env={"DGM_SCRATCH": "/dev/shm"}
     )
     ended = job.wait().check()
     found = facts(ended.output)["found"]
@@ -61,12 +54,11 @@ def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
 
 
 def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None:
-    job = slurm.submit(
-        template("slurm.sbatch", ONE),
+    job = slurm.run(
+        SCRIPT,
         *TWO,
         "--exclusive=user",
-        args=["--stage", packed, "script.py"],
-        files={"script.py": SCRIPT},
+        args=["--stage", packed],
         env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
     )
     job.wait_for("the script runs")
@@ -80,13 +72,7 @@ def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None
 
 
 def test_a_job_that_is_cancelled(slurm: Slurm, packed: str) -> None:
-    job = slurm.submit(
-        template("slurm.sbatch", ONE),
-        *TWO,
-        args=["--stage", packed, "script.py"],
-        files={"script.py": SCRIPT},
-        env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes"},
-    )
+    job = slurm.run(SCRIPT, *TWO, args=["--stage", packed], env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes"})
     job.wait_for("the script runs")
     slurm.ask("scancel", job.number)
     # Slurm starts no step of a cancelled job: the epilog of the site removes the copies

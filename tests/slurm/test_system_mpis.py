@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from support.bed.slurm import Slurm, template
-from support.jobs.clusters import TELL, facts, workers_of
+from support.bed.slurm import Slurm
+from support.jobs.clusters import CLIENT, facts, workers_of
 from support.mocks.gpus import driver_folder
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 SCRIPT = (
-    TELL
+    CLIENT
     + """
-from distributed import Client
 from mpi4py import MPI
-client = Client()
 tell(
     library=MPI.Get_library_version(),
     doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
@@ -45,12 +43,11 @@ def test_the_distributions_mpi(
         pytest.skip(f"the distribution's {abi} is not installed (ci/slurm.sh installs it)")
     here = tmp_path / (name or file)
     here.symlink_to(LIBRARIES / file)
-    script = template("slurm.sbatch" if launcher == "srun" else "slurm-mpirun.sbatch", ("--gpus-per-node=2",))
-    job = slurm.submit(
-        script,
+    job = slurm.run(
+        SCRIPT,
         *("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user"),
-        args=["script.py"],
-        files={"script.py": SCRIPT},
+        name="slurm.sbatch" if launcher == "srun" else "slurm-mpirun.sbatch",
+        asked=("--gpus-per-node=2",),
         env={
             "MPI4PY_MPIABI": abi,
             "MPI4PY_LIBMPI": str(here),

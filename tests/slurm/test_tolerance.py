@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from support.bed.slurm import CLIENT, ONE, TWO, Slurm, template
+from support.bed.slurm import TWO, Slurm
+from support.jobs.clusters import CLIENT
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import NVML
 
@@ -29,10 +30,7 @@ while len(client.scheduler_info()["workers"]) > 1 or not os.path.exists("go"):
 sys.exit(7)
 """
     )
-    job = slurm.submit(
-        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"], files={"script.py": script},
-        env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"},
-    )  # fmt: skip
+    job = slurm.run(script, *TWO, "--no-kill", env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"})
     job.wait_for("the script runs")
     try:
         if how == "rank":
@@ -62,14 +60,18 @@ if os.environ.get("SLURM_PROCID") == "1":
     bringup.exposed_folder = lambda *given: time.sleep(60)
 """
     script = CLIENT + "assert client.submit(sum, [1, 2]).result() == 3\nsys.exit(7)\n"
-    job = slurm.submit(
-        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"],
-        files={"script.py": script, "sitecustomize.py": hangs},
+    job = slurm.run(
+        script,
+        *TWO,
+        "--no-kill",
+        files={"sitecustomize.py": hangs},
         env={
             "DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1",
             "DASK_GPU_MPI__STARTUP_TIMEOUT": "15",
-            "PYTHONPATH": os.pathsep.join([".", str(NVML), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+            "PYTHONPATH": os.pathsep.join(
+                [".", str(NVML), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            ),
         },
-    )  # fmt: skip
+    )
     job.wait_for(r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it")
     job.wait(allowed=".*").check("FAILED", 7)

@@ -20,12 +20,11 @@ import pytest
 from dask_gpu_mpi.sites.command import START
 from support import ROOT, TESTBED
 from support.bed.hosts import TestBed
-from support.jobs.clusters import TELL, environ_of
+from support.jobs.clusters import environ_of
 from support.jobs.mpi import MARK, JobError, JobTimeout, marked
 from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 __all__ = [
-    "CLIENT",
     "GPUS",
     "ONE",
     "TWO",
@@ -39,8 +38,6 @@ __all__ = [
 
 #: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
 REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
-#: Begins the script of a job.
-CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
 #: Options of a job script for one GPU on each host; of a small job on h1 and h2.
 ONE = ("--gpus-per-node=1",)
 TWO = ("--nodes=2", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
@@ -293,6 +290,20 @@ class Slurm:
     def meeting_place(self) -> Path:
         """A folder for what several jobs share, removed with them."""
         return Path(tempfile.mkdtemp(prefix="meet-", dir=self.conf.parent.parent))
+
+    def run(
+        self,
+        program: str,
+        *options: str,
+        name: str = "slurm.sbatch",
+        asked: Sequence[str] = ONE,
+        args: Sequence[str] = (),
+        files: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> BatchJob:
+        """Submit one of the project's job scripts (see `template`) with this program, ``script.py``, behind `args`."""
+        files = {"script.py": program, **(files or {})}
+        return self.submit(template(name, asked), *options, args=[*args, "script.py"], files=files, env=env)
 
     def submit(
         self,

@@ -23,6 +23,9 @@ COMMAND = ("python", "-m", "dask_gpu_mpi")
 
 #: Begins every script: `tell` is read by `facts`, `look` is for ``client.run``.
 TELL = script("support/jobs/scripts/tell.py")
+#: With a client of the job's cluster; and telling of its workers.
+CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
+LOOKS = CLIENT + "tell(workers=looks(client))\n"
 
 #: Tells how many bytes the workers ask of each other at a time; after `TELL`, where there is a client.
 MESSAGES = """
