@@ -51,6 +51,13 @@ def hosts() -> Iterator[TestBed]:
         yield bed
 
 
+@pytest.fixture
+def bed() -> Iterator[TestBed]:
+    """Three hosts of the test's own, whose networks it changes."""
+    with TestBed.for_tests(3) as made:
+        yield made
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What ci/ asks for, which runs the tests under both MPIs."""
     parser.addoption(

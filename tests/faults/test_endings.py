@@ -73,7 +73,6 @@ assert not session.closed
 
 quick, both_mpis = pytest.mark.quick, pytest.mark.both_mpis
 ROWS = [
-    Row("returns", "compute()\nmark()\n", marks=(quick("mpich", form="command"),)),
     Row("returns early", "mark()\n", client=False, forms=ONE),
     Row("sys.exit(7)", "compute()\nmark()\nsys.exit(7)\n", 7, forms=OTHER),
     Row(
@@ -255,9 +254,9 @@ def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
     end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 
-@pytest.mark.quick("openmpi")
+@pytest.mark.quick
 def test_quiet(mpirun: Mpi) -> None:
-    """A clean run: at most three lines on standard error, all ours."""
+    """A script that returns: at most three lines on standard error, all ours."""
     job = start(mpirun, "command", "compute()\nprint('of the script')\nmark()\n")
     done = end(mpirun, job, 0, 3.0)
     assert done.stdout == "of the script\n"
@@ -271,7 +270,7 @@ def test_quiet(mpirun: Mpi) -> None:
 
 
 def test_log_directory(mpirun: Mpi) -> None:
-    """A file for each rank and each worker, with rank or name, and host, in its name."""
+    """Of a script that returns: a file for each rank and each worker, with rank or name, and host, in its name."""
     options = {"log_level": "info", "log_directory": "logs"}
     job = start(mpirun, "initialize", "compute()\nmark()\n", options=options)
     done = end(mpirun, job, 0, 3.0)

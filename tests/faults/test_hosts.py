@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,17 +15,6 @@ from support.jobs.faults import end, mark_time, start
 from support.jobs.mpi import Job, Mpi
 
 pytestmark = pytest.mark.both_mpis
-
-
-@pytest.fixture
-def bed() -> Iterator[TestBed]:
-    """Two hosts of the test's own: one is not the same afterwards."""
-    with TestBed.for_tests(2) as made:
-        yield made
-
-
-def silence(bed: TestBed, host: str) -> None:
-    subprocess.run(bed.on(host, ["ip", "link", "set", "eth0", "down"]), check=True, timeout=10)
 
 
 def on_host(job: Job, bed: TestBed, host: str) -> list[int]:
@@ -48,7 +36,7 @@ def test_silent_host_at_the_end(mpirun: Mpi, bed: TestBed) -> None:
     body = "mark('ready')\nwait_until(lambda: marked('silent'))\nmark()\nsys.exit(3)\n"
     job = start(mpirun, "command", body, bed=bed)
     mark_time(job, "ready")
-    silence(bed, "h2")
+    bed.ip("h2", "link", "set", "eth0", "down")
     (job.directory / "mark-silent").touch()
     job.launcher.wait(60)
     seconds = time.time() - mark_time(job, "end")

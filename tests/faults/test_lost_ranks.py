@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -345,13 +343,6 @@ def test_a_launcher_that_is_not_able_to(mpirun: Mpi) -> None:
     assert fix in line
 
 
-@pytest.fixture
-def bed() -> Iterator[TestBed]:
-    """Hosts of the test's own: one is not the same afterwards."""
-    with TestBed.for_tests(3) as made:
-        yield made
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, 60])
 def test_network_that_is_down_for_a_while(surviving: Mpi, bed: TestBed, seconds: int) -> None:
@@ -359,14 +350,10 @@ def test_network_that_is_down_for_a_while(surviving: Mpi, bed: TestBed, seconds:
     body = "mark('busy')\nwait_until(lambda: marked('over'), 150)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
     job = start(surviving, "command", body, 3, bed=bed, options=TOLERATES)
     mark_time(job, "busy")
-    switch(bed, "h3", "down")
+    bed.ip("h3", "link", "set", "eth0", "down")
     time.sleep(seconds)
-    switch(bed, "h3", "up")
+    bed.ip("h3", "link", "set", "eth0", "up")
     time.sleep(5)
     (job.directory / "mark-over").touch()
     done = ends(surviving, job, 3, 60, timeout=200)
     assert ("rank 2 on h3 lost" in done.stderr) is (seconds > 30)
-
-
-def switch(bed: TestBed, host: str, state: str) -> None:
-    subprocess.run(bed.on(host, ["ip", "link", "set", "eth0", state]), check=True, timeout=10)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from support.jobs.faults import end, start, write
+from support.jobs.faults import end, preload, start
 from support.jobs.mpi import Mpi
 
 RAISES = "raise RuntimeError('no close')"
@@ -18,11 +18,11 @@ BLOCKS = "import time; time.sleep(3600)"
 
 def close_like(what: str, how: str) -> dict[str, str]:
     """The environment of a rank whose schedulers, workers or nannies close like this."""
-    preload = write(
+    return preload(
         f"bad-{(RAISES, HANGS, BLOCKS).index(how)}.py",
         f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.{what}.close = close\n",
+        what.upper(),
     )
-    return {f"DASK_DISTRIBUTED__{what.upper()}__PRELOAD": f"['{preload}']"}
 
 
 ENDS = "compute()\nmark()\nsys.exit(3)\n"

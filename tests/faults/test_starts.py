@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from dask_gpu_mpi.base.timeouts import MPI_GRACE
 from support.bed.hosts import TestBed
-from support.jobs.faults import end, error_line, start, write
+from support.jobs.faults import end, preload, start
+from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
+from support.mocks.gpus import GIB, SimHost, make_gpus
 
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
@@ -20,26 +22,18 @@ DEADLINE = 6.0
 WRAPPER = ("sh", "-c", '"$0" "$@"; exit $?')
 
 
-def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
-    per_rank = [{}, {"DASK_GPU_MPI__INTERFACE": "ib7"}, {}]
-    per_rank = [{"DASK_GPU_MPI__INTERFACE": "eth0", **each} for each in per_rank]
-    job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, per_rank_env=per_rank)
-    report = error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
-    assert "ib7" in report
-    assert "rank 1" in report
-    assert "h2" in report
+@pytest.mark.parametrize("what", ["interface", "NVML"])
+def test_what_one_host_lacks(mpirun: Mpi, hosts: TestBed, what: str) -> None:
+    env: dict[str, str | None] = {"DASK_GPU_MPI__INTERFACE": "eth0"}
+    per_rank, says = [{}, {"DASK_GPU_MPI__INTERFACE": "ib7"}, {}], "ib7"
+    if what == "NVML":
+        gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
+        gpus["h2"] = replace(gpus["h2"], init_fail="LIB_RM_VERSION_MISMATCH")
+        env, per_rank, says = gpu_environ(gpus), [{}, {}, {}], "NVML"
+    job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env=env, per_rank_env=per_rank)
+    report = end(mpirun, job, {1, 2}, SOON, since=job.began).error
+    assert [word for word in (says, "rank 1", "h2") if word not in report] == [], report
     assert not (job.directory / "mark-up").exists()
-
-
-def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed) -> None:
-    gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
-    gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
-    env = emulated_environ(gpus, {})
-    job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
-    report = error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
-    assert "rank 1" in report
-    assert "h2" in report
-    assert "NVML" in report
 
 
 @pytest.mark.both_mpis
@@ -51,7 +45,7 @@ def test_import_error_on_one_rank(mpirun: Mpi) -> None:
     assert done.stderr.count("ModuleNotFoundError: No module named 'no_such_module'") == 1
     if mpirun.name == "mpich":
         # its launcher does not mind a rank that ends before MPI_Init, in which the others wait: their agents find out
-        report = error_line(done)
+        report = done.error
         assert f"1 of the ranks that the launcher started on {os.uname().nodename} ended before MPI" in report
         assert "(left: rank 0)" in report
 
@@ -99,7 +93,7 @@ def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
         f"class Bad(Nanny):\n    {method}\n        raise RuntimeError('this class is bad')\n"
     )
     job = start(mpirun, "initialize", "mark()\n", before=before, call="initialize(worker_class=Bad)")
-    report = error_line(end(mpirun, job, 1, SOON, since=job.began))
+    report = end(mpirun, job, 1, SOON, since=job.began).error
     assert "this class is bad" in report
     assert "worker 0 " in report
     assert f"on {os.uname().nodename}" in report
@@ -107,7 +101,7 @@ def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
 
 def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
     job = start(mpirun, "command", "mark()\n", options={"worker_class": "no_such_module.Class"})
-    assert "no_such_module" in error_line(end(mpirun, job, {1, 2}, SOON, since=job.began))
+    assert "no_such_module" in end(mpirun, job, {1, 2}, SOON, since=job.began).error
 
 
 @pytest.mark.slow
@@ -136,7 +130,7 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
 def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
     before = f"from mpi4py import MPI\nif rank() == {stopped}:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    report = error_line(end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began))
+    report = end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began).error
     assert f"no response from rank {stopped} of 2 before the start-up timeout" in report
     assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
     if stopped == 1:
@@ -162,7 +156,7 @@ if rank() == 1:
     Rendezvous._send_key = stops
 """
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    report = error_line(end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began))
+    report = end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began).error
     if what == "stopped":
         assert "no response from rank 1 of 2 before the start-up timeout" in report
         assert f"(rank 1 on {os.uname().nodename} is stopped)" in report
@@ -181,7 +175,7 @@ if rank() == {hanging}:
 """
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
     # rank 0 itself has `HANGING` and `ALIVE` seconds more
-    report = error_line(end(mpirun, job, 1, DEADLINE + 10 + 10, since=job.began))
+    report = end(mpirun, job, 1, DEADLINE + 10 + 10, since=job.began).error
     assert f"rank {hanging} of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
     assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report
 
@@ -189,11 +183,10 @@ if rank() == {hanging}:
 @pytest.mark.quick("mpich")
 @pytest.mark.slow
 def test_worker_that_dies_at_each_start(mpirun: Mpi) -> None:
-    preload = write(
+    env = preload(
         "dies.py",
         "import os\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        os._exit(1)\n",
     )
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     job = start(mpirun, "command", "mark()\n", env=env)
     done = end(mpirun, job, 1, SOON + 10, since=job.began, tracebacks=None)
     assert done.stderr.count("dask_gpu_mpi: error: ") == 1
@@ -205,12 +198,11 @@ def test_worker_that_dies_at_each_start(mpirun: Mpi) -> None:
 @pytest.mark.parametrize("which", ["one", "all"])
 def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
     dies = "str(worker.name) == '1'" if which == "one" else "True"
-    preload = write(
+    env = preload(
         "dies.py",
         "import os, threading\n\ndef dask_setup(worker):\n"
         f"    if {dies}:\n        threading.Timer(0.5, os._exit, [1]).start()\n",
     )
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     body = (
         "time.sleep(60)\n"
         if which == "all"
@@ -228,14 +220,13 @@ def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
 
 def test_deadline_is_an_option(mpirun: Mpi) -> None:
     """A worker that takes for ever to start, and a plain line about whom the rest waits for."""
-    preload = write(
+    env = preload(
         "slow.py",
         "import time\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        time.sleep(600)\n",
     )
-    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
     job = start(mpirun, "command", "mark()\n", env=env, options={"startup_timeout": "11 s"})
     done = end(mpirun, job, 1, 11 + 10, since=job.began, tracebacks=None)
-    report = error_line(done)
+    report = done.error
     assert "rank 1" in report
     assert os.uname().nodename in report
     assert (

@@ -27,31 +27,28 @@ def output(mpirun: Mpi, folder: Path, name: str, *packages: str) -> str:
     return done.stdout
 
 
-def test_numba(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    used = set(re.findall(r"on (GPU-[\w-]+):", output(mpirun, tmp_path, "numba_kernel")))
-    assert used == set(gpus.uuids)
-
-
-def test_cupy(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    told = output(mpirun, tmp_path, "cupy_arrays", "cupy")
-    assert "cupy on worker" in told
+@pytest.mark.parametrize(
+    ("name", "packages", "says"),
+    [
+        ("cupy_arrays", ("cupy",), "cupy on worker"),
+        ("dataframes", ("cudf",), "(?m)^right: .* with cudf$"),
+        ("polars_query", ("cudf_polars",), "(?m)^right: .* on GPUs$"),
+        ("cuml_kmeans", ("cuml", "raft_dask"), "(?m)^right: .* with cuML$"),
+        ("xgboost_train", (), ""),
+        ("cpu_and_gpu", (), r"loaded by \['0-cpu-0'\], computed by \['0-\d"),
+    ],
+)
+def test_example(
+    mpirun: Mpi, gpus: Any, tmp_path: Path, name: str, packages: tuple[str, ...], says: str
+) -> None:
+    told = output(mpirun, tmp_path, name, *packages)
+    assert re.search(says, told)
     assert "numpy on worker" not in told
 
 
-def test_cudf(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    assert right(output(mpirun, tmp_path, "dataframes", "cudf"))[0].endswith("with cudf")
-
-
-def test_polars(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    assert right(output(mpirun, tmp_path, "polars_query", "cudf_polars"))[0].endswith("on GPUs")
-
-
-def test_cuml(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    assert right(output(mpirun, tmp_path, "cuml_kmeans", "cuml", "raft_dask"))[0].endswith("with cuML")
-
-
-def test_xgboost(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    assert right(output(mpirun, tmp_path, "xgboost_train"))
+def test_on_each_gpu(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    used = set(re.findall(r"on (GPU-[\w-]+):", output(mpirun, tmp_path, "numba_kernel")))
+    assert used == set(gpus.uuids)
 
 
 def test_jax(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
@@ -61,11 +58,6 @@ def test_jax(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
 
 def test_a_trial_for_each_gpu(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     assert output(mpirun, tmp_path, "hyperparameters").count("on worker 0-") == 9
-
-
-def test_cpu_workers_beside_gpu_workers(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    told = output(mpirun, tmp_path, "cpu_and_gpu")
-    assert re.search(r"loaded by \['0-cpu-0'\], computed by \['0-\d", told)
 
 
 def test_ddp(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:

@@ -45,10 +45,7 @@ def busy(gpus: Any) -> Iterator[str]:
 
 def refused(done: Any) -> str:
     """The one line of a job that was refused."""
-    assert done.rc == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    return str(line)
+    return str(done.check(2).refusal)
 
 
 def test_memory_in_use(mpirun: Mpi, gpus: Any, busy: str) -> None:

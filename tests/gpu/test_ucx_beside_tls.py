@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from dask_gpu_mpi.network.credentials import make_credentials
 from support.jobs.clusters import COMMAND, facts, scratch_of
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
+from support.jobs.ucx import needs_ucx
 
-pytestmark = pytest.mark.skipif(
-    find_spec("distributed_ucxx") is None,
-    reason="distributed-ucxx is not installed: pip install 'dask-gpu-mpi[cuda13]'",
-)
+pytestmark = needs_ucx
 
 
 def prepare(credentials: dict[str, Any], devices: str) -> None:

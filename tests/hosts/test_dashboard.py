@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import until
+from support.jobs.clusters import CLIENT, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
@@ -32,15 +32,7 @@ pytestmark = [
 
 #: Runs where the user's computer is: loads pages, and prints what is on them and what the browser complained of.
 BROWSER = script("hosts/scripts/opens_dashboard.py")
-SCRIPT = """
-import os, sys, time
-from distributed import Client
-client = Client()
-client.gather(client.map(lambda x: x + 1, range(10)))
-print("up", flush=True)
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.1)
-"""
+SCRIPT = CLIENT + "client.gather(client.map(lambda x: x + 1, range(10)))\ntell(up=True)\ngo_on()\n"
 
 
 @contextlib.contextmanager
@@ -97,9 +89,8 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
     gpus = {name: make_gpus(1, host=name, memory=80 * GIB) for name in ("h2", "h3")}
     environ = gpu_environ({name: SimHost(found) for name, found in gpus.items()})
     environ |= {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
-    go_on = tmp_path / "go-on"
-    job = mpirun.start(SCRIPT, 2, command=[], args=[str(go_on)], env=environ, bed=hosts, hosts=["h2", "h3"])
-    job.wait_for("up", 60)
+    job = mpirun.start(SCRIPT, 2, command=[], env=environ, bed=hosts, hosts=["h2", "h3"])
+    job.wait_for("FACTS", 60)
     printed = re.search(r"from your computer: (.*)\n.*dashboard at (\S+)", job.stderr)
     assert printed is not None
     assert printed[1] == "ssh -N -L 8787:127.0.0.1:8787 -J h3 h2"
@@ -125,5 +116,5 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
     for name in ("individual-gpu-memory", "individual-gpu-utilization", "gpu"):
         (workers, indices) = found[name]["rows"][0]
         assert (len(set(workers)), len(indices)) == (2, 2), found[name]
-    go_on.touch()
+    (job.directory / "go-on").touch()
     job.wait(30).check()

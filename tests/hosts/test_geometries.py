@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,15 +24,15 @@ def env() -> dict[str, str | None]:
 def test_a_rank_per_gpu_behind_cgroups_on_hosts_of_different_size(
     mpirun: Mpi, hosts: TestBed, env: dict[str, str | None]
 ) -> None:
-    only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in ("0", "1", "3", "2")]
+    only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in ("3", "0", "1", "2")]
     told = facts(
         mpirun.run(
             SCRIPT, 4, command=[], bed=hosts, hosts={"h1": 3, "h2": 1}, env=env, per_rank_env=only
         ).check()
     )
     one, two = GPUS["h1"], GPUS["h2"]
-    rows = check_workers(told, ALL, {"0-0": [one[0]], "1-1": [one[1]], "2-2": [one[3]], "3-0": [two[2]]})
-    assert [rows[name]["host"] for name in ("0-0", "1-1", "2-2", "3-0")] == ["h1", "h1", "h1", "h2"]
+    rows = check_workers(told, ALL, {"0-2": [one[3]], "1-0": [one[0]], "2-1": [one[1]], "3-0": [two[2]]})
+    assert [rows[name]["host"] for name in ("0-2", "1-0", "2-1", "3-0")] == ["h1", "h1", "h1", "h2"]
 
 
 def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
@@ -84,16 +83,14 @@ def test_hosts_that_differ(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 @pytest.mark.slow
-def test_twelve_workers_on_three_hosts(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+def test_twelve_workers_on_three_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     gpus = {host: make_gpus(4, host=host, memory=80 * GIB) for host in hosts.hosts}
     env = gpu_environ({host: SimHost(there) for host, there in gpus.items()})
     waits = """
-import os, time
 tell(dashboard=current_session().dashboard_link)
-while not os.path.exists("go-on"):
-    time.sleep(0.05)
+go_on()
 """
-    job = mpirun.start(SCRIPT + waits, 3, command=[], bed=hosts, env=env, cwd=tmp_path)
+    job = mpirun.start(SCRIPT + waits, 3, command=[], bed=hosts, env=env)
     job.wait_for("dashboard", 60)
     told = facts(job)
     names = {
@@ -109,7 +106,7 @@ while not os.path.exists("go-on"):
     assert ("127.0.0.1", urlsplit(told["dashboard"]).port) in sockets
     # the workers, their nannies, the scheduler
     assert sum(address != "127.0.0.1" for address, _ in sockets) == 12 + 12 + 1
-    (tmp_path / "go-on").touch()
+    (job.directory / "go-on").touch()
     done = job.wait(30).check()
     assert done.stderr.count("12 workers on 3 hosts, 12 GPUs, ready after") == 1
     assert scratch_of(job) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,37 +14,26 @@ from support.jobs.mpi import Mpi
 MPI_NETWORK = {"OMPI_MCA_btl_tcp_if_include": "eth0", "PRTE_MCA_prte_if_include": "eth0"}
 
 
-@pytest.fixture
-def bed() -> Iterator[TestBed]:
-    """Three hosts of the test's own, whose networks it changes."""
-    with TestBed.for_tests(3) as made:
-        yield made
-
-
-def ip(bed: TestBed, host: str, *words: str) -> None:
-    subprocess.run(bed.on(host, ["ip", *words]), check=True, timeout=10)
-
-
 def add_interface(bed: TestBed, number: int, name: str, address: str, *, leads: bool) -> None:
     """One more network on host `number`: on the switch, if it leads anywhere."""
     host = bed.hosts[number - 1]
-    ip(bed, host, "link", "add", name, "type", "veth", "peer", "name", f"{name}far")
+    bed.ip(host, "link", "add", name, "type", "veth", "peer", "name", f"{name}far")
     if leads:
         (switch,) = (bed.state / "switch.holder").read_text().split()[:1]
-        ip(bed, host, "link", "set", f"{name}far", "netns", switch, "name", f"{name}{number}")
+        bed.ip(host, "link", "set", f"{name}far", "netns", switch, "name", f"{name}{number}")
         inside = f"nsenter -t {switch} -n ip link set {name}{number} master br0 up"
         subprocess.run(inside.split(), check=True, timeout=10)
     else:
-        ip(bed, host, "link", "set", f"{name}far", "up")
-    ip(bed, host, "addr", "add", address, "dev", name)
-    ip(bed, host, "link", "set", name, "up")
+        bed.ip(host, "link", "set", f"{name}far", "up")
+    bed.ip(host, "addr", "add", address, "dev", name)
+    bed.ip(host, "link", "set", name, "up")
 
 
 def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed) -> None:
     """`auto`: two hosts have ib0, all have hsn0, and eth0 with the default route."""
     for number, host in enumerate(bed.hosts, 1):
         add_interface(bed, number, "hsn0", f"10.98.0.{number}/24", leads=True)
-        ip(bed, host, "route", "add", "default", "dev", "eth0")
+        bed.ip(host, "route", "add", "default", "dev", "eth0")
     for number in (1, 2):
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
     done = mpirun.run(LOOKS, 3, command=["--interface", "auto"], bed=bed, env=MPI_NETWORK).check()
@@ -61,11 +49,9 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed) -> None:
         add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
     done = mpirun.run(LOOKS, 3, command=[], bed=bed, env=MPI_NETWORK)
     assert done.rc == 2, done.stderr
-    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    assert "ranks 1-2 of 3 on h2, h3: could not reach the scheduler's host at 10.99.0.1:" in report
-    assert "(rank 0 on h1)" in report
-    assert "--interface" in report
-    assert "Traceback" not in done.stderr
+    assert "ranks 1-2 of 3 on h2, h3: could not reach the scheduler's host at 10.99.0.1:" in done.refusal
+    assert "(rank 0 on h1)" in done.refusal
+    assert "--interface" in done.refusal
 
 
 @pytest.mark.both_mpis
@@ -76,8 +62,8 @@ def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed) -> None:
     names = [f"fd77::{number} {host}\n" for number, host in enumerate(bed.hosts, 1)]
     (bed.state / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
     for number, host in enumerate(bed.hosts, 1):
-        ip(bed, host, "-4", "addr", "flush", "dev", "eth0")
-        ip(bed, host, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+        bed.ip(host, "-4", "addr", "flush", "dev", "eth0")
+        bed.ip(host, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
     done = mpirun.run(LOOKS, 3, command=[], bed=bed, env=MPI_NETWORK).check()
     addresses = [row["address"] for row in workers_of(facts(done)).values()]
     assert sorted(address.rpartition(":")[0] for address in addresses) == [

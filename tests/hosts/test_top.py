@@ -8,29 +8,21 @@ import sys
 from pathlib import Path
 
 from support.bed.hosts import TestBed
+from support.jobs.clusters import LOOKS
 from support.jobs.mpi import Mpi
-
-SCRIPT = """
-import os, sys, time
-from distributed import Client
-client = Client()
-print("up", flush=True)
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.1)
-"""
 
 
 def test_from_the_login_node(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     """On h3, for a job on h1 and h2, over TLS, by the job's scheduler file."""
-    file, go_on = tmp_path / "cluster.json", tmp_path / "go-on"
+    file = tmp_path / "cluster.json"
     options = ["--scheduler-file", str(file)]
-    job = mpirun.start(SCRIPT, 2, command=options, args=[str(go_on)], bed=hosts, hosts=["h1", "h2"])
-    job.wait_for("up", 60)
+    job = mpirun.start(LOOKS + "go_on()\n", 2, command=options, bed=hosts, hosts=["h1", "h2"])
+    job.wait_for("FACTS", 60)
     top = [sys.executable, "-m", "dask_gpu_mpi", "top", "--scheduler-file", str(file), "--json"]
     done = subprocess.run(hosts.on("h3", top), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert {row["node"] for row in seen["rows"]} == {"h1", "h2"}
     assert all(row["status"] == "running" and row["host_memory"] for row in seen["rows"]), seen["rows"]
-    go_on.touch()
+    (job.directory / "go-on").touch()
     job.wait(30).check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,14 +12,12 @@ from support.intruders.jobs import ATTACKS, Attacked, attacked, start
 from support.intruders.listeners import Census, Listener, beyond_loopback
 from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import Mpi
+from support.jobs.ucx import needs_ucx
 
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("distributed_ucxx") is None,
-        reason="distributed-ucxx is not installed: ci/ucx.sh installs it",
-    ),
+    needs_ucx,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user"),
 ]
 

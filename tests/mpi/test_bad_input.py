@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND
+from support.jobs.clusters import COMMAND, foreign_launcher
 from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.gpus import emulated_environ, make_gpus
 
@@ -291,22 +291,17 @@ def test_world_of_one_below_a_launcher(
     nothing_left(mpirun)
 
 
-def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str) -> CompletedJob:
-    """Two ranks of a launcher whose world this MPI library does not find; ``$r`` in `env` is the rank."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    start = f"env {env} {sys.executable} -m dask_gpu_mpi {tmp_path}/script.py & pids[$r]=$!"
-    shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
-    return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT)
-
-
 @pytest.mark.both_mpis
 @pytest.mark.quick
-def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
-    rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
-    if mpirun.name == "openmpi":
-        rank = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
-    done = foreign_launcher(mpirun, tmp_path, rank)
-    error_line(done, "rank 0 of 2", "SIZE=2", "world of 1 rank", "use the mpirun of")
+@pytest.mark.parametrize("pmix", ["", "PMIX_RANK=$r PMIX_NAMESPACE=x"], ids=["", "PMIx"])
+def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path, pmix: str) -> None:
+    """With PMIx, which Open MPI's mpirun has, MPI_Init of MPICH would print five lines and end the process."""
+    if pmix and mpirun.name != "mpich":
+        pytest.skip("of the two only MPICH aborts")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    line = foreign_launcher(mpirun.name, str(tmp_path / "script.py"), extra=pmix)
+    says = (HOST, "does not support PMIx", "OMPI_COMM_WORLD_SIZE=2") if pmix else ("world of 1 rank",)
+    error_line(mpirun.run(line, None, timeout=LIMIT), "rank 0 of 2", "SIZE=2", "use the mpirun of", *says)
     nothing_left(mpirun, tmp_path)
 
 
@@ -315,20 +310,6 @@ def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> Non
     rank = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     done = mpirun.run(COMMAND, None, timeout=LIMIT, env=NO_LIBRARY | rank, cwd=tmp_path)
     error_line(done, f"finds no MPI library on {HOST}", "dask-gpu-mpi[openmpi]")
-    nothing_left(mpirun, tmp_path)
-
-
-@pytest.mark.both_mpis
-@pytest.mark.quick("mpich")
-def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
-    # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
-    if mpirun.name != "mpich":
-        pytest.skip("of the two only MPICH aborts")
-    rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=$r PMIX_NAMESPACE=x"
-    done = foreign_launcher(mpirun, tmp_path, rank)
-    error_line(
-        done, "rank 0 of 2", HOST, "does not support PMIx", "OMPI_COMM_WORLD_SIZE=2", "use the mpirun of"
-    )
     nothing_left(mpirun, tmp_path)
 
 

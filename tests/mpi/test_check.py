@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, ranks_of, until
+from support.jobs.clusters import COMMAND, foreign_launcher, ranks_of, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus
@@ -67,16 +67,21 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
 @pytest.mark.quick("openmpi")
 def test_gpus(mpirun: Mpi) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
-    env = gpu_environ(SimHost(there, driver="570.1"))
-    done = mpirun.run([*CHECK, "--no-kernel", "--json"], 2, env=env)
-    found = red(done)
+    # they are emulated, so nothing can compute on them: each is tried, by one rank, and told
+    env = gpu_environ(SimHost(there, driver="570.1")) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
+    done = mpirun.run([*CHECK, "--json"], 2, env=env).check(1)
+    kernel, found = sorted(findings(done), key=lambda each: str(each["what"]), reverse=True)
+    assert (kernel["what"], kernel["ranks"], kernel["hosts"]) == ("kernel", [0, 1], [HOST])
+    assert all(gpu.uuid in kernel["found"] for gpu in there)
+    assert "driver" in kernel["remedy"]
     assert found["what"] == "GPUs"
+    assert found["remedy"]
     assert "GPU-bad" in found["found"]
     assert "7 uncorrected memory errors" in found["found"]
     (host,) = json.loads(done.stdout)["hosts"]
     assert host["driver"] == "570.1"
     assert [(gpu["uuid"], gpu["memory"], gpu["kernel"]) for gpu in host["gpus"]] == [
-        (gpu.uuid, 80 * GIB, None) for gpu in there
+        (gpu.uuid, 80 * GIB, "cuda") for gpu in there
     ]
     assert [gpu["ecc_uncorrected"] for gpu in host["gpus"]] == [0, 0, 0, 7]
 
@@ -89,21 +94,10 @@ def test_gpus_that_are_gone(mpirun: Mpi) -> None:
     assert (found["what"], found["ranks"], found["hosts"]) == ("GPUs", [0, 1], [HOST])
     assert "SLURM_GPUS_ON_NODE=99" in found["found"]
     env = gpu_environ(make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
-    found = red(mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env))
-    assert found["found"].startswith("only 2 GPUs visible")
-
-
-def test_kernel_without_cuda(mpirun: Mpi) -> None:
-    # The GPUs are emulated, so nothing can compute on them: each is tried, by one rank, and told.
-    there = make_gpus(2, host="one")
-    env = gpu_environ(there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
-    done = mpirun.run([*CHECK, "--json"], 2, env=env)
-    found = red(done)
-    assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0, 1], [HOST])
-    assert all(gpu.uuid in found["found"] for gpu in there)
-    assert "driver" in found["remedy"]
+    done = mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env)
+    assert red(done)["found"].startswith("only 2 GPUs visible")
     (host,) = json.loads(done.stdout)["hosts"]
-    assert [gpu["kernel"] for gpu in host["gpus"]] == ["cuda", "cuda"]
+    assert [gpu["kernel"] for gpu in host["gpus"]] == [None, None]
 
 
 @pytest.mark.quick("mpich")
@@ -132,12 +126,7 @@ def test_all_that_is_wrong_is_found_at_once(mpirun: Mpi, tmp_path: Path) -> None
 @pytest.mark.both_mpis
 def test_worlds_of_one(mpirun: Mpi) -> None:
     # what a foreign launcher makes of two ranks; rank 0 speaks for both
-    rank = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
-    if mpirun.name == "mpich":
-        rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
-    start = f"env {rank} {sys.executable} -m dask_gpu_mpi check --json & pids[$r]=$!"
-    shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
-    found = red(mpirun.run(["bash", "-c", shell], None))
+    found = red(mpirun.run(foreign_launcher(mpirun.name, "check", "--json"), None))
     assert found["what"] == "launcher"
     assert "world of 1 rank" in found["found"]
     assert "use the mpirun of" in found["remedy"]

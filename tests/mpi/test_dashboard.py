@@ -61,9 +61,9 @@ def has_token(path: Path, token: str) -> bool:
 
 @pytest.mark.quick("openmpi")
 def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
-    go_on, file = tmp_path / "go-on", tmp_path / "scheduler.json"
+    file = tmp_path / "scheduler.json"
     options = ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
-    job = mpirun.start(SCRIPT, 2, command=options, args=[str(go_on)])
+    job = mpirun.start(SCRIPT, 2, command=options)
     job.wait_for('"link"', 60)
     told = facts(job)
     printed = re.search(r"dashboard at (\S+)", job.stderr)
@@ -105,7 +105,7 @@ def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
         path for path in processes if has_token(path / "cmdline", token) or has_token(path / "environ", token)
     ] == []
     assert json.loads(file.read_text())["dask-gpu-mpi"]["dashboard"] == link
-    go_on.touch()
+    (job.directory / "go-on").touch()
     done = job.wait(30).check()
     assert "works 3" in done.stdout
     # once where it is printed, which the script tells again here; strangers leave no line

@@ -27,6 +27,17 @@ def children(pid):
 states = [pathlib.Path(f"/proc/{pid}/stat").read_text() for agent in children(os.getpid()) for pid in children(agent)]
 tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") Z " in state])
 """
+#: By which method data frames are shuffled here, in a child, and where the script says so.
+SHUFFLE = """
+import subprocess
+ASK = "import dask; print(dask.config.get('dataframe.shuffle.method'))"
+def ask():
+    return subprocess.run([sys.executable, "-c", ASK], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+import dask
+before = dask.config.get("dataframe.shuffle.method")
+with dask.config.set({"dataframe.shuffle.method": "disk"}):
+    tell(here=before, child=ask(), own=dask.config.get("dataframe.shuffle.method"))
+"""
 #: Where the second node is not there, as on most machines, a preference for it ends nothing.
 GPUS = [
     replace(gpu, node=place % 2)
@@ -37,7 +48,7 @@ GPUS = [
 @pytest.mark.quick
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
     env = gpu_environ(GPUS)
-    script = SCRIPT + TELL_MONITORED + TELL_TIDY
+    script = SCRIPT + TELL_MONITORED + TELL_TIDY + SHUFFLE
     done = mpirun.run(script, 1, command=["--cpu-workers", "1"], env=env).check()
     told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
@@ -51,6 +62,8 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
     # what NVML leaves in a process is gone with the child that has asked it
     assert not told["asked"], "the rank itself has loaded NVML"
     assert told["zombies"] == []
+    # workers without a GPU leave shuffles to Dask
+    assert (told["here"], told["child"], told["own"]) == (None, "None", "disk")
     assert scratch_of(mpirun.jobs[-1]) == []
     alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, env=env).check()
     assert json.loads(alone.stdout) == told["plan"]
@@ -141,19 +154,7 @@ def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int
     assert "Traceback" not in done.stderr
 
 
-SHUFFLE = """
-import subprocess
-ASK = "import dask; print(dask.config.get('dataframe.shuffle.method'))"
-def ask():
-    return subprocess.run([sys.executable, "-c", ASK], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-import dask
-before = dask.config.get("dataframe.shuffle.method")
-with dask.config.set({"dataframe.shuffle.method": "disk"}):
-    tell(here=before, child=ask(), own=dask.config.get("dataframe.shuffle.method"))
-"""
-
-
-@pytest.mark.parametrize("how", ["command", "a variable", "the program", "CPU workers"])
+@pytest.mark.parametrize("how", ["command", "a variable", "the program"])
 def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, how: str) -> None:
     begin = ""
     if how == "the program":
@@ -161,9 +162,8 @@ def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, how: str) -> None:
     env = gpu_environ(GPUS[:2])
     if how == "a variable":
         env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
-    options = ["--cpu-workers", "1"] if how == "CPU workers" else []
-    command = None if begin else options
+    command = None if begin else []
     told = facts(mpirun.run(begin + TELL + SHUFFLE, 1, command=command, env=env).check())
-    expected = {"command": "tasks", "a variable": "p2p", "the program": "p2p", "CPU workers": None}[how]
+    expected = {"command": "tasks", "a variable": "p2p", "the program": "p2p"}[how]
     child = None if how == "the program" else expected
     assert told == {"here": expected, "child": str(child), "own": "disk"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, foreign_lines
+from support.jobs.clusters import CLIENT, COMMAND, foreign_lines
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -20,16 +20,13 @@ PRINTS = script("mpi/scripts/prints.py")
 
 
 @pytest.mark.parametrize("worker_class", ["distributed.Worker", "distributed.Nanny"])
-def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, worker_class: str) -> None:
+def test_what_is_printed_outside_of_the_script(mpirun: Mpi, worker_class: str) -> None:
     """To a file, which Python buffers. Without a launcher: Open MPI's gives a terminal to its ranks."""
-    go_on = tmp_path / "go-on"
-    job = mpirun.start(
-        PRINTS, None, command=["--worker-class", worker_class], args=[str(go_on), worker_class]
-    )
+    job = mpirun.start(PRINTS, None, command=["--worker-class", worker_class], args=[worker_class])
     # while the job runs, and not at its end, which it may not live to see
     job.wait_for("a task")
     job.wait_for("the scheduler")
-    go_on.touch()
+    (job.directory / "go-on").touch()
     done = job.wait().check()
     ends = ["half a line", "the scheduler's plugin", "the worker's plugin"]
     ends += ["the nanny's plugin"] * (worker_class == "distributed.Nanny")
@@ -170,18 +167,14 @@ def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Pa
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} <= {0o600}
 
 
-IMPOSSIBLE = """
-import os, time
-from pathlib import Path
-from distributed import Client
-client = Client()
+IMPOSSIBLE = (
+    CLIENT
+    + """
 asked = [client.submit(abs, -1, pure=False, resources={"GPU": 1}) for _ in range(3)]
 asked.append(client.submit(abs, -1, pure=False, workers="elsewhere"))
-go_on = Path(os.environ["TMPDIR"], "go-on")
-deadline = time.monotonic() + 60
-while not go_on.exists() and time.monotonic() < deadline:
-    time.sleep(0.1)
+go_on()
 """
+)
 
 
 def test_tasks_that_no_worker_can_run(mpirun: Mpi) -> None:
@@ -247,9 +240,8 @@ def test_another_cluster(mpirun: Mpi, guard: str, processes: bool) -> None:
 
 UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
 USES = {
-    "its own compute": ("import dask; print(dask.delayed(abs)(-1).compute())", True),
-    "a client of another cluster": (
-        "from distributed import Client, LocalCluster\n"
+    "its own compute, and a client of another cluster": (
+        "from distributed import Client, LocalCluster\nimport dask\nassert dask.delayed(abs)(-1).compute() == 1\n"
         "with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as other, Client(other) as client:\n"
         "    print(client.submit(abs, -1).result())",
         True,

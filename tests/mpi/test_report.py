@@ -231,9 +231,7 @@ try:
     client.submit(die, workers=[address]).result(timeout=1)
 except Exception:
     pass
-deadline = time.time() + 30
-while len(client.scheduler_info(n_workers=-1)["workers"]) < 2 and time.time() < deadline:
-    time.sleep(0.1)
+wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2)
 time.sleep(1.0)
 """
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.intruders import attacks
 from support.jobs.clusters import TELL, facts, scratch_of, until, without_mpi
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
@@ -22,6 +26,25 @@ from support.jobs.scripts import script
 KEY = b"PRIVATE KEY"
 
 LEAVES_SECRETS = script("mpi/scripts/leaves_secrets.py")
+
+
+def strangers(address: str, marker: Path) -> list[list[Any]]:
+    """What comes of tries to get in without the job's credentials (see `support.intruders.attacks`)."""
+    host, _, port = address.removeprefix("tls://").rpartition(":")
+    target = {"name": "it", "kind": "comm", "role": "scheduler", "host": host, "port": int(port)}
+    ways = ("TLS without a certificate", "another job's certificate", "a process of Dask")
+    order = {
+        "user": "",
+        "marker": str(marker),
+        "targets": [target],
+        "groups": [{way: ["it"] for way in ways}],
+    }
+    line = [sys.executable, attacks.__file__]
+    done = subprocess.run(line, input=json.dumps(order) + "\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answers: list[list[Any]] = json.loads(done.stdout)
+    assert len(answers) == len(ways)
+    return answers
 
 
 def has_key(path: Path) -> bool:
@@ -33,7 +56,7 @@ def has_key(path: Path) -> bool:
 
 
 @pytest.mark.quick("openmpi")
-def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
+def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi, tmp_path: Path) -> None:
     options = {
         "--log-level": "debug",
         "--log-directory": "logs",
@@ -42,11 +65,12 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     }
     argv = [part for option in options.items() for part in option]
     job = mpirun.start(LEAVES_SECRETS, 2, command=["--worker-class", "distributed.Nanny", *argv])
-    job.wait_for("strangers", 60)
+    job.wait_for("address", 60)
     # in: nobody who has not been let in
-    told = facts(job)
-    assert len(told["strangers"]) == 4, told
-    assert all(answer.startswith("refused: ") for answer in told["strangers"]), told
+    answers = strangers(facts(job)["address"], tmp_path / "marker")
+    assert [attack for attack, _, answer, _ in answers if not answer.startswith("out: ")] == [], answers
+    assert [answer for *_, answer, _ in answers if "nobody listens" in answer] == []
+    assert not (tmp_path / "marker").exists()
     assert scratch_of(job)
     assert all(path.stat().st_mode & 0o077 == 0 for path in job.directory.glob("dgm-*"))
     for pid in (*job.processes(), *without_mpi(job)):

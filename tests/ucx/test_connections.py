@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from support.jobs.scripts import script
+from support.jobs.ucx import needs_ucx
 
 pytestmark = [
     pytest.mark.quick("mpich"),
-    pytest.mark.skipif(
-        find_spec("distributed_ucxx") is None,
-        reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/pure/network/test_ucx_comm.py needs none",
-    ),
+    needs_ucx,
 ]
 
 #: `pair()` is a connection to a process that sends back what it gets. In a file of its own, since a crash must not end the tests.

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import pytest
-
 from support.jobs.clusters import facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
+from support.jobs.ucx import needs_ucx
 
-pytestmark = [
-    pytest.mark.skipif(
-        find_spec("distributed_ucxx") is None,
-        reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/mpi/test_spmd.py has gangs over TLS",
-    ),
-]
+pytestmark = needs_ucx
 
 SCRIPT = script("ucx/scripts/gangs.py")
 

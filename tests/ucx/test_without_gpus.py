@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -24,11 +23,9 @@ from support.jobs.clusters import (
 )
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
+from support.jobs.ucx import needs_ucx
 
-pytestmark = pytest.mark.skipif(
-    find_spec("distributed_ucxx") is None,
-    reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/network/test_ucx.py has what needs none",
-)
+pytestmark = needs_ucx
 
 HEAD = script("ucx/scripts/without_gpus.py")
 INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx', security=False)\nclient = Client()\n"
@@ -101,19 +98,17 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
 
 def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
     program = """
-import signal, time
+import signal
 before = {row["name"]: row["pid"] for row in looks(client)}
 client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=0, workers=[0], pure=False)
-deadline = time.monotonic() + 60
-while True:
-    assert time.monotonic() < deadline, "it did not come back"
+def is_back():
+    global after
     try:
         after = {row["name"]: row["pid"] for row in looks(client)}
     except Exception:
         after = {}
-    if len(after) == 2 and after[0] != before[0]:
-        break
-    time.sleep(0.2)
+    return len(after) == 2 and after[0] != before[0]
+wait_until(is_back, 60)
 client.restart(timeout=60)
 restarted = {row["name"]: row["pid"] for row in looks(client)}
 tell(other=after[1] == before[1], restarted=[restarted[name] != after[name] for name in (0, 1)])

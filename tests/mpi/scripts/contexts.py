@@ -1,12 +1,13 @@
+import contextlib
 import ctypes
 import os
-import time
+import signal
 from pathlib import Path
 
 from distributed import Client
 
 from dask_gpu_mpi import initialize
-from support.jobs.scripts.tell import looks, tell
+from support.jobs.scripts.tell import looks, tell, wait_until
 
 cuda = ctypes.CDLL("libcuda.so.1")  # loaded, on every rank
 if os.environ["TEST_RANK"] == "1":
@@ -14,13 +15,26 @@ if os.environ["TEST_RANK"] == "1":
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
     tell(guilty=os.getpid())
 session = initialize(cpu_workers=1)
-rows = looks(Client())
+client = Client()
+rows = looks(client)
+tell(seen=sorted(client.run(os.getenv, "CUDA_DEVICE_MAX_CONNECTIONS").values()))
 tell(workers=rows, warnings=[*map(str, session.plan.warnings)])
 
 # who has initialised the driver, but made no context
 calls = [line.split() for line in Path(os.environ["EMULATED_CUDA_LOG"]).read_text().splitlines()]
 keepers = {pid for pid, _ in calls} - {pid for pid, function in calls if "Ctx" in function}
-limit = time.monotonic() + 10
-while any(map(os.path.exists, map("/proc/{}".format, keepers))) and time.monotonic() < limit:
-    time.sleep(0.01)
-tell(keepers=len(keepers), gone=time.monotonic() < limit)
+wait_until(lambda: not any(map(os.path.exists, map("/proc/{}".format, keepers))), 10)
+tell(keepers=len(keepers), gone=True)
+
+
+def is_back():
+    global after
+    with contextlib.suppress(OSError):  # of the connection to the one that has gone
+        after = looks(client)
+    return len(after) == len(rows) and rows[0]["pid"] not in [row["pid"] for row in after]
+
+
+after = []
+os.kill(rows[0]["pid"], signal.SIGKILL)
+wait_until(is_back, 30)
+tell(after=after)

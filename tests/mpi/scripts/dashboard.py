@@ -1,11 +1,9 @@
-import os
 import subprocess
 import sys
-import time
 
 from distributed import Client
 
-from support.jobs.scripts.tell import tell
+from support.jobs.scripts.tell import go_on, tell, wait_until
 
 
 def routes(dask_scheduler):
@@ -17,12 +15,11 @@ def routes(dask_scheduler):
 
 
 client = Client()
-while "/status/ws$" not in client.run_on_scheduler(routes):  # the pages come after the script's client
-    time.sleep(0.1)
+# the pages come after the script's client
+wait_until(lambda: "/status/ws$" in client.run_on_scheduler(routes))
 child = "from distributed import Client; print(Client().dashboard_link)"
 done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
 tell(routes=sorted(client.run_on_scheduler(routes)), child=done.stdout.strip())
 tell(link=client.dashboard_link, html=client._repr_html_())
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.05)
+go_on()
 print("works", client.submit(sum, [1, 2]).result(), flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distributed import Client, performance_report, wait, worker_client
 
-from support.jobs.scripts.tell import tell
+from support.jobs.scripts.tell import tell, wait_until
 
 FOLDER = Path(sys.argv[1])
 SECONDS = 40  # for each of them
@@ -67,10 +67,7 @@ def upload():
     before = pids()
     with contextlib.suppress(Exception):
         client.run(os.kill, before["1"], signal.SIGKILL, workers=[address_of("1")])
-    deadline = time.monotonic() + 30
-    while pids(on_error="ignore").get("1", before["1"]) == before["1"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: pids(on_error="ignore").get("1", before["1"]) != before["1"], 30)
     return found | {"died": list(client.run(use).values())}
 
 
@@ -104,10 +101,7 @@ def restart_again_and_again():
 def retire():
     (data,) = client.scatter([list(range(1000))], workers=[address_of("1")])
     client.retire_workers([address_of("1")])
-    deadline = time.monotonic() + 20
-    while client.run_on_scheduler(names) != ["0"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: client.run_on_scheduler(names) == ["0"], 20)
     time.sleep(2)  # a worker that is started again would be there
     found = {"names": client.run_on_scheduler(names), "moved": client.submit(sum, data).result()}
     client.restart()

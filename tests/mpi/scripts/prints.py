@@ -1,9 +1,9 @@
-import os
 import sys
-import time
 
 from distributed import Client, Nanny
 from distributed.diagnostics.plugin import NannyPlugin, SchedulerPlugin, WorkerPlugin
+
+from support.jobs.scripts.tell import go_on
 
 
 class Scheduler(SchedulerPlugin):
@@ -30,7 +30,7 @@ def scheduler():
     print("the scheduler")
 
 
-go_on, nanny = sys.argv[1], sys.argv[2] == "distributed.Nanny"
+nanny = sys.argv[1] == "distributed.Nanny"
 client = Client()
 client.register_plugin(Scheduler())
 client.register_plugin(Worker())
@@ -38,5 +38,4 @@ if nanny:
     client.register_plugin(OfNanny())
 client.run_on_scheduler(scheduler)
 client.submit(task).result()
-while not os.path.exists(go_on):
-    time.sleep(0.02)
+go_on()

@@ -64,5 +64,9 @@ class TestBed:
         """Return the command line that runs `argv` on `host`."""
         return ["env", f"TESTBED_DIR={self.state}", str(TESTBED / "on"), host, *argv]
 
+    def ip(self, host: str, *words: str) -> None:
+        """Change a host's network by iproute2."""
+        subprocess.run(self.on(host, ["ip", *words]), check=True, timeout=10)
+
     class Unavailable(Exception):
         """No namespaces here: a reason to skip."""

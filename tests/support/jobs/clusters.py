@@ -50,6 +50,19 @@ def small_environment(folder: Path) -> Path:
     return folder
 
 
+def foreign_launcher(name: str, *words: str, extra: str = "") -> list[str]:
+    """A command line that starts `dask_gpu_mpi` as two ranks of a launcher whose world the MPI library `name` does not find.
+
+    `extra`: more variables; ``$r`` is the rank.
+    """
+    env = f"OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2 {extra}"
+    if name == "openmpi":
+        env = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
+    start = f"env {env} {sys.executable} -m dask_gpu_mpi {' '.join(words)} & pids[$r]=$!"
+    shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
+    return ["bash", "-c", shell]
+
+
 def facts(text: str | CompletedJob | Job) -> dict[str, Any]:
     """Everything that scripts told, later words winning; ranks may share a line of output."""
     if not isinstance(text, str):

@@ -18,7 +18,7 @@ from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 from support.jobs.scripts import script
 
-__all__ = ["FORMS", "await_cluster", "end", "error_line", "mark_time", "start", "write"]
+__all__ = ["FORMS", "await_cluster", "end", "mark_time", "preload", "start", "write"]
 
 #: How a script meets its cluster.
 FORMS = ("initialize", "command")
@@ -99,6 +99,11 @@ def write(name: str, text: str) -> Path:
     return path
 
 
+def preload(name: str, text: str, what: str = "WORKER") -> dict[str, str]:
+    """The environment of a rank whose workers, nannies or scheduler import this file first."""
+    return {f"DASK_DISTRIBUTED__{what}__PRELOAD": f"['{write(name, text)}']"}
+
+
 def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
     """When the script was at this mark; waits for it.
 
@@ -168,12 +173,6 @@ def end(
     if not scratch:
         until(lambda: not _left(job), AFTER, f"left behind: {_left(job)}")
     return done
-
-
-def error_line(done: CompletedJob) -> str:
-    """The one report of an error on standard error."""
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    return line
 
 
 def _left(job: Job) -> list[str]:

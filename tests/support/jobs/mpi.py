@@ -68,6 +68,19 @@ class CompletedJob:
         """Standard output and standard error, for messages."""
         return f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
 
+    @property
+    def error(self) -> str:
+        """The one report of an error on standard error."""
+        lines = [line for line in self.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+        assert len(lines) == 1, self.output
+        return lines[0]
+
+    @property
+    def refusal(self) -> str:
+        """The same of a job that has no traceback."""
+        assert "Traceback" not in self.stderr, self.output
+        return self.error
+
     def check(self, rc: int = 0) -> CompletedJob:
         """Return self, or raise `JobError` with the whole output when the exit code is not `rc`."""
         if self.rc != rc:

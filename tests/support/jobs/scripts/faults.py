@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 
+from support.jobs.scripts.tell import wait_until
+
 HERE = os.getcwd()
 client = None  # the text that follows makes it
 
@@ -24,14 +26,6 @@ def marked(name):
 
 def rank():
     return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-
-
-def wait_until(true, seconds=40):
-    limit = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > limit:
-            raise TimeoutError("the script waited in vain")
-        time.sleep(0.02)
 
 
 def wait_for_names(*names):

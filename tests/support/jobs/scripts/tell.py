@@ -3,10 +3,24 @@ import os
 import re
 import sys
 import threading
+import time
 
 
 def tell(**facts):
     os.write(1, ("FACTS " + json.dumps(facts) + "\n").encode())
+
+
+def wait_until(true, seconds=40):
+    limit = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > limit:
+            raise TimeoutError("the script waited in vain")
+        time.sleep(0.02)
+
+
+def go_on():
+    """Wait for the test, which makes a file of this name in the job's folder."""
+    wait_until(lambda: os.path.exists(os.path.join(os.environ["TMPDIR"], "go-on")), 200)
 
 
 def memory_policy():
