@@ -72,7 +72,7 @@ def observe(
     found = list(problems)
     inventory: Inventory | None = None
     driver, ecc = "", dict[str, int]()
-    wants_gpus = options.worker_kind != "cpu"
+    wants_gpus, hides_gpus = options.worker_kind != "cpu", sees_none(environ.get(VISIBLE_DEVICES))
     on_step("inspecting the GPUs (NVML)")
     try:
         inventory = take_inventory(rank, size, environ, visible_gpus(environ) if wants_gpus else None)
@@ -101,7 +101,7 @@ def observe(
         driver=driver,
         ecc=ecc,
         problems=tuple(found),
-        allocated_gpus=allocated_gpus(environ) if wants_gpus else 0,
+        allocated_gpus=gpus_on_node(environ) if wants_gpus and not hides_gpus else 0,
         ucx=ucx_ability(options, gpus=bool(inventory and inventory.gpus)),
     )
 
@@ -109,15 +109,6 @@ def observe(
 def of_rank(problem: Problem, what: str) -> Problem:
     """The problem of a rank without the rank, which the report adds: ranks with the same problem share a line."""
     return replace(problem, where="", what=what)
-
-
-def allocated_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that the batch system has allocated on this node; 0 if ``CUDA_VISIBLE_DEVICES`` hides them all.
-
-    >>> allocated_gpus({"SLURM_GPUS_ON_NODE": "4"}), allocated_gpus({})
-    (4, 0)
-    """
-    return 0 if sees_none(environ.get(VISIBLE_DEVICES)) else gpus_on_node(environ)
 
 
 def versions(library: str) -> dict[str, str]:

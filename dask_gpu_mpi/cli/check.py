@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_gpu_mpi.base.tables import is_terminal, show
-from dask_gpu_mpi.cli.options import (
-    RunCommand,
-    fail,
-    resolve_texts,
-    split_run,
-)
+from dask_gpu_mpi.cli.options import RunCommand, fail, resolve_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
-
-__all__ = ["check"]
 
 
 @click.command(

@@ -14,13 +14,7 @@ from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import (
-    HelpCommand,
-    click_options,
-    complete_files,
-    fail,
-    read_texts,
-)
+from dask_gpu_mpi.cli.options import HelpCommand, click_options, complete_files, fail, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
@@ -28,8 +22,6 @@ from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
-
-__all__ = ["JOB_OPTIONS", "job_script", "jobscript", "request", "submit"]
 
 # Directives can't be quoted: these texts must be safe as they are.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"

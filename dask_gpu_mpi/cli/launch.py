@@ -18,8 +18,6 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import detect, library_name
 
-__all__ = ["launch"]
-
 #: Seconds for a command of the batch system, such as `flux getattr` and `squeue`.
 ASK_TIMEOUT = 20.0
 

@@ -29,8 +29,6 @@ from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
 
-__all__ = ["cli", "main"]
-
 
 class _RunByDefault(Help, click.Group):
     """A group whose first argument need not be a command: ``dask-gpu-mpi SCRIPT`` is ``dask-gpu-mpi run SCRIPT``."""
@@ -71,7 +69,7 @@ class _RunByDefault(Help, click.Group):
         "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
     ),
     subcommand_metavar="[COMMAND] [OPTIONS] [SCRIPT [ARGS]...]",
-    context_settings={"help_option_names": ["--help"]},
+    context_settings={"help_option_names": ["--help"], "terminal_width": COLUMNS},
 )
 # otherwise `dask gpu-mpi --version` would print the name of dask
 @click.version_option(package_name="dask-gpu-mpi", prog_name="dask-gpu-mpi")

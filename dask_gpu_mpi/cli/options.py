@@ -34,11 +34,6 @@ class Help(click.Command):
         self.topics = topics
         self.examples = examples
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write Click's help, in a width that all terminals have."""
-        formatter.width = COLUMNS
-        super().format_help(ctx, formatter)
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
         with formatter.section("Examples"):

@@ -286,9 +286,6 @@ class Pals(Launcher):
     version = r"\Ampiexec version \d"
     families: tuple[Family, ...] = ("mpich", "cray", "other")
 
-    def environment(self, *, root: bool) -> dict[str, str | None]:
-        return dict(CRAY)
-
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         return ["-n", f"{allocation.ranks}", "--ppn", f"{allocation.ranks_per_node}", "--cpu-bind", "none"]
 

@@ -69,11 +69,11 @@ class Pbs(BatchSystem):
         try:
             found = json.loads(ask(["qstat", "-f", "-F", "json", job]) or "{}")
             (described,) = found["Jobs"].values()
-            limit = _seconds(described["Resource_List"]["walltime"])
-            used = _seconds(described.get("resources_used", {}).get("walltime", "0"))
+            limit = self.seconds(str(described["Resource_List"]["walltime"]))
+            used = self.seconds(str(described.get("resources_used", {}).get("walltime", "0")))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return now() + limit - used
+        return None if limit is None else now() + limit - (used or 0)
 
     def environment(
         self,
@@ -124,16 +124,6 @@ class Pbs(BatchSystem):
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }
-
-
-def _seconds(text: str) -> float:
-    """Seconds of a duration of PBS: ``HH:MM:SS``, ``MM:SS`` or seconds; ValueError if it is not one."""
-    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", str(text)):
-        raise ValueError(text)
-    total = 0.0
-    for part in str(text).split(":"):
-        total = total * 60 + float(part)
-    return total
 
 
 def resources(described: str) -> list[str]:

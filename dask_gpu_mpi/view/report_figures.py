@@ -198,10 +198,7 @@ def _heat_map(
             args=hover, code="return names[names.length - 1 - Math.floor(special_vars.y)] ?? ''"
         ),
     }
-    used = {
-        name: each for name, each in formatters.items() if any(f"{name}{{custom}}" in tip for _, tip in tips)
-    }
-    plot.add_tools(HoverTool(tooltips=[*tips, ("", f"@image{{{form}}}")], formatters=used))
+    plot.add_tools(HoverTool(tooltips=[*tips, ("", f"@image{{{form}}}")], formatters=formatters))
     bar = ColorBar(
         color_mapper=mapper,
         ticker=_ticker(form),

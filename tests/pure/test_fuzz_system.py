@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.versions import pin_warnings, untested
-from dask_gpu_mpi.check.observations import allocated_gpus
 from dask_gpu_mpi.check.version_rules import known_bad
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -26,7 +25,7 @@ from dask_gpu_mpi.mpi.launcher_check import cross_check
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.ucx import without_gpu_transports
-from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, parse_hosts
+from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
     BY_COMMAND,
@@ -206,7 +205,7 @@ QSTAT = "Job Id: 4\n    Resource_List.select = 2:ncpus=64\n    Resource_List.wal
 READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], bool]]] = {
     "CUDA_VISIBLE_DEVICES": (lambda text: parse_visible(text, DEVICES), ("0,GPU-a",), lambda found: True),
     "SLURM_GPUS_ON_NODE": (
-        lambda text: allocated_gpus({"SLURM_GPUS_ON_NODE": text}),
+        lambda text: gpus_on_node({"SLURM_GPUS_ON_NODE": text}),
         ("4",),
         lambda found: found >= 0,
     ),

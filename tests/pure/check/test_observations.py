@@ -14,26 +14,11 @@ from dask_gpu_mpi.check.observations import (
     MPI_LIBRARY,
     NOT_INSTALLED,
     PYTHON,
-    allocated_gpus,
     observe,
     versions,
 )
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.model import Options
-
-
-@pytest.mark.parametrize(
-    ("environ", "number"),
-    [
-        ({}, 0),
-        ({"SLURM_GPUS_ON_NODE": "gpu:4"}, 0),
-        ({"SLURM_GPUS_ON_NODE": "1" * 5000}, 0),
-        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2"}, 4),
-        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, 0),
-    ],
-)
-def test_what_the_batch_system_has_allocated(environ: dict[str, str], number: int) -> None:
-    assert allocated_gpus(environ) == number
 
 
 def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +58,21 @@ def test_node_that_can_not_be_inspected(
     assert (found.inventory, found.problems) == (None, (known, problem))
 
 
-@pytest.mark.parametrize(("worker_class", "gpus"), [("distributed.Nanny", 0), ("auto", 2)])
+@pytest.mark.parametrize(
+    ("worker_class", "variables", "gpus"),
+    [
+        ("distributed.Nanny", {"SLURM_GPUS_ON_NODE": "2"}, 0),
+        ("auto", {"SLURM_GPUS_ON_NODE": "2"}, 2),
+        ("auto", {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": ""}, 0),
+        ("auto", {"SLURM_GPUS_ON_NODE": "gpu:4"}, 0),
+        ("auto", {"SLURM_GPUS_ON_NODE": "1" * 5000}, 0),
+    ],
+)
 def test_gpus_are_not_counted_for_cpu_workers_nor_the_directory_of_the_user_ignored(
-    tmp_path: Path, worker_class: str, gpus: int
+    tmp_path: Path, worker_class: str, variables: dict[str, str], gpus: int
 ) -> None:
     options = Options(worker_class=worker_class, local_directory=str(tmp_path), interface="ib0")
-    environ = {"TMPDIR": "/not/there", "SLURM_GPUS_ON_NODE": "2"}
+    environ = {"TMPDIR": "/not/there", **variables}
     found = observe(1, 2, options, environ, "MPI", [], lambda step: None)
     assert (found.allocated_gpus, found.wanted_interface) == (gpus, "ib0")
     assert (found.scratch.path, found.scratch.ignored) == (str(tmp_path), "")
