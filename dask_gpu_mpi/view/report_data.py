@@ -29,34 +29,20 @@ LEFT_OUT = "[left out]"
 _WORDS = r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
 _NAME = re.compile(_WORDS, re.IGNORECASE)
 _VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
-#: Every repetition that is not at the end is bounded: otherwise the time grows with the square of the text's length.
-_TEXTS = (
-    (
-        re.compile(
-            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-            re.DOTALL,
-        ),
-        LEFT_OUT,
-    ),
-    (
-        re.compile(
-            rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
-            re.IGNORECASE,
-        ),
-        rf"\1{LEFT_OUT}",
-    ),
-    # words of a command line, and of a sentence
-    (
-        re.compile(rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}", re.IGNORECASE),
-        rf"\1{LEFT_OUT}",
-    ),
-    (re.compile(rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}", re.IGNORECASE), rf"\1{LEFT_OUT}"),
-    (
-        re.compile(rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}", re.IGNORECASE),
-        rf"\1{LEFT_OUT}",
-    ),
-    (re.compile(r"(\b\w{1,20}://)[^\s/]{1,300}@"), rf"\1{LEFT_OUT}@"),
-)
+#: Secrets, each after a group that stays. Every repetition that is not at the end is bounded: otherwise the time grows with the
+#: square of the text's length.
+_SECRETS = [
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        r"()-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
+        # words of a command line, and of a sentence
+        rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}",
+        rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}",
+        rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}",
+        r"(\b\w{1,20}://)[^\s/]{1,300}(?=@)",
+    )
+]
 
 
 def scrub(data: Any) -> Any:
@@ -66,8 +52,8 @@ def scrub(data: Any) -> Any:
     {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
     """
     if isinstance(data, str):
-        for pattern, instead in _TEXTS:
-            data = pattern.sub(instead, data)
+        for pattern in _SECRETS:
+            data = pattern.sub(rf"\1{LEFT_OUT}", data)
         return data
     if isinstance(data, Mapping):
         return {scrub(key): scrub(value) for key, value in data.items()}
