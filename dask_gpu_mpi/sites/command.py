@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import Allocation, Ask
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem
 from dask_gpu_mpi.sites.containers import Container, rank_variables
 from dask_gpu_mpi.sites.launchers import CRAY, Launcher, detect, family_of, scrub
 from dask_gpu_mpi.sites.starter import Starter
@@ -104,15 +104,12 @@ class Launch:
     private: bool = False
     #: File that exists at the end of a job that has completed, if the launcher's exit code does not prove it.
     mark: str = ""
-    #: Whether SIGTERM and SIGINT are forwarded to the launcher, and the signals before the walltime.
+    #: Of the job.
+    batch: BatchSystem = field(default_factory=BatchSystem)
+    #: Whether SIGTERM and SIGINT are forwarded to the launcher.
     forwards_end: bool = True
-    forwards_warning: bool = True
     #: Whether processes of a cancelled job on other nodes are killed as soon as this process ends, though they clean up.
     lingers: bool = False
-    #: Whether the batch system itself requeues the job after exit code 75 (LSF). A cancelled job then ends with another code.
-    requeues_by_code: bool = False
-    #: Whether a requeued job finds the copies of the environment again.
-    keeps_stage: bool = False
 
 
 def decide(
@@ -185,6 +182,7 @@ def decide(
         environment=changes,
         check=check if request.check else (),
         run=run,
+        batch=batch,
         stage=stage,
         unstage=unstage,
         logs=logs,
@@ -196,10 +194,7 @@ def decide(
         and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))
         else "",
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
-        forwards_warning=not batch.signals_all,
-        lingers=batch.lingers(environ, own_launcher=launcher.kind == batch.launcher),
-        requeues_by_code=batch.requeues_by_code,
-        keeps_stage=batch.keeps_number,
+        lingers=batch.lingers(environ, launcher),
     )
 
 
@@ -240,9 +235,7 @@ def launch_environment(
         changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch
     if batch.sends_signal:
         changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"
-    changes |= batch.environment(
-        environ, allocation, ask, own_launcher=launcher.kind == batch.launcher, copies=launcher.copies
-    )
+    changes |= batch.environment(environ, allocation, launcher, ask)
     return {
         name: value
         for name, value in changes.items()

@@ -161,7 +161,7 @@ def run_launch(
             fix="another by --log-directory or DGM_LOGS",
         ) from None
     with (
-        Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner,
+        Runner(forwards_end=launch.forwards_end, forwards_warning=not launch.batch.signals_all) as runner,
         contextlib.ExitStack() as stack,
     ):
         if launch.stage:
@@ -181,7 +181,7 @@ def run_launch(
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
-            return 128 + runner.stopped_by if code == 75 and launch.requeues_by_code else code
+            return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
             say(
                 f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing, or "
@@ -189,7 +189,7 @@ def run_launch(
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once
-            if answer is None and launch.keeps_stage:
+            if answer is None and launch.batch.keeps_number:  # it uses the copies again
                 stack.pop_all()
             return 75 if answer is None else answer
     return 1 if lost_node else code

@@ -19,6 +19,7 @@ from dask_gpu_mpi.sites.batch import (
     count_hosts,
     number,
 )
+from dask_gpu_mpi.sites.launchers import Launcher
 
 #: The cores of a node that the job scripts request.
 TEMPLATE_CPUS = 64
@@ -76,13 +77,7 @@ class Pbs(BatchSystem):
         return None if limit is None else now() + limit - (used or 0)
 
     def environment(
-        self,
-        environ: Mapping[str, str],
-        allocation: Allocation,
-        ask: Ask,
-        *,
-        own_launcher: bool,
-        copies: bool,
+        self, environ: Mapping[str, str], allocation: Allocation, launcher: Launcher, ask: Ask
     ) -> dict[str, str | None]:
         changes: dict[str, str | None] = {}
         if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker

@@ -216,7 +216,7 @@ def test_who_is_told_of_signals(
     where: Allocation, kind: str, environ: dict[str, str], end: bool, warning: bool
 ) -> None:
     launch = made(where, kind, environ=environ)
-    assert (launch.forwards_end, launch.forwards_warning) == (end, warning)
+    assert (launch.forwards_end, not launch.batch.signals_all) == (end, warning)
     # what a batch script of Slurm has started on other nodes ends with the script
     assert launch.lingers == (where is SLURM and kind == "openmpi")
     # a step beside the shell of an interactive job

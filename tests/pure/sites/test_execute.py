@@ -18,12 +18,15 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
+from dask_gpu_mpi.sites.pbs import PBS
+from dask_gpu_mpi.sites.slurm import SLURM
 from support.jobs.processes import run_python
 
 LAUNCH = """
 import os, sys
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
+from dask_gpu_mpi.sites.lsf import LSF
 execute.LINGER = float(os.environ.get("LINGER", execute.LINGER))
 execute.time.sleep = lambda seconds: print("lingers", flush=True)
 python = (sys.executable, "-c")
@@ -140,7 +143,7 @@ def up(job: subprocess.Popen[str]) -> int:
         ({}, [signal.SIGUSR1, signal.SIGTERM], 9, ["SIGUSR1", "SIGTERM"]),
         ({"code": 0, "is_check": True}, [signal.SIGUSR1, signal.SIGTERM], 143, ["SIGTERM"]),
         ({"code": 75}, [signal.SIGTERM], 75, ["SIGTERM"]),
-        ({"code": 75, "more": "{'requeues_by_code': True}"}, [signal.SIGTERM], 143, ["SIGTERM"]),
+        ({"code": 75, "more": "{'batch': LSF}"}, [signal.SIGTERM], 143, ["SIGTERM"]),
     ],
     ids=[
         "once", "Ctrl-C, once", "the terminal is gone", "code of Ctrl-C", "before the walltime",
@@ -179,7 +182,7 @@ def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
 
 
 def test_batch_system_that_tells_the_ranks_itself(start: Start) -> None:
-    job = start(HEARS, more="{'forwards_end': False, 'forwards_warning': False}")
+    job = start(HEARS, more="{'forwards_end': False, 'batch': LSF}")
     pid = up(job)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         job.send_signal(number)
@@ -339,7 +342,7 @@ def test_copies_are_removed_unless_the_job_comes_again(
 ) -> None:
     monkeypatch.setattr(execute, "LINGER", 0.0)
     check, run, stage = (echo(name, codes.get(name, 0)) for name in ("check", "run", "stage"))
-    launch = Launch({}, check, run, stage, echo("removed"), keeps_stage=keeps)
+    launch = Launch({}, check, run, stage, echo("removed"), batch=SLURM if keeps else PBS)
     assert run_launch(launch, {**os.environ, "ORDER": str(tmp_path / "order")}, lambda: answer) == rc
     assert (tmp_path / "order").read_text().split() == order.split()
 
