@@ -29,8 +29,6 @@ _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
 _EXPRESSION = r"[A-Za-z0-9_.,@+:&|*()\[\]^-]+"
 #: Ranks, or GPUs, of the largest job that is planned. No machine has more, and the plan takes seconds.
 _LARGEST = 100_000
-#: Seconds of the first walltime whose hours have five digits.
-_LONGEST = 10_000 * 3600
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 #: Endings of job scripts, which a log does not have.
@@ -138,22 +136,14 @@ def _words(program: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
 
 
 class _Jobscript(HelpCommand):
-    """A command with the short options of each batch system, and a message for options that belong to `launch`."""
+    """A command with the short options of each batch system."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as Click does, with another message for an option of `launch` before ``--``."""
+        """Parse as Click does."""
         system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
         end = args.index("--") if "--" in args else len(args)
         args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            of_launch = {flag for each in launch.params for flag in (*each.opts, *each.secondary_opts)}
-            if error.option_name not in of_launch:
-                raise
-            raise click.UsageError(
-                f"{error.option_name} is an option of launch. Fix: put it behind --, before the script", ctx
-            ) from None
+        return super().parse_args(ctx, args)
 
 
 @click.command(
@@ -221,7 +211,7 @@ def request(
             expected = "a walltime such as 01:30:00" if name == "time" else "a number"
             raise OptionError(f"{_origin(name, source)} is missing", expected=expected)
     seconds = batch.seconds(text := values.pop("time"))
-    if seconds is None or seconds >= _LONGEST:
+    if seconds is None:
         spelled = ", ".join(("HH:MM:SS", *batch.times))
         raise OptionError(
             f"{_origin('time', source)}: invalid value {show(text)}",

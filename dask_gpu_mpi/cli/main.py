@@ -151,7 +151,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         text = error.format_message()
         if isinstance(error, click.NoSuchOption):
             name = error.option_name
-            if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
+            of_launch = {flag for each in launch.params for flag in (*each.opts, *each.secondary_opts)}
+            if arguments[0] == jobscript.name and name in of_launch:
+                text = f"{name} is an option of launch. Fix: put it behind --, before the script"
+            elif ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
                 text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
             elif name in ("-n", "--ranks"):
                 text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"

@@ -175,10 +175,17 @@ def test_a_word_for_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'slow' is not a valid float range (expected a number, 0.5 or more)\n" in capsys.readouterr().err
 
 
-def test_ranks_without_launch_are_an_option_of_launch(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("top -n 2", "No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"),
+        (
+            "jobscript slurm --container x -- my.py",
+            "--container is an option of launch. Fix: put it behind --, before the script",
+        ),
+    ],
+)
+def test_options_of_launch(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["top", "-n", "2"])
-    line = (
-        "command line: No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"
-    )
-    assert line in capsys.readouterr().err
+        main(words.split())
+    assert f"command line: {told}" in capsys.readouterr().err

@@ -184,7 +184,6 @@ def test_refused(words: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--container x -- my.py", "--container is an option of launch. Fix: put it behind --"),
         ("-- gone.py", "script 'gone.py' does not exist"),
         ("-- -m gone", "no module named 'gone'"),
         ("-- -n 2 my.py", "--ranks of launch: the job script has it"),
