@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.text import printable
 
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 MANY_NODES = 16
 #: Columns of what goes into a file or a pipe: no line is longer.
 ANY_WIDTH = 1_000_000
-
-Node = TypeVar("Node")
-
-
-def share_entries(nodes: Iterable[Node], look: Callable[[Node], Hashable]) -> list[list[Node]]:
-    """The nodes of each entry: those whose look is equal, in the order of the first of them.
-
-    >>> share_entries(["h1", "gpu1", "h2"], lambda name: name[0])
-    [['h1', 'h2'], ['gpu1']]
-    """
-    entries: dict[Hashable, list[Node]] = {}
-    for node in nodes:
-        entries.setdefault(look(node), []).append(node)
-    return list(entries.values())
 
 
 def styled(text: str, style: str = "") -> Text:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from dask_gpu_mpi.errors import OptionError
 
@@ -13,6 +14,8 @@ from dask_gpu_mpi.errors import OptionError
 MOST_DIGITS = 18
 #: Places that a list has before it counts the others.
 MOST_PLACES = 8
+
+Item = TypeVar("Item")
 
 
 def printable(text: str) -> str:
@@ -59,6 +62,18 @@ def clock(seconds: float) -> str:
 
 
 # Many numbers or names, abbreviated: ``0-3,7`` and ``h[1-64]``.
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """The items whose keys are equal, such as nodes that look alike, in the order of the first of them.
+
+    >>> grouped(["h1", "gpu1", "h2"], lambda name: name[0])
+    [['h1', 'h2'], ['gpu1']]
+    """
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
 
 
 def counted(number: int, what: str) -> str:

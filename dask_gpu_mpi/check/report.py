@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
-from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
+from dask_gpu_mpi.base.tables import MANY_NODES, styled, table, widths_of
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, grouped, ranks_text
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxErrors
@@ -108,12 +108,9 @@ class Evidence:
             return self.observations[rank].host
         return self.steps.get(rank, ("", ""))[0]
 
-    def by_host(self) -> dict[tuple[str, str], list[Observations]]:
-        """The observations of the ranks of each node, by host name and boot id."""
-        hosts: dict[tuple[str, str], list[Observations]] = {}
-        for observed in self.observations.values():
-            hosts.setdefault((observed.host, observed.boot_id), []).append(observed)
-        return hosts
+    def by_host(self) -> list[list[Observations]]:
+        """The observations of the ranks of each node: the same host name and boot id."""
+        return grouped(self.observations.values(), lambda observed: (observed.host, observed.boot_id))
 
 
 @dataclass(frozen=True)
@@ -189,8 +186,11 @@ def as_data(report: Report) -> dict[str, Any]:
             }
             for finding in report.findings
         ],
-        "hosts": [_host_data(evidence, ranks) for ranks in evidence.by_host().values()],
-        "versions": [{"ranks": ranks, "versions": dict(versions)} for ranks, versions in _versions(evidence)],
+        "hosts": [_host_data(evidence, ranks) for ranks in evidence.by_host()],
+        "versions": [
+            {"ranks": [observed.rank for observed in alike], "versions": dict(alike[0].versions)}
+            for alike in grouped(evidence.observations.values(), lambda each: tuple(each.versions.items()))
+        ],
     }
 
 
@@ -246,9 +246,9 @@ def display(report: Report, *, terminal: bool = False) -> Iterator[RenderableTyp
         yield ""
     if report.findings:
         yield table(("", "", ""), _finding_rows(report))
-    groups = [[observations] for observations in by_host.values()]
+    groups = [[observations] for observations in by_host]
     if len(groups) > MANY_NODES:
-        groups = share_entries(by_host.values(), lambda observations: _look(evidence, observations))
+        groups = grouped(by_host, lambda observations: _look(evidence, observations))
     tables = [_rows(evidence, group) for group in groups]
     widths = () if terminal else widths_of([_HEADER, *(row for rows in tables for row in rows)])
     for group, rows in zip(groups, tables, strict=True):
@@ -311,13 +311,6 @@ def _ahead(evidence: Evidence, ranks: Sequence[Observations]) -> float | None:
         if reached is not None and reached.ahead is not None:
             return round(reached.ahead, 4)
     return None
-
-
-def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str], ...]]]:
-    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for rank, observed in evidence.observations.items():
-        found.setdefault(tuple(observed.versions.items()), []).append(rank)
-    return [(ranks, versions) for versions, ranks in found.items()]
 
 
 def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:

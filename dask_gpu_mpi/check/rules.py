@@ -124,7 +124,7 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     """
     if len(evidence.observations) < evidence.size:
         return  # the GPUs of the silent ranks are unknown, and these ranks are red already
-    for ranks in evidence.by_host().values():
+    for ranks in evidence.by_host():
         expected, source = _expected(evidence, ranks)
         inventories = [observed.inventory for observed in ranks if observed.inventory is not None]
         seen = len({gpu.uuid for inventory in inventories for gpu in inventory.gpus})

@@ -363,7 +363,7 @@ class CheckCoordinator(FailureCoordinator):
             self._begin_tests(now)
             return
         self._evidence = replace(self._evidence, address=addresses[head])
-        firsts = [observed[0] for observed in self._evidence.by_host().values()]
+        firsts = [observed[0] for observed in self._evidence.by_host()]
         nodes = [Node(first.host, first.rank, addresses[first.rank]) for first in firsts]
         self.phase, self.deadline = Phase.REACH, now + LISTEN_TIMEOUT
         self._test.listen(head, observations[head].host, nodes, addresses, dashboard=True)
@@ -444,7 +444,7 @@ def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
         if worker.kind == "gpu" or transport.ucx is WorkerUcx.ALL:
             devices.setdefault(worker.rank, worker.devices[0] if worker.devices else "")
     firsts: dict[int, str] = {}
-    for observed in evidence.by_host().values():
+    for observed in evidence.by_host():
         able = [each.rank for each in observed if each.rank in devices and not each.ucx.obstacle]
         if able:
             firsts[able[0]] = devices[able[0]]

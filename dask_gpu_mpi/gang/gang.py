@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dask_gpu_mpi.base.text import natural, ranks_text
+from dask_gpu_mpi.base.text import grouped, natural, ranks_text
 
 if TYPE_CHECKING:
     from distributed.scheduler import WorkerState
@@ -95,12 +95,11 @@ def rank_members(workers: Iterable[WorkerState]) -> list[GangMember]:
     >>> [(member.worker.name, member.local_rank, member.node_rank) for member in members]
     [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
     """
-    nodes: dict[str, list[WorkerState]] = {}
-    for worker in sorted(workers, key=lambda worker: natural(str(worker.name))):
-        nodes.setdefault(worker.host, []).append(worker)
+    ordered = sorted(workers, key=lambda worker: natural(str(worker.name)))
+    nodes = grouped(ordered, lambda worker: worker.host)
     places = [
         (worker, local_rank, len(there), node_rank, len(nodes))
-        for node_rank, there in enumerate(nodes.values())
+        for node_rank, there in enumerate(nodes)
         for local_rank, worker in enumerate(there)
     ]
     return [GangMember(rank, *place) for rank, place in enumerate(places)]

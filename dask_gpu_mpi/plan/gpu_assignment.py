@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import grouped, ranks_text
 from dask_gpu_mpi.errors import PlacementError, Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -91,11 +91,9 @@ def group_gpus(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
     >>> [[gpu.index for gpu in group] for group in group_gpus(gpus, 2)]
     [[0, 1], [2, 3]]
     """
-    nodes: dict[tuple[int, ...], list[int]] = {}
-    for number, gpu in enumerate(gpus):
-        nodes.setdefault(gpu.cpus, []).append(number)
-    rest = sorted(number for node in nodes.values() for number in node[len(node) // each * each :])
-    full = [node[: len(node) // each * each] for node in nodes.values()]
+    nodes = grouped(range(len(gpus)), lambda number: gpus[number].cpus)
+    rest = sorted(number for node in nodes for number in node[len(node) // each * each :])
+    full = [node[: len(node) // each * each] for node in nodes]
     sets = [part[i : i + each] for part in (*full, rest) for i in range(0, len(part), each)]
     return [tuple(gpus[number] for number in numbers) for numbers in sorted(sets)]
 

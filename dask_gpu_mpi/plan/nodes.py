@@ -6,8 +6,16 @@ import functools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
-from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, listed, ranks_text
+from dask_gpu_mpi.base.tables import MANY_NODES, styled, table, widths_of
+from dask_gpu_mpi.base.text import (
+    counted,
+    fold_names,
+    fold_numbers,
+    format_bytes,
+    grouped,
+    listed,
+    ranks_text,
+)
 from dask_gpu_mpi.machine.gpus import Gpu, near
 from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
 
@@ -114,7 +122,7 @@ def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
     yield text
     entries = [[host] for host in plan.hosts]
     if len(entries) > MANY_NODES:
-        entries = share_entries(plan.hosts, view.look)
+        entries = grouped(plan.hosts, view.look)
     tables = [view.rows(entry) for entry in entries]
     widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
     for entry, rows in zip(entries, tables, strict=True):

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dask_gpu_mpi.base.tables import share_entries
-from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, printable, ranks_text
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, grouped, printable, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
 from dask_gpu_mpi.plan.nodes import Nodes, cores_of, short
@@ -292,7 +291,7 @@ def _content(nodes: Nodes, host: HostPlan) -> Part:
     tall = any(gpu.processes for gpu in host.gpus)
     domains = [
         _domain([(place, gpu, of_gpu.get(gpu.uuid)) for place, gpu in places], tall)
-        for places in share_entries(enumerate(host.gpus), lambda each: each[1].cpus)
+        for places in grouped(enumerate(host.gpus), lambda each: each[1].cpus)
     ]
     on_cpus = [worker for worker in workers if worker.gpu_index is None]
     boxes = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, listed, parse_memory_limit
+from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, grouped, listed, parse_memory_limit
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -30,13 +30,11 @@ class Host:
 
 def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: bool) -> list[Host]:
     """The hosts in the order of their lowest ranks; `reserved` ranks take no workers."""
-    groups: dict[tuple[str, str], list[Inventory]] = {}
-    for rank in ranks:
-        groups.setdefault((rank.host, rank.boot_id), []).append(rank)
-    names = {host for host, _ in groups}
+    names = {rank.host for rank in ranks}
     used: set[str] = set()
     hosts = []
-    for (host, boot_id), members in groups.items():
+    for members in grouped(ranks, lambda rank: (rank.host, rank.boot_id)):
+        host = members[0].host
         name, number = host, 1
         while name in used or (number > 1 and name in names):
             number += 1
@@ -50,7 +48,7 @@ def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: b
             memory=min((rank.memory for rank in members if rank.memory), default=0),
             cpu_quota=min((rank.cpu_quota for rank in members if rank.cpu_quota is not None), default=None),
         )
-        hosts.append(Host(plan, boot_id, [rank for rank in members if rank.rank not in reserved]))
+        hosts.append(Host(plan, members[0].boot_id, [rank for rank in members if rank.rank not in reserved]))
     return hosts
 
 

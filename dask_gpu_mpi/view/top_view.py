@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dask_gpu_mpi.base.tables import styled, table
-from dask_gpu_mpi.base.text import clock
+from dask_gpu_mpi.base.text import clock, grouped
 from dask_gpu_mpi.view.snapshot import Row, Snapshot
 
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"
@@ -327,10 +327,7 @@ def _sorted(rows: list[Row], view: View) -> list[Row]:
 
 def folded(rows: Iterable[Row]) -> list[Row]:
     """One row for each node: the mean of the GPUs' use, their highest temperature, and sums of the rest."""
-    by_node: dict[str, list[Row]] = {}
-    for row in rows:
-        by_node.setdefault(row.node, []).append(row)
-    return [_fold(node, group) for node, group in by_node.items()]
+    return list(map(_fold, grouped(rows, lambda row: row.node)))
 
 
 #: The fields of `Row` that are summed.
@@ -340,7 +337,7 @@ _SUMMED = (
 )  # fmt: skip
 
 
-def _fold(node: str, rows: Sequence[Row]) -> Row:
+def _fold(rows: Sequence[Row]) -> Row:
     uses = [row.gpu_use for row in rows if row.gpu_use is not None]
     sums: dict[str, Any] = {}
     for name in _SUMMED:
@@ -350,7 +347,7 @@ def _fold(node: str, rows: Sequence[Row]) -> Row:
     temperatures = [row.gpu_temperature for row in rows if row.gpu_temperature is not None]
     slowed = [row.gpu_slowed.split("+") for row in rows if row.gpu_slowed is not None]
     return Row(
-        node=node,
+        node=rows[0].node,
         worker=str(len(workers)),
         status=troubles(rows) or "running",
         gpu_use=sum(uses) / len(uses) if uses else None,

@@ -43,8 +43,8 @@ def test_ranks_are_put_together_by_node() -> None:
         replace(observed(1), rank=3, boot_id="x"),
     )
     found = Evidence(4, observations={one.rank: one for one in ranks}).by_host()
-    assert [[one.rank for one in node] for node in found.values()] == [[0, 1], [2], [3]]
-    assert [host for host, _ in found] == ["h1", "h2", "h2"]
+    assert [[one.rank for one in node] for node in found] == [[0, 1], [2], [3]]
+    assert [node[0].host for node in found] == ["h1", "h2", "h2"]
 
 
 def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
