@@ -17,15 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError, LauncherError
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.sites.launchers import Launcher
 
 #: The batch systems, and the prefixes of their variables. A module is loaded only if there is such a variable, so that a rank
 #: opens few files. If there are variables of several systems, the first one counts.
@@ -232,12 +228,15 @@ class BatchSystem:
     forwarded: frozenset[str] = frozenset()
 
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, launcher: Launcher, ask: Ask
+        self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
-        """The variables to set, or (None) to unset, before the launcher starts the ranks."""
+        """The variables to set, or (None) to unset, before the launcher of this kind starts the ranks.
+
+        `copies`: the launcher copies this node's variables to all.
+        """
         return {}
 
-    def lingers(self, environ: Mapping[str, str], launcher: Launcher) -> bool:
+    def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
         return False
 

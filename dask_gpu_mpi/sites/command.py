@@ -194,7 +194,7 @@ def decide(
         and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))
         else "",
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
-        lingers=batch.lingers(environ, launcher),
+        lingers=batch.lingers(environ, launcher.kind),
     )
 
 
@@ -235,7 +235,7 @@ def launch_environment(
         changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch
     if batch.sends_signal:
         changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"
-    changes |= batch.environment(environ, allocation, launcher, ask)
+    changes |= batch.environment(environ, allocation, ask, launcher=launcher.kind, copies=launcher.copies)
     return {
         name: value
         for name, value in changes.items()

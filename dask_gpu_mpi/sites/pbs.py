@@ -19,7 +19,6 @@ from dask_gpu_mpi.sites.batch import (
     count_hosts,
     number,
 )
-from dask_gpu_mpi.sites.launchers import Launcher
 
 #: The cores of a node that the job scripts request.
 TEMPLATE_CPUS = 64
@@ -77,7 +76,7 @@ class Pbs(BatchSystem):
         return None if limit is None else now() + limit - (used or 0)
 
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, launcher: Launcher, ask: Ask
+        self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
         changes: dict[str, str | None] = {}
         if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker

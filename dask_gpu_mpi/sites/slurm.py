@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
-from dask_gpu_mpi.sites.launchers import Launcher, in_batch_script
+from dask_gpu_mpi.sites.launchers import in_batch_script
 
 #: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
@@ -76,11 +76,11 @@ class Slurm(BatchSystem):
         return float(found) if re.fullmatch(r"[0-9]{1,15}", found) else None
 
     def environment(
-        self, environ: Mapping[str, str], allocation: Allocation, launcher: Launcher, ask: Ask
+        self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
         """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
         changes: dict[str, str | None] = {}
-        own_launcher = launcher.kind == self.launcher
+        own_launcher = launcher == self.launcher
         # older versions of Slurm do not set the end of the job; of parts with different ends, the first counts
         if not environ.get(_JOB_END):
             # the user may have set another format for squeue
@@ -100,7 +100,7 @@ class Slurm(BatchSystem):
         changes["SLURM_CPU_BIND"] = "none"
         if per_node is not None and per_node > on_node:
             changes["SLURM_GPUS_PER_NODE"] = None
-        if launcher.copies:
+        if copies:
             return changes | {"CUDA_VISIBLE_DEVICES": None}
         if per_node is not None and per_node < on_node:
             # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number
@@ -113,8 +113,8 @@ class Slurm(BatchSystem):
             changes["SLURM_GPUS"] = str(total - on_node)
         return changes
 
-    def lingers(self, environ: Mapping[str, str], launcher: Launcher) -> bool:
-        return in_batch_script(environ) and launcher.kind != self.launcher
+    def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
+        return in_batch_script(environ) and launcher != self.launcher
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         again = ["scontrol", "requeue", _task(environ)]
