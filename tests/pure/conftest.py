@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import os
 import signal
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dask_gpu_mpi.base import files
 from dask_gpu_mpi.base.signals import LOST, Action
+from support import ROOT
+from support.mocks.batch import FakeBatch
+
+YAML = ROOT / "dask_gpu_mpi" / "gpu-mpi.yaml"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,3 +66,23 @@ def dask_config() -> Iterator[None]:
     dask.config.config.update(config)
     for each, before in lists:
         each[:] = before
+
+
+@pytest.fixture
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test has Dask's configuration for itself, without what this machine's user has configured."""
+    import dask
+
+    for name in [name for name in os.environ if name.startswith("DASK_GPU_MPI_")]:
+        monkeypatch.delenv(name)
+    with dask.config.set({"gpu-mpi": yaml.safe_load(YAML.read_text())["gpu-mpi"]}):
+        yield
+
+
+@pytest.fixture
+def batch() -> Iterator[FakeBatch]:
+    """The commands of batch systems and launchers, on two nodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = FakeBatch(Path(folder))
+        (made.directory / "nodes").write_text("h1\nh2\n")
+        yield made

@@ -1,8 +1,10 @@
-"""The pages: their links lead somewhere, and what they show can be used as it stands."""
+"""The pages and docstrings: links lead somewhere, names of modules are right, and examples can be used as they stand."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import json
 import re
 import shlex
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
+import dask_gpu_mpi
 from dask_gpu_mpi.cli.main import cli
 from support import PAGES, ROOT
 
+PACKAGE = ROOT / "dask_gpu_mpi"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -58,10 +62,10 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_the_design_has_every_package_and_modules_that_exist() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    packages = {path.parent.name for path in (ROOT / "dask_gpu_mpi").glob("*/__init__.py")}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     named = re.findall(rf"`((?:{'|'.join(packages)})/\w+)`", page)
     assert len(named) > 20
-    assert [name for name in named if not (ROOT / "dask_gpu_mpi" / f"{name}.py").is_file()] == []
+    assert [name for name in named if not (PACKAGE / f"{name}.py").is_file()] == []
     assert set(re.findall(r"^\| `(\w+)` \| \S", page, re.MULTILINE)) == packages
 
 
@@ -142,3 +146,43 @@ def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
     }
     keys = {*plan, *plan["hosts"][0], *plan["workers"][0]}
     assert {name.removesuffix("[]") for name in keys} - names == set()
+
+
+# -- docstrings, and names of modules in texts
+
+
+def has_examples(text: str) -> bool:
+    """Whether there is one that is not skipped; those that need a cluster are, and tests/mpi has what they show."""
+    return any(">>> " in line and "+SKIP" not in line for line in text.splitlines())
+
+
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if has_examples(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_examples(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0, capsys.readouterr().out
+
+
+FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
+
+
+def test_names_of_modules_in_texts_are_those_of_modules() -> None:
+    """In imports, but in strings and comments as well, which no tool looks at when a module moves."""
+    paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    modules = {".".join(path.parts).removesuffix(".__init__") for path in paths}
+    known = modules | {module.partition(".")[0] for module in modules} | set(dask_gpu_mpi.__all__)
+    unknown = []
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"\bdask_gpu_mpi\.([a-z]\w*(?:\.[a-z]\w*)?)", text)
+        for imported in re.findall(r"\bfrom dask_gpu_mpi import ([\w, ]+)", text):
+            named += [name for name in re.findall(r"\w+", imported.partition(" as ")[0]) if name.islower()]
+        for name in named:
+            package = name.partition(".")[0]
+            if name not in known and (package not in known or (PACKAGE / package).is_dir()):
+                unknown.append(f"{path.relative_to(ROOT)}: dask_gpu_mpi.{name}")
+    assert unknown == []

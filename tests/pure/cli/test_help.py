@@ -11,23 +11,17 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.cli.options import TOPICS
 from dask_gpu_mpi.options.model import OPTIONS
+from support.mocks.inputs import command as help_of
 
 COMMANDS = list(cli.commands)
 
 
-def help_text(*words: str) -> str:
-    done = CliRunner().invoke(cli, [*words])
-    assert done.exit_code == 0
-    return done.output
-
-
 def test_the_first_page_fits_24_lines_and_names_every_command() -> None:
-    lines = help_text("--help").splitlines()
+    lines = help_of("--help").splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
@@ -38,10 +32,10 @@ def test_the_first_page_fits_24_lines_and_names_every_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
-    short = help_text(command, "--help").splitlines()
+    short = help_of(command, "--help").splitlines()
     # without that option the first help has them all
     has_all = not any("--help-all" in line for line in short)
-    full = short if has_all else help_text(command, "--help-all").splitlines()
+    full = short if has_all else help_of(command, "--help-all").splitlines()
     assert len(short) <= 24
     assert max(map(len, [*short, *full])) <= 80
     assert "Examples:" in short

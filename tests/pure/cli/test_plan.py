@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from support.mocks.inputs import command
 
 SHAPE = [
     "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--cpus-per-node", "8", "--memory-per-node", "64GiB",
 ]  # fmt: skip
 
 
-def plan(*arguments: str, rc: int = 0) -> str:
-    done = CliRunner().invoke(cli, ["plan", *arguments])
-    assert done.exit_code == rc, done.output
-    return done.stdout if rc == 0 else done.stderr
+plan = partial(command, "plan")
 
 
 def test_the_shape_of_the_allocation_counts() -> None:

@@ -9,21 +9,18 @@ from unittest.mock import AsyncMock, Mock
 
 import dask
 import pytest
-from click.testing import CliRunner
 
 from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.cli.live_view import find_cluster, run_top
-from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
 from dask_gpu_mpi.view.snapshot import snapshot_of
+from support.mocks.inputs import command
 from support.mocks.snapshots import cluster as cluster_of
 
 
 def refused(*arguments: str, rc: int) -> str:
-    done = CliRunner().invoke(cli, ["top", *arguments])
-    assert done.exit_code == rc, done.output
-    (line,) = done.stderr.splitlines()
+    (line,) = command("top", *arguments, rc=rc).splitlines()
     assert line.startswith("dask_gpu_mpi: error: ")
     return line
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import dask.config
@@ -19,10 +20,13 @@ from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, template
 from support.jobs.processes import run_python
+from support.mocks import inputs
 from support.mocks.batch import ENVIRON, FakeBatch, directives
 
 LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:30:10")
+#: Runs the command.
+command = partial(inputs.command, "jobscript")
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
 
@@ -32,13 +36,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my.py").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def command(*words: str, rc: int = 0) -> str:
-    """Run the command; its output, or what it says on standard error."""
-    done = CliRunner().invoke(cli, ["jobscript", *words])
-    assert done.exit_code == rc, done.output
-    return done.stdout if rc == 0 else done.stderr
 
 
 def asked(system: str, *words: str, program: tuple[str, ...] = ("my.py",)) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError
@@ -18,6 +19,7 @@ from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = [
     "GIB",
+    "command",
     "gpu",
     "keywords",
     "names",
@@ -38,6 +40,13 @@ def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
     """The parameters of the command `run`, without running it; or Click's exception, such as Exit for ``--help``."""
     with cli.commands["run"].make_context("run", list(arguments)) as context:
         return dict(context.params)
+
+
+def command(*words: str, rc: int = 0) -> str:
+    """Run the command line in this process: its output, or what it says on standard error where it fails."""
+    done = CliRunner().invoke(cli, [*words])
+    assert done.exit_code == rc, done.output
+    return done.stdout if rc == 0 else done.stderr
 
 
 def gpu(index: int, **more: Any) -> Gpu:
