@@ -24,7 +24,7 @@ from multiprocessing import current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
-from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, is_ours, keep_in_children, kept
+from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, is_ours, kept
 from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
@@ -169,11 +169,11 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
                 _settle_signals()
 
         os.register_at_fork(after_in_child=in_child)
-        keep_in_children()
         # In its children too, until `_settle_signals`: no signal is lost in the meantime.
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
         util.register_after_fork(begin, begin)
-        stdlib.main(listener.detach(), alive_r, [])
+        with kept():
+            stdlib.main(listener.detach(), alive_r, [])
         code = 0
     except SystemExit:
         code = 0

@@ -157,19 +157,13 @@ def action_before(number: int) -> Action:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Let a process that is forked in this context keep the handlers."""
+    """Let processes that are forked in this context keep the handlers, but not their children."""
     global _kept
     _kept = True
     try:
         yield
     finally:
         _kept = False
-
-
-def keep_in_children() -> None:
-    """Let the processes that this one forks from now on keep the handlers, but not their children."""
-    global _kept
-    _kept = True
 
 
 def _block() -> None:

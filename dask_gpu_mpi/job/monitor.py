@@ -138,27 +138,24 @@ class Monitor:
             self._member.pump(POLL_IDLE)
 
     def _run(self) -> None:
+        member = self._member
         try:
-            self._watch()
+            while not self._leaving.is_set():
+                member.pump(POLL_IDLE)
+                self._walltime.check()
+                if member.ending.over:
+                    member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
+                if (number := member.signal_relay.for_script) is not None:
+                    self._pass_on_signal(number)
+                if member.ending.lost is not None or member.launcher_gone():
+                    self._end_the_script()
+                    return
         except Exception as error:
             # Any error ends the script: without this thread the cluster's end would not be noticed.
             if not self._leaving.is_set():
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
-                self._member.ending.lost = self._member.ending.lost or "its monitor failed"
+                member.ending.lost = member.ending.lost or "its monitor failed"
                 self._end_the_script()
-
-    def _watch(self) -> None:
-        member = self._member
-        while not self._leaving.is_set():
-            member.pump(POLL_IDLE)
-            self._walltime.check()
-            if member.ending.over:
-                member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
-            if (number := member.signal_relay.for_script) is not None:
-                self._pass_on_signal(number)
-            if member.ending.lost is not None or member.launcher_gone():
-                self._end_the_script()
-                return
 
     def _pass_on_signal(self, number: int) -> None:
         """Raise in the script the signal that another rank was sent, unless the script handles or ignores it itself.

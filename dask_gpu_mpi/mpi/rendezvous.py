@@ -75,7 +75,7 @@ class Rendezvous:
         self.channels: dict[int, Channel] = {}
         #: Host of each rank that has come, complete on rank 0.
         self.hosts: dict[int, str] = {self._rank: host}
-        #: Host and state of ranks, as other ranks of their host report them.
+        #: Host and state of ranks after the deadline, as other ranks of their host report them.
         self._beside: dict[int, tuple[str, str]] = {}
 
     def duplicate(self) -> Any:
@@ -89,38 +89,40 @@ class Rendezvous:
         before = self._comm.Get_errhandler()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         try:
-            return self._duplicate()
+            if self._rank:
+                self._send_key(0)
+            duplicate, request = self._comm.Idup()
+            others = 1 if self._rank else self._size - 1
+            pause = 0.001
+            late = False
+            while True:
+                done = request.Test()
+                for source, data in self.wire.receive():
+                    self._on_message(source, data)
+                self._drops.report()
+                if done and self.wire.has_sent() and len(self.channels) == others:
+                    return duplicate
+                now = time.monotonic()
+                if (failure := self._interrupted()) is not None:
+                    if self._rank:
+                        time.sleep(INTERRUPTED_GRACE)
+                    error = failure.error(reported=False)
+                    error.fatal = True
+                    raise error
+                if now > self._deadline and not late:
+                    late = True
+                    # of the other ranks of this host: a missing rank can't report itself
+                    states = neighbours(os.getpid())
+                    self._beside.update({rank: (self._host, state) for rank, state in states.items()})
+                    if self._rank:
+                        self._send_key(0, states)
+                # The others leave the report to rank 0, unless rank 0 itself is missing.
+                if now > self._deadline + NAME_MISSING + (RANK_0_GRACE if self._rank else 0.0):
+                    raise self._timed_out()
+                time.sleep(pause)
+                pause = min(pause * 2, 0.02)
         finally:
             self._comm.Set_errhandler(before)
-
-    def _duplicate(self) -> Any:
-        if self._rank:
-            self._send_key(0)
-        duplicate, request = self._comm.Idup()
-        pause = 0.001
-        late = False
-        while True:
-            done = request.Test()
-            for source, data in self.wire.receive():
-                self._on_message(source, data)
-            self._drops.report()
-            if done and self.wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
-                return duplicate
-            now = time.monotonic()
-            if (failure := self._interrupted()) is not None:
-                if self._rank:
-                    time.sleep(INTERRUPTED_GRACE)
-                error = failure.error(reported=False)
-                error.fatal = True
-                raise error
-            if now > self._deadline and not late:
-                late = True
-                self._name_neighbours()
-            # The others leave the report to rank 0, unless rank 0 itself is missing.
-            if now > self._deadline + NAME_MISSING + (RANK_0_GRACE if self._rank else 0.0):
-                raise self._timed_out()
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
 
     def _send_key(self, rank: int, neighbour_states: Mapping[int, str] | None = None) -> None:
         self.wire.send(rank, pack(RankKey(self._host, self._keys.public, neighbour_states or {})))
@@ -157,22 +159,14 @@ class Rendezvous:
             )
         return known is None
 
-    def _name_neighbours(self) -> None:
-        """Report the state of the other ranks of this host: a missing rank can't report itself."""
-        states = neighbours(os.getpid())
-        if self._rank:
-            self._send_key(0, states)
-        else:
-            self._beside.update({rank: (self._host, state) for rank, state in states.items()})
-
     def _timed_out(self) -> StartupError:
+        beside = self._beside
         if self._rank:
             missing = [] if self.channels else [0]
-            beside = {rank: (self._host, state) for rank, state in neighbours(os.getpid()).items()}
             came: Mapping[int, str] = {}
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
-            beside, came = self._beside, self.hosts
+            came = self.hosts
         # If all have come and MPI still waits, one may have been stopped since.
         missing = missing or [
             rank for rank in range(self._size) if beside.get(rank, ("", ""))[1] == "stopped"
