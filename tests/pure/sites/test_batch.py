@@ -1,4 +1,4 @@
-"""When the job ends, as each batch system tells it."""
+"""When the job ends and where `launch` runs, as each batch system tells it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import end_time, output_of
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.sites.batch import (
+    Allocation,
+    allocated_hosts,
+    end_time,
+    find_allocation,
+    output_of,
+    parse_hosts,
+)
 from support.jobs.processes import run_python
 
 NOW = 1_000_000.0
@@ -94,3 +102,151 @@ print([name for name in SYSTEMS if f"dask_gpu_mpi.sites.{name}" in sys.modules])
 """
     done = run_python(code)
     assert done.stdout == "['slurm']\n", done.stderr
+
+
+# -- where `launch` runs, over what real batch systems set
+
+
+FILES = {
+    "pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
+    "nodes": "h1\nh1\nh2\nh2\n",
+    "empty": "\n",
+}
+SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
+PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "nodes", "NCPUS": "8"}
+LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
+
+SGE = {
+    "SGE_TASK_ID": "undefined",
+    "JOB_ID": "42",
+    "PE_HOSTFILE": "pe",
+    "NSLOTS": "20",
+    "ENVIRONMENT": "BATCH",
+}
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has `FILES`."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+
+
+ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "expected"),
+    [
+        ({}, None, Allocation("local", 1, 1)),
+        ({}, 4, Allocation("local", 1, 4)),
+        (SLURM, None, Allocation("slurm", 2, 2, job="42")),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, None, Allocation("slurm", 2, 8, job="42")),
+        (SLURM, 3, Allocation("slurm", 2, 3, job="42")),
+        (SLURM, 1, Allocation("slurm", 1, 1, job="42")),
+        # salloc
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"}, None, Allocation("slurm", 3, 3, job="7")),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2"},
+            None,
+            Allocation("slurm", 3, 3, job="7", parts=2),
+        ),
+        (PBS, None, Allocation("pbs", 2, 4, TWO_EACH, "42.server")),
+        (PBS, 3, Allocation("pbs", 2, 3, {"h1": 2, "h2": 1}, "42.server")),
+        (PBS, 1, Allocation("pbs", 1, 1, {"h1": 1}, "42.server")),
+        # Torque: a line for each core
+        (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, ONE_EACH, "42.server")),
+        (LSF, None, Allocation("lsf", 2, 2, ONE_EACH, "42")),
+        (LSF | {"LSB_JOBINDEX": "3"}, 4, Allocation("lsf", 2, 4, TWO_EACH, "42_3")),
+        # a line for each queue of a node
+        (SGE, None, Allocation("sge", 2, 2, ONE_EACH, "42")),
+        (SGE | {"SGE_TASK_ID": "3"}, 4, Allocation("sge", 2, 4, TWO_EACH, "42_3")),
+        (SGE | {"PE_HOSTFILE": ""}, None, Allocation("sge", 1, 1, job="42")),
+        ({"SGE_ROOT": "/opt/sge", "JOB_ID": "42"}, None, Allocation("local", 1, 1)),  # a login node
+    ],
+)
+def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
+    assert find_allocation(environ, ranks=ranks) == expected
+
+
+def test_ranks_of_each_node() -> None:
+    def found(environ: dict[str, str], **given: int) -> tuple[int, int]:
+        where = find_allocation(environ, **given)
+        return where.ranks, where.ranks_per_node
+
+    assert found(LSF, ranks_per_node=3) == found(SLURM, ranks_per_node=3) == (6, 3)
+    assert found(PBS, ranks_per_node=1) == (2, 1)
+    assert found({}, ranks_per_node=3) == (3, 3)
+    assert found(SLURM, ranks_per_node=3, ranks=5) == (5, 3)
+
+
+def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
+    """A login node has the system's instance; below Slurm there may be one as well."""
+    environ = {"FLUX_URI": "local:///run/flux/local", **SLURM}
+    assert find_allocation(environ).system == "slurm"
+    answers = {"jobid": "f42", "size": "3"}
+    found = find_allocation(environ, ask=lambda command: answers[command[-1]])
+    assert found == Allocation("flux", 3, 3, job="f42")
+    for size in ("", "0", "²", "1" * 5000):
+        answers["size"] = size
+        assert find_allocation(environ, ask=lambda command: answers[command[-1]]).nodes == 1
+
+
+def test_nodes_of_the_command_line_win() -> None:
+    found = find_allocation(PBS, hosts={"a": 1, "b": 2})
+    assert found == Allocation("hosts", 2, 3, {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            PBS | {"PBS_NODEFILE": "gone"},
+            r"PBS_NODEFILE=gone: can't be read .*Fix: run `launch` inside the job",
+        ),
+        (LSF | {"LSB_DJOB_HOSTFILE": "empty"}, "LSB_DJOB_HOSTFILE=empty: lists no node"),
+        (SGE | {"PE_HOSTFILE": "empty"}, "PE_HOSTFILE=empty: lists no node"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "9" * 18},
+            r"SLURM_HET_SIZE=999999999999999999: too many \(expected at most 128\)\. Fix: ",
+        ),
+        (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
+    ],
+)
+def test_what_can_not_be_used(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_allocation(environ)
+
+
+def test_parse_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("h1  # the first\n\nh2:2\nh1\n")
+    assert parse_hosts("h1,h2:2") == {"h1": 1, "h2": 2}
+    assert parse_hosts(str(file)) == {"h1": 2, "h2": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h1,h 2", "invalid node 'h 2'"),
+        ("h1:0", "invalid node 'h1:0'"),
+        ("-x", "invalid node '-x'"),
+        (",", "lists no node"),
+        ("/gone", "--hosts /gone: can't be read"),
+    ],
+)
+def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_hosts(text)
+
+
+def test_one_line_for_the_user() -> None:
+    assert str(Allocation("local", 1, 4)) == "this machine: 1 node, 4 MPI ranks"
+    assert str(Allocation("slurm", 2, 1, job="42")) == "Slurm job 42: 2 nodes, 1 MPI rank"
+
+
+def test_node_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_bytes(b"n1\n\xff\n")
+    assert allocated_hosts({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "n1, \ufffd"
+    assert allocated_hosts({"PBS_NODEFILE": "a\0b"}) == ""
