@@ -51,7 +51,6 @@ def test_warnings_about_versions(gpus: bool, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("address", "scheduler", "where"),
     [
-        ("tcp://127.0.0.1:1", True, "this node"),
         ("tcp://10.0.0.1:1", True, "the network"),
         ("tls://10.0.0.1:1", True, None),
         ("ucx://127.0.0.1:1", True, "the network"),  # UCX listens on all interfaces

@@ -156,7 +156,6 @@ ALL = tuple(range(8))
         ([], None, []),
         ([ALL, ALL, ALL], None, [2, 2, 2]),
         ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
-        ([(0, 1)] * 4, None, [1] * 4),
         ([()], 4.0, [1]),  # nobody knows its cores
         # a quota of a container: together no more threads, but one each
         ([ALL], 2.5, [2]),
