@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.errors import InputError, StartupError
 
@@ -33,37 +33,26 @@ class Look:
     """The answer of the process of `start_look`, read from the descriptor `fd`, which is closed then."""
 
     def __init__(self, fd: int) -> None:
-        from dask_gpu_mpi.base.frames import FrameReader
-
-        self._reader: FrameReader | None = FrameReader(fd)
-        self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
+        self._reader = FrameReader(fd)
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """The result of `nvidia.visible_gpus`; None if it has not come within these seconds.
+        """The result of `nvidia.visible_gpus`, once; None if it has not come within these seconds.
 
         Raises the InputError of `visible_gpus`, or a StartupError if NVML or the process has failed.
         """
-        deadline = time.monotonic() + seconds
-        while self._reader is not None and (left := deadline - time.monotonic()) > 0:
-            frames = self._reader.read(left)
-            if not frames and not self._reader.eof:
-                continue
-            self.close()
-            answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
-            kind, found = answer
-            if kind == "seen":
-                self._seen = found
-            else:
-                self._seen = InputError(found) if kind == "input" else StartupError(found)
-        if isinstance(self._seen, Exception):
-            raise self._seen
-        return self._seen
+        frames = self._reader.read(seconds)
+        if not frames and not self._reader.eof:
+            return None
+        self.close()
+        answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
+        kind, found = answer
+        if kind == "seen":
+            return cast("tuple[Gpu, ...]", found)
+        raise InputError(found) if kind == "input" else StartupError(found)
 
     def close(self) -> None:
         """Stop waiting for the answer."""
-        if self._reader is not None:
-            os.close(self._reader.fd)
-            self._reader = None
+        self._reader.close()
 
 
 def nvml_grace(timeout: float) -> float:
@@ -105,7 +94,6 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
             os.dup2(null, fd)
         for fd in close:
             os.close(fd)
-        from dask_gpu_mpi.base.frames import write_frame
         from dask_gpu_mpi.machine.nvidia import visible_gpus
 
         found: tuple[str, tuple[Gpu, ...] | str]

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import dask.config
+from dask.utils import parse_timedelta
 from distributed.comm import tcp
 from distributed.comm.core import Comm, CommClosedError
 from distributed.comm.registry import backends
@@ -150,7 +152,8 @@ class TLSListener(_Quiet, tcp.TLSListener):
         super().__init__(*args, ssl_context=ssl_context, **kwargs)
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
-        with _within(_connect_timeout(), stream.close) as why:
+        connect = dask.config.get("distributed.comm.timeouts.connect")
+        with _within(parse_timedelta(connect, default="seconds"), stream.close) as why:
             try:
                 await stream.wait_for_handshake()
             except OSError as error:
@@ -194,13 +197,6 @@ class TCPBackend(tcp.TCPBackend):
     def get_listener(self, *args: Any, **kwargs: Any) -> TCPListener:
         """Called by distributed."""
         return TCPListener(*args, **kwargs)
-
-
-def _connect_timeout() -> float:
-    import dask
-    from dask.utils import parse_timedelta
-
-    return float(parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"), default="seconds"))
 
 
 class PatientSocket:

@@ -238,11 +238,6 @@ class WorkerComm(TLS):
         await super().close()
         self._abort_endpoint()
 
-    def on_tls_closed(self) -> None:
-        """Called when the TLS connection has ended, at either end."""
-        self._tls_has_ended = True
-        self._abort_endpoint()
-
     def closed(self) -> bool:
         """Whether it has ended."""
         return self._tls_has_ended or bool(super().closed())
@@ -302,8 +297,10 @@ def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> None:
 
 
 def _on_close(reference: weakref.ref[WorkerComm]) -> None:
+    """The TLS connection has ended, at either end."""
     if (comm := reference()) is not None:
-        comm.on_tls_closed()
+        comm._tls_has_ended = True
+        comm._abort_endpoint()
 
 
 def _warn_once(peer: str, reason: str) -> None:

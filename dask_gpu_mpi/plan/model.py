@@ -168,11 +168,6 @@ class Plan:
             found.setdefault(worker.rank, []).append(worker)
         return {rank: tuple(workers) for rank, workers in found.items()}
 
-    @property
-    def gpu_places(self) -> dict[tuple[str, str], int]:
-        """By host and UUID, the place of each GPU in `HostPlan.gpus`."""
-        return {(host.host, gpu.uuid): place for host in self.hosts for place, gpu in enumerate(host.gpus)}
-
     def for_rank(self, rank: int) -> tuple[WorkerPlan, ...]:
         """The workers that one rank starts."""
         return self._by_rank.get(rank, ())

@@ -95,7 +95,8 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     job = job or {}
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
     rows: list[Row] = []
-    places = {} if plan is None else plan.gpu_places
+    hosts = () if plan is None else plan.hosts
+    places = {(host.host, gpu.uuid): place for host in hosts for place, gpu in enumerate(host.gpus)}
     for planned in () if plan is None else plan.workers:
         name = str(planned.name)
         absent = "closed" if name in job.get("retired", ()) else "lost"
