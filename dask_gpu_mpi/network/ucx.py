@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.streams import away_from_here, environment, leave_directory
+from dask_gpu_mpi.base.streams import away_from_here, environment
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import SWITCHES
@@ -301,19 +301,6 @@ def install_hooks() -> None:
         library.ucm_set_event_handler(_DEVICE_MEMORY_EVENTS, 1000, handler, None)
         # The hooks stay without the handler.
         library.ucm_unset_event_handler(_DEVICE_MEMORY_EVENTS, handler, None)
-
-
-def import_ucx_in_thread() -> None:
-    """`import_ucx` in a thread for it, while tasks use this process's working directory.
-
-    Raises an InputError if the thread can't leave that directory, and a file there would configure UCX.
-    """
-    if not leave_directory() and os.path.lexists("ucx.conf"):
-        raise InputError(
-            "the file ucx.conf in the working directory may be anyone's",
-            fix="remove it, or use UCX_CONFIG_DIR",
-        )
-    import_ucx()
 
 
 def import_ucx() -> None:

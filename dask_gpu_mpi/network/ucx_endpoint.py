@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 from unittest.mock import patch
 
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import leave_directory, say
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.ucx import (
     CLOSED,
     configured_environment,
     configured_numbers,
-    import_ucx_in_thread,
+    import_ucx,
     in_thread,
     opened_by,
 )
@@ -210,8 +211,16 @@ class Ucx:
 
 
 def _import() -> None:
-    """The slow part of the start, which needs neither the event loop nor a CUDA context."""
-    import_ucx_in_thread()
+    """The slow part of the start, which needs neither the event loop nor a CUDA context, in a thread.
+
+    Tasks use this process's working directory meanwhile, and a file there would configure UCX.
+    """
+    if not leave_directory() and os.path.lexists("ucx.conf"):
+        raise InputError(
+            "the file ucx.conf in the working directory may be anyone's",
+            fix="remove it, or use UCX_CONFIG_DIR",
+        )
+    import_ucx()
     importlib.import_module("distributed_ucxx.ucxx")
     with contextlib.suppress(ImportError):  # not necessary for host memory
         importlib.import_module("rmm")

@@ -200,16 +200,11 @@ def _path(setting: Setting, value: Any, source: Source) -> str | None:
         raise _Unexpected(
             f"a path in {error.encoding}, by which Python names files here, or PYTHONUTF8=1"
         ) from None
-    if not path.is_absolute() and not _has_working_directory():
-        raise _Unexpected("an absolute path, since the working directory was deleted")
-    return str(path)
-
-
-def _has_working_directory() -> bool:
     try:
-        return bool(os.getcwd())
+        path.absolute()
     except FileNotFoundError:
-        return False
+        raise _Unexpected("an absolute path, since the working directory was deleted") from None
+    return str(path)
 
 
 def _int(setting: Setting, value: Any, source: Source) -> int:
