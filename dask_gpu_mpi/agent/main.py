@@ -136,22 +136,12 @@ def run(
             return
         if look is not None:  # threads are allowed now; the child may hang in the driver
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
-        tasks_here = tasks_run_in_agent(configuration.options.worker_class)
-        if not tasks_here:
+        if not tasks_run_in_agent(configuration.options.worker_class):
             # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
             # tasks in this process they are not: a task could keep the event loop busy.)
             die_with_parent(0)
         write_frame(reply, (Answer.PREPARED, scratch))
-        agent = Agent(
-            configuration,
-            scratch,
-            reader,
-            reply,
-            timeline,
-            rank=rank,
-            own_server=own_server,
-            tasks_here=tasks_here,
-        )
+        agent = Agent(configuration, scratch, reader, reply, timeline, rank=rank, own_server=own_server)
         asyncio.run(agent.run(orders))
     finally:
         # Processes that tasks in this process have left, such as pools: Python ends them at its exit, which is left out here.
@@ -225,7 +215,7 @@ class Agent:
     """Receives orders by `reader`, from the control pipe, and sends answers to the descriptor `reply`.
 
     `scratch` is the agent's directory, `rank` the process id of the rank. `own_server`: the fork server is ours, and has to be
-    watched. `tasks_here`: tasks run in this process (`worker_options.tasks_run_in_agent`).
+    watched.
     """
 
     def __init__(
@@ -238,7 +228,6 @@ class Agent:
         *,
         rank: int,
         own_server: bool,
-        tasks_here: bool,
     ) -> None:
         self._configuration = configuration
         self._options = options = configuration.options
@@ -246,7 +235,6 @@ class Agent:
         self._reply = reply
         self._timeline = timeline
         self._own_server = own_server
-        self._tasks_here = tasks_here
         self._rank = rank
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -262,7 +250,8 @@ class Agent:
     async def run(self, orders: list[Any]) -> None:
         """Carry out these orders and all later ones until the control pipe ends; then close everything within the grace."""
         loop = asyncio.get_running_loop()
-        if self._options.protocol.moves_device_memory and not self._tasks_here:
+        tasks_here = tasks_run_in_agent(self._options.worker_class)
+        if self._options.protocol.moves_device_memory and not tasks_here:
             # The nannies connect from here, which is possible after a second. Meanwhile the scheduler starts. Each worker's
             # process gets its GPU later.
             hide_gpus(os.environ)

@@ -192,7 +192,12 @@ class _Run:
             if not watching.done():
                 failed = [task.exception() if task.done() else None for task in fetching]
                 if any(failed):
-                    await self._report(failed)
+                    # Dask could not run a task or send its result; the scheduler may know of an earlier failure
+                    rank, error = next(
+                        (rank, error) for rank, error in enumerate(failed) if error is not None
+                    )
+                    text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
+                    await self._scheduler(Call.FAIL, text=text, rank=rank, error=packed(error)[1])
                 else:
                     results = all_fetched.result()
                     # A member that has failed reports that first; the answer of WATCH may still be on its way.
@@ -222,12 +227,6 @@ class _Run:
             retries=0,
             pure=False,
         )
-
-    async def _report(self, failed: Sequence[BaseException | None]) -> None:
-        """Report to the scheduler, which may know of an earlier failure, that Dask could not run a task or send its result."""
-        rank, error = next((rank, error) for rank, error in enumerate(failed) if error is not None)
-        text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
-        await self._scheduler(Call.FAIL, text=text, rank=rank, error=packed(error)[1])
 
     async def _scheduler(self, operation: Call, **content: Any) -> Any:
         if (scheduler := self.client.scheduler) is None:

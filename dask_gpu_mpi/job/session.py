@@ -183,31 +183,26 @@ class ClientEnd:
         if self.use in (Use.ENDED, Use.FINISHED):
             reporter.close()  # there is no later call that does
 
-    def _await_reason(self) -> None:
-        """Wait for the report of the scheduler's death, which may be why the script failed: its client notices that first."""
-        member = self.member
-        member.pump(0.0)
-        member.pump(0.0)  # this rank's messages to itself, from the first
-        member.pump_until(
-            lambda: member.ending.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
-        )
-
     def _end_the_job(self, had_cluster: bool) -> None:
+        member = self.member
         self._monitor.stop()
         if self._children is not None:
             self._children.release()
         if had_cluster:
-            self._await_reason()
+            # The scheduler's death may be why the script failed, and its client notices that first: wait for the report.
+            member.pump(0.0)
+            member.pump(0.0)  # this rank's messages to itself, from the first
+            limit = time.monotonic() + REASON_TIMEOUT
+            member.pump_until(lambda: member.ending.over or not has_lost_client(), limit)
             self._warn_if_unused()
         self._silenced = silence_dask()
         self._begin_report(fetch=had_cluster)
         close_clients(self._address)
-        self.member.client_done(
-            final=True, code=self._outcome()[1] or outcome.failure() or outcome.code_of_exit() or 0
-        )
+        code = self._outcome()[1] or outcome.failure() or outcome.code_of_exit() or 0
+        member.client_done(final=True, code=code)
         self._finish_report()
         self._over()
-        if self.member.launcher_gone() or self.member.descriptors_lost:
+        if member.launcher_gone() or member.descriptors_lost:
             flush()
             os._exit(outcome.FAILED)  # MPI can't be left in an orderly way
 

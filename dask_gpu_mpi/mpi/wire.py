@@ -248,7 +248,9 @@ class Wire:
         # Until two polls have found nothing: during the first, Open MPI may only have received a message that the second then
         # finds, and the next call may be a tenth of a second away.
         while misses < 2:
-            message = self._probe(status)
+            message = None
+            with self._counting_errors("probing"):
+                message = self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
             if message is None:
                 misses += 1
                 continue
@@ -266,14 +268,6 @@ class Wire:
         self._expected.clear()
         arriving, self._arriving = self._arriving, []
         return [each for arrival in arriving if (each := self._test(*arrival)) is not None]
-
-    def _probe(self, status: Any) -> Any:
-        """The next announced message; None: there is none, or MPI has failed."""
-        from mpi4py import MPI
-
-        with self._counting_errors("probing"):
-            return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
-        return None
 
     def _take(self, source: int, size: int, message: Any) -> tuple[int, bytearray] | None:
         """Receive a message, without waiting, since its sender may never send it. None: it has not arrived yet."""

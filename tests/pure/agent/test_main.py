@@ -95,7 +95,6 @@ class Bench:
             Timeline("agent"),
             rank=os.getppid(),
             own_server=own_server,
-            tasks_here=False,
         )
 
     @contextlib.asynccontextmanager
