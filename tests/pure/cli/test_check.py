@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -21,18 +22,10 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs the command; what `run_check` was given is its `given`."""
 
     def run(*arguments: str, raises: Exception | None = None) -> Any:
-        given: dict[str, Any] = {}
-
-        def run_check(options: Any, *, show: Callable[[Report], None], **more: Any) -> int:
-            given.update(more, options=options)
-            if raises is not None:
-                raise raises
-            show(REPORT)
-            return REPORT.exit_code
-
-        monkeypatch.setattr(module, "run_check", run_check)
+        made = Mock(side_effect=raises or (lambda *_, show, **__: show(REPORT) or REPORT.exit_code))
+        monkeypatch.setattr(module, "run_check", made)
         done = CliRunner().invoke(cli, ["check", *arguments])
-        done.given = given  # type: ignore[attr-defined]
+        done.given = made.call_args  # type: ignore[attr-defined]
         return done
 
     return run
@@ -42,7 +35,7 @@ def test_an_error_is_reported_once(check: Callable[..., Any]) -> None:
     done = check(raises=OptionError("--nthreads: invalid"))
     assert (done.exit_code, done.stderr) == (2, "dask_gpu_mpi: error: --nthreads: invalid\n")
     assert check(raises=OptionError("--nthreads: invalid", reported=True)).stderr == ""
-    assert isinstance(check("--nthreads", "x").given["options"], OptionError)
+    assert isinstance(check("--nthreads", "x").given.args[0], OptionError)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
