@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,27 +27,20 @@ QSTAT = """Job Id: 42.server
 """
 
 
-class Commands:
-    """Records what would be run."""
-
-    def __init__(self) -> None:
-        self.rc = 0
-        self.ran: list[str] = []
-        self.environ: Mapping[str, str] = {}
-
-    def __call__(
-        self, command: Sequence[str], environ: Mapping[str, str], *_: float, **__: object
-    ) -> subprocess.CompletedProcess[str]:
-        self.ran.append(" ".join(command))
-        self.environ = environ
-        answer = QSTAT if command[0] == "qstat" else ""
-        return subprocess.CompletedProcess(list(command), self.rc, answer, "denied\n")
-
-
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    monkeypatch.setattr(batch, "run_command", made := Commands())
+def commands(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What would be run, in place of `run_command`; each ends with `rc`."""
+
+    def run(command: Sequence[str], *_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
+        answer = QSTAT if command[0] == "qstat" else ""
+        return subprocess.CompletedProcess(list(command), made.rc, answer, "denied\n")
+
+    monkeypatch.setattr(batch, "run_command", made := Mock(side_effect=run, rc=0))
     return made
+
+
+def ran(commands: Mock) -> list[str]:
+    return [" ".join(call.args[0]) for call in commands.call_args_list]
 
 
 def requeue(system: str, environ: Mapping[str, str], *, limit: int = 10, logs: str = "") -> int | None:
@@ -53,12 +48,12 @@ def requeue(system: str, environ: Mapping[str, str], *, limit: int = 10, logs: s
     return job.allocation.batch.requeue(job, environ)
 
 
-def test_slurm(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slurm(commands: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert requeue("slurm", {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "9"}) is None
     array = {"SLURM_JOB_ID": "42", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
     assert requeue("slurm", array) is None
     assert requeue("slurm", {"SLURM_RESTART_COUNT": "10"}) == 75
-    assert commands.ran == ["scontrol requeue 42", "scontrol requeue 40_3"]
+    assert ran(commands) == ["scontrol requeue 42", "scontrol requeue 40_3"]
     assert "not requeued: 10 restarts so far (--requeue 10)" in capsys.readouterr().err
     commands.rc = 1
     assert requeue("slurm", {}) == 75
@@ -66,7 +61,7 @@ def test_slurm(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pbs_submits_a_job_of_the_same_shape(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pbs, "job_script", lambda parent: "/spool/42.SC")
     environ = {
@@ -79,14 +74,14 @@ def test_pbs_submits_a_job_of_the_same_shape(
     assert requeue("pbs", environ) is None
     shape = "-lplace=scatter:excl -lselect=2:ncpus=64:mpiprocs=1:ngpus=4 -lwalltime=01:00:00 -Amine"
     expected = f"qsub -q batch {shape} -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
-    assert commands.ran == ["qstat -fw 42", expected]
-    assert commands.environ["DGM_RESTART"] == "4"
+    assert ran(commands) == ["qstat -fw 42", expected]
+    assert commands.call_args.args[1]["DGM_RESTART"] == "4"
     assert requeue("pbs", environ, limit=3) is None
     assert "3 restarts so far" in capsys.readouterr().err
     monkeypatch.setattr(pbs, "job_script", lambda parent: "")
     assert requeue("pbs", environ) is None
     assert "the job script was not found" in capsys.readouterr().err
-    assert len(commands.ran) == 2
+    assert len(ran(commands)) == 2
 
 
 @pytest.mark.parametrize(("system", "code"), [("lsf", None), ("sge", 99)])

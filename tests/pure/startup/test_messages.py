@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -15,34 +16,22 @@ from dask_gpu_mpi.startup.messages import Channels
 START = Event(0, "start", 5)
 
 
-class Source:
-    """The mailbox, or the agent: it has these messages next, and notes how long it was waited for."""
+def source() -> Mock:
+    """The mailbox, or the agent: it has the messages of `next` next."""
 
-    rank, size = 1, 3
-    scratch: str | None = None
-    lost = taken = False
-
-    def __init__(self) -> None:
-        self.next: list[Any] = []
-        self.waits: list[float] = []
-        self.closed: list[float] = []
-        self.close = self.closed.append
-
-    def receive(self) -> list[Any]:
-        found, self.next = self.next, []
+    def receive(*_: float) -> list[Any]:
+        found, made.next = made.next, []
         return found
 
-    def events(self, timeout: float) -> list[Any]:
-        self.waits.append(timeout)
-        return self.receive()
-
-    def exit_text(self) -> str:
-        return "killed by signal SIGKILL"
+    made = Mock(rank=1, size=3, scratch=None, lost=False, taken=False, next=[], receive=receive)
+    made.events.side_effect = receive
+    made.exit_text.return_value = "killed by signal SIGKILL"
+    return made
 
 
-def make() -> tuple[Channels, Any, Any]:
-    box, agent = Source(), Source()
-    return Channels(box, agent), box, agent  # type: ignore[arg-type]
+def make() -> tuple[Channels, Mock, Mock]:
+    box, agent = source(), source()
+    return Channels(box, agent), box, agent
 
 
 def test_mail_and_the_agent_are_one_stream() -> None:
@@ -54,7 +43,7 @@ def test_mail_and_the_agent_are_one_stream() -> None:
         channels.push_back([event])
     assert channels.events(9.0) == [*back, START, Event(None, "ready", [2])]
     assert channels.events(9.0) == []
-    assert agent.waits == [0.0, 9.0]  # first there was mail: no waiting
+    assert agent.events.call_args_list == [call(0.0), call(9.0)]  # first there was mail: no waiting
 
 
 def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +63,7 @@ def test_a_lost_agent_is_told_once() -> None:
     agent.next = [("failed", "why", 1)]
     lost = Event(None, "agent-lost", ["killed by signal SIGKILL", False])
     assert channels.events(0.0) == [Event(None, "failed", ["why", 1]), lost]
-    assert (channels.agent, agent.closed) == (None, [0.5])
+    assert (channels.agent, agent.close.call_args_list) == (None, [call(0.5)])
     assert channels.events(0.0) == []
 
 
@@ -84,4 +73,4 @@ def test_what_an_agent_has_not_removed_is_left_to_the_end(tmp_path: Path) -> Non
     for _ in range(2):
         channels.drop_agent(1.5)
     channels.order(Order.CLOSE)  # there is none
-    assert (agent.closed, channels.left) == ([1.5], [str(tmp_path)])
+    assert (agent.close.call_args_list, channels.left) == ([call(1.5)], [str(tmp_path)])
