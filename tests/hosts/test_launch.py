@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support import TESTBED
-from support.bed.hosts import TestBed
+from support.bed.hosts import SSH, TestBed
 from support.jobs.clusters import CLIENT, COMMAND, facts, small_environment, workers_of
-from support.jobs.mpi import MARK, Mpi
+from support.jobs.mpi import Mpi
 
 SCRIPT = (
     CLIENT
@@ -28,16 +27,7 @@ sys.exit(7)
 def variables(tmp_path: Path, *, pbs: bool) -> dict[str, str | None]:
     """The environment of `launch`."""
     (tmp_path / "nodes").write_text("h1\nh2\n")
-    rsh = str(TESTBED / "on-rsh")
-    env: dict[str, str | None] = {
-        "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
-        # what stands in for ssh, in place of a site's own
-        "PRTE_MCA_plm_ssh_agent": rsh,
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": rsh,
-        "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER",
-        "MINE": "a b",
-    }
+    env: dict[str, str | None] = {**SSH, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "MINE": "a b"}
     if pbs:
         env |= {
             "PBS_JOBID": "7.server",

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from support import ROOT, TESTBED
-from support.bed.hosts import TestBed
+from support.bed.hosts import SSH, TestBed
 from support.jobs.clusters import CLIENT, facts, workers_of
-from support.jobs.mpi import MARK, CompletedJob, Mpi
+from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.batch import FakeBatch
 from support.mocks.gpus import GIB, VARIABLE, SimHost, emulated_environ, make_gpus
 
@@ -58,7 +58,6 @@ class Pbs:
         (self.work / "analysis.py").write_text(program)
         nodefile = self.home / "nodefile"
         nodefile.write_text("".join(f"{line}\n" for line in lines))
-        rsh = str(TESTBED / "on-rsh")
         environ = {
             **self.commands.environ(),
             "PATH": f"{sys.prefix}/bin:{self.commands.bin}:/usr/bin:/bin",
@@ -72,11 +71,8 @@ class Pbs:
             "NCPUS": "8",
             "OMP_NUM_THREADS": "8",
             "DGM_PROGRAM": "analysis.py one --two",
-            # what stands in for ssh, in place of a site's own
-            "PRTE_MCA_plm_ssh_agent": rsh,
-            "HYDRA_LAUNCHER": "ssh",
-            "HYDRA_LAUNCHER_EXEC": rsh,
-            "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER {VARIABLE}",
+            **SSH,
+            "TESTBED_PASS": f"{SSH['TESTBED_PASS']} {VARIABLE}",
             **(env or {}),
         }
         line = self.bed.on(lines[0], ["bash", str(ROOT / "jobscripts" / "pbs.pbs")])

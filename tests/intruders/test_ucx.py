@@ -55,26 +55,17 @@ def test_every_listener_is_known(job: Attacked) -> None:
 
 
 def test_nobody_gets_in(job: Attacked) -> None:
+    """Nothing is read, no memory is open to the group, and the result is right."""
     assert {WITHOUT, ANOTHER} <= job.outcomes.keys()
     for attack, found in job.outcomes.items():
         assert {
             target: outcome for target, outcome in found.items() if not outcome.startswith("out")
         } == {}, attack
     assert job.harmed == {}
-
-
-def test_no_memory_is_open_to_the_group(job: Attacked) -> None:
     assert job.open_memory == []
-
-
-def test_nothing_is_deserialised(job: Attacked) -> None:
     assert not job.exploded
-
-
-def test_the_result_is_right(job: Attacked) -> None:
     assert job.done is not None
-    job.done.check(0)
-    assert '"right": true' in job.done.stdout
+    assert '"right": true' in job.done.check().stdout
 
 
 def test_with_a_port_of_ucx_they_do_get_in(jobs: Mpi) -> None:

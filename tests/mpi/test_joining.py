@@ -81,7 +81,9 @@ def test_cluster_by_its_file(mpirun: Mpi, tmp_path: Path) -> None:
 def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     # without a launcher, in the clear; dask-mpi's way to name the scheduler
     file = tmp_path / "scheduler.json"
-    owner = mpirun.start([*COMMAND, "--no-security", "--scheduler-file", str(file)], None)
+    # nor is there a script whose report there would be
+    options = ["--no-security", "--report", "report.json", "--scheduler-file", str(file)]
+    owner = mpirun.start([*COMMAND, *options], None)
     owner.wait_for("1 worker on 1 host", stream="stderr")
     address = json.loads(file.read_text())["address"]
     assert address.startswith("tcp://")
@@ -90,7 +92,9 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     with Driver(file) as driver:
         assert len(set(driver.ask("names()"))) == 3
     owner.signal(signal.SIGTERM)
-    assert owner.wait(20).rc == 128 + signal.SIGTERM
+    done = owner.wait(20).check(128 + signal.SIGTERM)
+    assert "report: no effect without a script" in done.stderr
+    assert not (owner.directory / "report.json").exists()
     assert not file.exists()
     joined.wait(20).check(0)
     assert scratch_of(owner) == scratch_of(joined) == []

@@ -57,22 +57,21 @@ import time
 from mpi4py import MPI
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
-MPI.Get_library_version = lambda: VERSION
-box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
-box.close()
-MPI.COMM_WORLD.Barrier()
-tell(**{f"rank{box.rank}": len(box._exchanged["last"])})
+received = []
+for version in ("MPICH Version:      4.0.2", "MPICH Version:  5.0.2"):
+    MPI.Get_library_version = lambda: version
+    box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
+    box.close()
+    MPI.COMM_WORLD.Barrier()
+    received.append(len(box._exchanged["last"]))
+tell(**{f"rank{box.rank}": received})
 """
 )
 
 
-@pytest.mark.parametrize(
-    ("version", "received"), [("MPICH Version:      4.0.2", 0), ("MPICH Version:  5.0.2", 1)]
-)
-def test_no_last_messages_under_mpich_4(mpirun: Mpi, version: str, received: int) -> None:
+def test_no_last_messages_under_mpich_4(mpirun: Mpi) -> None:
     """Debian's 4.0.2 hung in MPI_Finalize after them, on two nodes."""
-    told = facts(mpirun.run(MPICH_4.replace("VERSION", repr(version)), 2).check())
-    assert told == {"rank0": received, "rank1": received}
+    assert facts(mpirun.run(MPICH_4, 2).check()) == {"rank0": [0, 1], "rank1": [0, 1]}
 
 
 INTRUDER = script("mpi/scripts/intruder.py")

@@ -199,6 +199,7 @@ def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
         "DASK_GPU_MPI__NTHREADS": "2",
         "DASK_GPU_MPI__NAME": "environment",
         "DASK_GPU_MPI__CLIENT_RANK": "1",
+        "DASK_GPU_MPI__SUMMARY": "true",
     }
     line = [*COMMAND, "--name", "said", "--scheduler-rank", "2", str(write_script(tmp_path))]
     done = mpirun.run(line, 3, env=env).check()
@@ -210,5 +211,7 @@ def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
     assert {row["nthreads"] for row in told["workers"]} == {2}
     assert {row["memory"] for row in told["workers"]} == {300_000_000}
     assert {row["config"] for row in told["workers"]} == {"from the file"}
+    # which needs no report
+    assert "dask_gpu_mpi: summary: mean of 3 CPU workers, " in done.stderr
     assert foreign_lines(done.stderr) == []
     assert scratch_of(mpirun.jobs[-1]) == []

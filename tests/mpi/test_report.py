@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts, foreign_lines, until
+from support.jobs.clusters import facts, foreign_lines, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import TABS, browser
@@ -288,11 +288,3 @@ session.report("third.json")
     assert not first["record"]["from_start"]
     assert [data["record"]["tasks"]["seen"] for data in (first, second)] == [0, 1]
     assert {prefix["name"]: prefix["tasks"] for prefix in first["record"]["prefixes"]}["join"] == 8
-
-
-def test_without_a_script_it_has_no_effect(mpirun: Mpi) -> None:
-    job = mpirun.start([*COMMAND, "--report", "report.json"], 1)
-    job.wait_for("report: no effect without a script", stream="stderr")
-    job.signal(signal.SIGTERM)
-    job.wait(30)
-    assert not (job.directory / "report.json").exists()

@@ -71,9 +71,3 @@ def test_what_to_change(case: str, mpirun: Mpi) -> None:
     lines = summary["lines"]["change"]
     assert [line for line in lines if re.fullmatch(RULES[case] + ".*", line)], lines
     assert [line.removeprefix("change: ") for line in printed if line.startswith("change: ")] == lines
-
-
-def test_a_summary_needs_no_file(mpirun: Mpi) -> None:
-    script = "from distributed import Client; Client().submit(sum, [1]).result()"
-    done = mpirun.run(script, 1, command=[], env={"DASK_GPU_MPI__SUMMARY": "true"}).check(0)
-    assert "dask_gpu_mpi: summary: mean of 1 CPU worker, " in done.stderr

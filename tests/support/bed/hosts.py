@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 
 from support import TESTBED
-from support.jobs.mpi import JobError
+from support.jobs.mpi import MARK, JobError
 
-__all__ = ["TestBed"]
+__all__ = ["SSH", "TestBed"]
+
+#: Of a job that starts the launcher itself: what stands in for ssh, in place of a site's own.
+SSH = {
+    "PRTE_MCA_plm_ssh_agent": str(TESTBED / "on-rsh"),
+    "HYDRA_LAUNCHER": "ssh",
+    "HYDRA_LAUNCHER_EXEC": str(TESTBED / "on-rsh"),
+    "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER",
+}
 
 
 @dataclass(frozen=True)

@@ -280,12 +280,12 @@ def possessions() -> list[tuple[str, Security | None]]:
         return [("tcp", None), ("tls", Security())]
 
 
-async def asks(target: dict[str, Any], scheme: str, security: Security | None) -> str:
-    """As any process of Dask asks another who it is."""
+async def asks(target: dict[str, Any], scheme: str, security: Security | None, **more: Any) -> str:
+    """As any process of Dask asks another who it is; `more` goes along."""
     arguments = security.get_connection_args("client") if security else {}
     try:
         comm = await connect(f"{scheme}://{target['host']}:{target['port']}", DASKS_PATIENCE, **arguments)
-        await comm.write({"op": "identity", "reply": True})
+        await comm.write({"op": "identity", "reply": True, **more})
         found = await asyncio.wait_for(comm.read(), DASKS_PATIENCE)
         comm.abort()
         return f"in: {str(found)[:60]}"
@@ -333,23 +333,13 @@ def as_process_of_dask(target: dict[str, Any], order: dict[str, Any]) -> str:
         return worst(asyncio.run(all_ways()))
 
 
-async def asks_with_a_bomb(target: dict[str, Any], marker: str) -> str:
-    """As any process of Dask over UCX: connects, and sends what is unpickled where it is read."""
-    try:
-        comm = await connect(f"ucx://{target['host']}:{target['port']}", DASKS_PATIENCE)
-        await comm.write({"op": "identity", "reply": True, "bomb": protocol.ToPickle(Bomb(marker))})
-        found = await asyncio.wait_for(comm.read(), DASKS_PATIENCE)
-        comm.abort()
-        return f"in: {str(found)[:60]}"
-    except (OSError, TimeoutError, RuntimeError, ValueError) as error:
-        return f"out: {type(error).__name__}"
-
-
 def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A process of Dask over UCX, as its packages make one: it knows no secret."""
+    # unpickled where it is read
+    bomb = protocol.ToPickle(Bomb(order["marker"]))
 
     async def all_ways() -> list[str]:
-        found = [await asks(target, "ucx", None), await asks_with_a_bomb(target, order["marker"])]
+        found = [await asks(target, "ucx", None), await asks(target, "ucx", None, bomb=bomb)]
         if target["role"] == "scheduler":
             found += [await as_client(target, "ucx", None), await as_worker(target, "ucx", None)]
         return found
