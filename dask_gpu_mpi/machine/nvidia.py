@@ -55,18 +55,15 @@ _NUMA_NODES = 0
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment sees, lost ones (without a UUID) included; see `list_gpus`."""
-    visible = environ.get(VISIBLE_DEVICES)
-    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml, own_pid))
-
-
-def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
-    """List the host's GPUs, whatever ``CUDA_VISIBLE_DEVICES`` is, with MIG instances in their parent's place.
+    """The GPUs that a process with this environment sees, MIG instances in their parent's place; lost ones have no UUID.
 
     Empty without NVIDIA's library or driver; an InputError if NVML is there and refuses to work, for example after a driver
     update without a reboot. Devices that the operating system hides from this process (cgroups) do not exist for CUDA either,
     which counts the others from 0; so does this list. `own_pid` is left out of `Gpu.processes`, by default this process.
     """
+    visible = environ.get(VISIBLE_DEVICES)
+    if sees_none(visible):
+        return ()
     nvml = nvml or _import_nvml()
     try:
         nvml.nvmlInit()
@@ -79,7 +76,7 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
             "do without GPUs",
         ) from error
     try:
-        return tuple(_list(nvml, os.getpid() if own_pid is None else own_pid))
+        return parse_visible(visible, [*_list(nvml, os.getpid() if own_pid is None else own_pid)])
     except nvml.NVMLError as error:
         raise InputError(
             f"NVML can't count the GPUs: {error}", fix="leave this node out of the job"
@@ -93,7 +90,7 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
     """The driver's version, and by UUID the uncorrected memory errors of each GPU with ECC since its last reset."""
     nvml = nvml or _import_nvml()
     driver, ecc = "", dict[str, int]()
-    with contextlib.suppress(nvml.NVMLError):  # `list_gpus` reports why NVML does not start
+    with contextlib.suppress(nvml.NVMLError):  # `visible_gpus` reports why NVML does not start
         nvml.nvmlInit()
         with contextlib.suppress(nvml.NVMLError):
             driver = nvml.nvmlSystemGetDriverVersion()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.text import format_bytes, parse_bytes
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.convert import LARGEST
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
@@ -25,8 +26,6 @@ DEVICE_SIZES = {
 }
 #: Whether pools may be larger than the device.
 MANAGED = "rmm_managed_memory"
-#: Bytes that no size reaches: a message between ranks has no larger integer.
-LARGEST = 1 << 63
 #: dask-cuda's "default" for device_memory_limit (dask_cuda.utils.parse_device_memory_limit).
 DEFAULT_FRACTION = 0.8
 #: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.

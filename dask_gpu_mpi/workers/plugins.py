@@ -256,28 +256,13 @@ def without_keys(config: Any) -> Any:
 
 
 class UcxBetweenWorkers(BeforeWorker):
-    """Makes a worker offer UCX to other workers (`network.ucx_comm`).
-
-    - `host_frames`: least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does;
-    - `loopback`: all workers are on this node, so a port of UCX is one of the loopback interface;
-    - `leads`: UCX may be used between nodes;
-    - `warned`: the user has been warned that UCX opens a port;
-    - `devices`: the network devices near its GPU; empty: all.
-    """
+    """Makes a worker offer UCX to other workers; the arguments are those of `network.ucx_comm.use_ucx_between_workers`."""
 
     name = "dask_gpu_mpi-ucx"
 
-    def __init__(
-        self,
-        host_frames: int,
-        *,
-        loopback: bool,
-        leads: bool,
-        warned: bool,
-        devices: str,
-    ) -> None:
+    def __init__(self, host_frames: int, **ways: Any) -> None:
         self.host_frames = host_frames
-        self.ways: Any = {"loopback": loopback, "leads": leads, "warned": warned, "devices": devices}
+        self.ways = ways
 
     def prepare(self) -> None:
         """Offer it."""

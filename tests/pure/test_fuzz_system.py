@@ -18,7 +18,7 @@ from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.check.version_rules import known_bad
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import gpu_health, list_gpus, parse_visible
+from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.mpi.launcher_check import cross_check
@@ -177,7 +177,7 @@ def test_control_groups(
 @given(texts, texts, texts)
 def test_what_nvml_says(name: str, pci: str, driver: str) -> None:
     nvml = Nvml(device(0, name=name, pci=pci, ecc=[7]), driver=driver)
-    gpus = soon(list_gpus, nvml)
+    gpus = soon(visible_gpus, {}, nvml)
     assert len(gpus) == 1
     assert isinstance(soon(gpu_health, gpus, nvml)[0], str)
 

@@ -11,7 +11,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import take_inventory
-from dask_gpu_mpi.machine.nvidia import list_gpus, visible_gpus
+from dask_gpu_mpi.machine.nvidia import visible_gpus
 from support.mocks.nvml.pynvml import LOST, MISMATCH, UNKNOWN, Nvml, device
 
 
@@ -20,7 +20,7 @@ def test_a_broken_nvml_is_an_error_with_its_text() -> None:
         visible_gpus({}, Nvml(init=MISMATCH))
     nvml = Nvml(count=UNKNOWN)
     with pytest.raises(InputError, match="NVML text 999"):
-        list_gpus(nvml)
+        visible_gpus({}, nvml)
     assert nvml.calls == ["init", "shutdown"]
 
 

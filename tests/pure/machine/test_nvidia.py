@@ -13,9 +13,9 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import (
     device_figures,
     gpu_health,
-    list_gpus,
     parse_visible,
     sees_none,
+    visible_gpus,
 )
 from support.jobs.processes import run_python
 from support.mocks.gpus import SimGpu, SimMig, emulated_environ
@@ -37,11 +37,18 @@ def test_all_that_a_gpu_tells() -> None:
     nvml = Nvml(device(0, pci="00000000:0a:00.0", cpus=[0b1011, 1], busy=busy, nodes=[0, 2]))
     seen = {"cpus": (0, 1, 3, 64), "numa": 65, "pci": "00000000:0A:00.0", "free": 38 * GIB}
     others = ((78, 5), (99, 100), (98, None))
-    assert list_gpus(nvml, own_pid=77) == (Gpu("GPU-0", 0, "A100", 40 * GIB, processes=others, **seen),)
+    assert visible_gpus({}, nvml, own_pid=77) == (
+        Gpu("GPU-0", 0, "A100", 40 * GIB, processes=others, **seen),
+    )
     assert nvml.calls == ["init", "shutdown"]
-    assert list_gpus(Nvml({"uuid": "GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)  # a driver that knows little
+    assert visible_gpus({}, Nvml({"uuid": "GPU-0"})) == (
+        Gpu("GPU-0", 0, "GPU", 0),
+    )  # a driver that knows little
     # near two nodes, it is near neither
-    assert [gpu.numa for gpu in list_gpus(Nvml(device(0, nodes=[0b11]), device(1, nodes=[1])))] == [-1, 0]
+    assert [gpu.numa for gpu in visible_gpus({}, Nvml(device(0, nodes=[0b11]), device(1, nodes=[1])))] == [
+        -1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_figures_that_an_older_library_does_not_have() -> None:
 
 @pytest.mark.parametrize("code", [NO_DRIVER, NO_LIBRARY, UNKNOWN])
 def test_no_nvidia_driver_is_no_gpu(code: int) -> None:
-    assert list_gpus(Nvml(init=code)) == ()
+    assert visible_gpus({}, Nvml(init=code)) == ()
 
 
 def test_mig_instances_stand_in_for_their_parent() -> None:
@@ -79,21 +86,21 @@ def test_mig_instances_stand_in_for_their_parent() -> None:
     first = {"uuid": "MIG-a", "name": name, "memory": [5 * GIB, GIB], "busy": [(1, 9)]}
     nvml = Nvml(device(0, mode=[0, 0]), device(1, pci="x", cpus=[2], mig=[first, None, {"uuid": "MIG-c"}]))
     place: Any = {"cpus": (1,), "pci": "X", "parent": "GPU-1"}
-    assert list_gpus(nvml)[1:] == (
+    assert visible_gpus({}, nvml)[1:] == (
         Gpu("MIG-a", 1, name, 5 * GIB, slice=0, processes=((1, 9),), free=4 * GIB, **place),
         Gpu("MIG-c", 1, "A100", 0, slice=2, **place),
     )
 
 
 def test_devices_of_other_jobs_do_not_count() -> None:
-    found = list_gpus(Nvml(NO_PERMISSION, device(1), NO_PERMISSION, device(3)))
+    found = visible_gpus({}, Nvml(NO_PERMISSION, device(1), NO_PERMISSION, device(3)))
     assert [(gpu.uuid, gpu.index) for gpu in found] == [("GPU-1", 0), ("GPU-3", 1)]
 
 
 def test_without_the_python_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(InputError, match="pip install nvidia-ml-py"):
-        list_gpus()
+        visible_gpus({})
 
 
 def test_health_is_the_drivers_version_and_the_memory_errors_of_each_gpu(
@@ -117,7 +124,7 @@ def test_health_is_the_drivers_version_and_the_memory_errors_of_each_gpu(
 
 
 def test_a_compute_mode_that_lets_one_process_in() -> None:
-    found = list_gpus(Nvml(device(0), device(1, compute_mode=3)))
+    found = visible_gpus({}, Nvml(device(0), device(1, compute_mode=3)))
     assert [gpu.exclusive for gpu in found] == [False, True]
 
 
