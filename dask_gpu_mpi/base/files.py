@@ -273,10 +273,10 @@ def _check_writers(descriptor: int, what: str) -> None:
 # Writing. All of these raise OSError, and PlantedError as `located`.
 
 
-def open_to_append(path: Path, *, make: bool = False, readable: bool = False) -> int:
-    """A descriptor to append to a file, which only this user can read from then on."""
+def open_to_append(path: Path, *, readable: bool = False) -> int:
+    """A descriptor to append to a file, which only this user can read from then on; makes missing folders."""
     flags = os.O_APPEND | (os.O_RDWR if readable else os.O_WRONLY)
-    with located(path, make=make) as (folder, name):
+    with located(path, make=True) as (folder, name):
         with contextlib.suppress(FileExistsError):
             return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         descriptor = open_regular(folder, name, flags)

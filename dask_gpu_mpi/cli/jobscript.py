@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import HelpCommand, click_options, complete_files, fail, read_texts
+from dask_gpu_mpi.cli.options import HelpCommand, click_options, complete_files, fail, read_texts, write_file
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
@@ -180,10 +179,7 @@ def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: 
         job = request(system, program, given)
         text = render(job)
         if save is not None:
-            try:
-                write(save, os.fsencode(text))
-            except OSError as error:
-                raise InputError(f"--save {save!r} can't be written: {error.strerror}") from None
+            write_file("--save", save, os.fsencode(text))
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
             sys.stdout.flush()

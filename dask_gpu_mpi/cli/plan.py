@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.tables import is_terminal, show
-from dask_gpu_mpi.cli.options import TOPICS, HelpCommand, click_options, fail, read_texts, resolve_texts
+from dask_gpu_mpi.cli.options import (
+    TOPICS,
+    HelpCommand,
+    click_options,
+    fail,
+    read_texts,
+    resolve_texts,
+    write_file,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import OPTIONS
 from dask_gpu_mpi.plan.nodes import display
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
-    from dask_gpu_mpi.plan.model import Plan
 
 
 @click.command(
@@ -96,7 +102,9 @@ def plan(
         if made is None:  # on another rank
             return
         if svg is not None:
-            _draw(made, svg)
+            from dask_gpu_mpi.plan.picture import svg as picture_of
+
+            write_file("--svg", svg, picture_of(made).encode())
     except DaskGpuMpiError as error:
         fail(error)
     if as_json:
@@ -111,19 +119,6 @@ def _check_worker_options(options: Options) -> None:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
         read_worker_options(options.worker_class, options.worker_options)
-
-
-def _draw(plan: Plan, path: str) -> None:
-    """Write the picture of a plan; InputError if the file can't be written."""
-    from dask_gpu_mpi.plan.picture import svg
-
-    try:
-        write(path, svg(plan).encode())
-    except OSError as error:
-        raise InputError(
-            f"command line: --svg {path!r} can't be written: {error.strerror}",
-            fix="choose a file in a folder that exists and that you may write",
-        ) from None
 
 
 def _memory(text: str | None) -> int:

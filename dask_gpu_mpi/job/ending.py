@@ -395,5 +395,5 @@ class EndCoordinator:
         if self._mark is not None and self._ending.ended:
             more = " lost" if len(self._lost) > self._tolerated else ""
             text = f"{code}{more}\n" if self._lost else ""
-            with contextlib.suppress(OSError), open(open_to_append(self._mark, make=True), "w") as mark:
+            with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
                 mark.write(text)

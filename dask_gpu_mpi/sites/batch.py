@@ -121,9 +121,8 @@ class Requeue:
         # many jobs may share the folder
         file = Path(self.logs or ".", f"{self.allocation.job}.restarts")
         try:
-            with open(
-                open_to_append(file, make=True, readable=True), "a+", encoding="ascii", errors="replace"
-            ) as lines:
+            descriptor = open_to_append(file, readable=True)
+            with open(descriptor, "a+", encoding="ascii", errors="replace") as lines:
                 lines.write("75\n")
                 lines.seek(0)
                 count = len(lines.readlines())

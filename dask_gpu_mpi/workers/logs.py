@@ -110,7 +110,7 @@ def log_to_file(directory: str, name: str) -> None:
     """Log to a file of this name in the user's log directory from now on; an InputError if it can't be written."""
     path = os.path.join(directory, re.sub(r"[^\w.+-]", "_", name) + ".log")
     try:
-        file = open(open_to_append(path, make=True), "a", **_ANY_TEXT)  # noqa: SIM115
+        file = open(open_to_append(path), "a", **_ANY_TEXT)  # noqa: SIM115
     except OSError as error:
         raise InputError(
             f"the log file {path!r} can't be written on {socket.gethostname()} ({error.strerror})",

@@ -74,7 +74,7 @@ def folder(world: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def append(path: Path) -> None:
-    with open(open_to_append(path, make=True), "w") as file:
+    with open(open_to_append(path), "w") as file:
         file.write("log")
 
 
@@ -155,8 +155,8 @@ def test_links_of_the_user_and_of_root_and_of_who_alone_may_write_are_followed(w
 
 def test_appending_and_folders_that_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "log"
-    with pytest.raises(FileNotFoundError) as caught:
-        open_to_append(path)
+    with pytest.raises(FileNotFoundError) as caught, located(path):
+        pass
     assert caught.value.filename == str(path)
     for _ in range(2):
         append(path)
