@@ -213,9 +213,8 @@ def request(
             f"{_origin('time', source)}: invalid value {show(text)}",
             expected=f"a walltime of {batch.title} above zero: {spelled}",
         )
-    values.setdefault("ranks_per_node", 1)
     for name in ("ranks_per_node", "gpus_per_node"):
-        if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
+        if values["nodes"] * values.get(name, 1) > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
                 f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
                 expected=f"at most {_LARGEST} in the whole job",

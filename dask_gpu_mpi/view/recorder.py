@@ -397,9 +397,7 @@ class Recorder(SchedulerPlugin):
         self._from_start = from_start
         self._clock = clock
         self._since = clock()
-        self._watch: JobWatch | None = scheduler.plugins.get(JobWatch.name)
-        #: Node of each worker of the plan; None as a watch: the scheduler is not one of ours.
-        self._nodes = {} if self._watch is None else self._watch.hosts
+        self._watch: JobWatch = scheduler.plugins[JobWatch.name]
         self._series = Series(INTERVAL)
         self._peaks: dict[str, dict[str, float]] = {}
         #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.
@@ -470,7 +468,7 @@ class Recorder(SchedulerPlugin):
         """A worker has come, for the first time or again."""
         state = scheduler.workers[worker]
         name = str(state.name)
-        host = self._nodes.get(name) or str(get_address_host(worker))
+        host = self._watch.hosts.get(name) or str(get_address_host(worker))
         self._names[worker] = (name, host)
         known = self._workers.get(name)
         self._workers[name] = {
@@ -570,7 +568,7 @@ class Recorder(SchedulerPlugin):
             "events": sorted(
                 [*self._events, *map(_death, scheduler.get_events(DEATHS_TOPIC))], key=lambda event: event[0]
             ),
-            "warnings": [] if self._watch is None else list(self._watch.warnings),
+            "warnings": list(self._watch.warnings),
             "transitions": int(scheduler.transition_counter),
         }
 

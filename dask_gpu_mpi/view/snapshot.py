@@ -288,7 +288,7 @@ class Link:
     def _lost(self, error: Exception) -> ClusterLostError | InputError:
         if problem := clock_problem(f"{error} {error.__cause__}"):
             return InputError(f"top: {problem}")
-        timed_out = any(isinstance(cause, TimeoutError) for cause in _causes(error))
+        timed_out = any(isinstance(each, TimeoutError) for each in (error, error.__cause__))
         if self._last is not None and timed_out:
             return NoAnswerError(
                 f"top: no response from the scheduler at {self._address} within {TIMEOUT:g} s: it is busy, or its node can't be "
@@ -320,10 +320,3 @@ def _without_pickle() -> Iterator[None]:
         yield
     finally:
         protocol.pickle = before
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__
