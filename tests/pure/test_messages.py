@@ -25,7 +25,6 @@ WITHOUT_FIX = {
     "more ranks than GPUs": "the parenthesis says what to do",
     "may use more than the": "the user's own limits",
     "the scheduler file {} is not used": "the reason follows, with its fix",
-    "--save {} can't be written: {}": "the system's reason follows",
     "command line: --memory-per-node": "the reason follows, with what was expected",
     "the scheduler did not start: {}": "what the scheduler raised",
     "the scheduler's process ended before it listened": "its output says more",
