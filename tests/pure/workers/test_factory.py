@@ -165,6 +165,8 @@ async def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Pat
 
 async def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
     class Mine:
+        __await__ = Nanny.__await__
+
         def __init__(self, **given: Any) -> None:
             self.given = given
 
