@@ -290,25 +290,22 @@ def _duration(setting: Setting, value: Any, source: Source) -> float:
     if isinstance(value, bool):
         raise _Unexpected
     if isinstance(value, str):
-        value = _parse_duration(value.strip())
+        from dask.utils import parse_timedelta
+
+        text = value.strip()
+        # parse_timedelta puts a 1 before a text that does not start with a digit: ".5s" would be 1.5 s, and "minutes" one minute.
+        if not re.match(r"[0-9.]", text):
+            raise _Unexpected
+        try:
+            value = float(parse_timedelta(f"0{text}"))
+        except (ValueError, KeyError, OverflowError):  # KeyError: an unknown unit
+            raise _Unexpected from None
     elif isinstance(value, timedelta):
         value = value.total_seconds()
     seconds = _number(value)
     if not 0 < seconds < math.inf:
         raise _Unexpected
     return seconds
-
-
-def _parse_duration(text: str) -> float:
-    from dask.utils import parse_timedelta
-
-    # parse_timedelta puts a 1 before a text that does not start with a digit: ".5s" would be 1.5 s, and "minutes" one minute.
-    if not re.match(r"[0-9.]", text):
-        raise _Unexpected
-    try:
-        return float(parse_timedelta(f"0{text}"))
-    except (ValueError, KeyError, OverflowError):  # KeyError: an unknown unit
-        raise _Unexpected from None
 
 
 def _memory(setting: Setting, value: Any, source: Source) -> Any:
