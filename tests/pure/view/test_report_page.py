@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
 from dask_gpu_mpi.view.report_data import check_report
 from dask_gpu_mpi.view.report_figures import on_grid
-from dask_gpu_mpi.view.report_page import MOST_RANKS, main, page
+from dask_gpu_mpi.view.report_page import MOST_RANKS, _tasks, main, page
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
@@ -83,6 +83,15 @@ def test_of_many_ranks_the_steps_of_their_agents_are_not_drawn() -> None:
         text = page(data)
         assert f"rank {ranks - 1} h" in text
         assert (f"rank {ranks - 1} h: agent" in text) is drawn
+
+
+def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
+    tasks = {
+        "names": ["x"], "actions": ["compute"], "lanes": [["0-1", 0], ["0-0", 1], ["0-0", 0]], "lane": [0, 1, 2],
+        "name": [0, 0, 0], "action": [0, 0, 0], "start": [0.0, 0.0, 0.0], "length": [1.0, 1.0, 1.0],
+    }  # fmt: skip
+    (figure,) = _tasks(tasks)["figures"]
+    assert figure.renderers[0].data_source.data["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
 
 
 def test_texts_are_escaped() -> None:

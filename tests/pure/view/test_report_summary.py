@@ -147,6 +147,10 @@ def test_a_last_round_with_idle_gpus() -> None:
     data["record"]["prefixes"][0].update(tasks=6, seconds={"compute": 4 * 45.0})
     (line,) = changes(data)
     assert line.startswith("6 tasks of 'fit' for 4 GPUs: 2 idle at the end; workers waited for tasks for 2")
+    data["summary"] = summarize(data)
+    mean = data["summary"]["mean"]
+    mean["scheduler"] = mean["tasks"]  # it was the scheduler that they waited for
+    assert too_few_tasks(data) == []
 
 
 @pytest.mark.parametrize(("largest", "told"), [(6 * GIB, True), (2 * GIB, False)])
