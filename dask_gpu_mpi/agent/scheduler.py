@@ -28,7 +28,7 @@ from dask_gpu_mpi.agent.dashboard_gate import (
     guard_servers,
     report_no_server,
 )
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings, failed
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
@@ -37,6 +37,7 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.workers.logs import log_to_file
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
@@ -163,6 +164,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
     scheduler: Any = None
     try:
+        if options.log_directory is not None:
+            log_to_file(options.log_directory, f"scheduler-{socket.gethostname()}")
         scheduler = Scheduler(
             host=as_host(settings.listen),
             port=options.scheduler_port or 0,
@@ -270,6 +273,8 @@ def _failure(
             f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
             fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
         )
+    elif isinstance(error, InputError):
+        return failed(error)
     else:
         return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}")
     return Answer.FAILED, problem, InputError.exit_code

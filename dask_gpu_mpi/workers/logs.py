@@ -4,7 +4,7 @@ Dask's loggers keep their handlers, which are changed once, before the fork, so 
 
 - While the job ends they are silent, unless the level is info or debug: a worker that loses its scheduler then is not a fault.
 - The last lines of each process are kept in a file of the scratch directory, for the report if it fails.
-- With a log directory, a file for each rank and worker replaces standard error.
+- With a log directory, a file for the scheduler, and for each rank and worker, replaces standard error.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def test_quiet(mpirun: Mpi) -> None:
 
 
 def test_log_directory(mpirun: Mpi) -> None:
-    """Of a script that returns: a file for each rank and each worker, with rank or name, and host, in its name."""
+    """Of a script that returns: a file for the scheduler, each rank and each worker, with rank or name, and host, in its name."""
     options = {"log_level": "info", "log_directory": "logs"}
     job = start(mpirun, "initialize", "compute()\nmark()\n", options=options)
     done = end(mpirun, job, 0, 3.0)
@@ -278,9 +278,10 @@ def test_log_directory(mpirun: Mpi) -> None:
     found = {path.name for path in (job.directory / "logs").iterdir()}
     host = os.uname().nodename
     assert found == {f"{kind}-{number}-{host}.log" for kind in ("rank", "worker") for number in (0, 1)} | {
-        "ended"
-    }
+        f"scheduler-{host}.log", "ended"
+    }  # fmt: skip
     assert "Registered to" in (job.directory / "logs" / f"worker-1-{host}.log").read_text()
+    assert "Receive client connection" in (job.directory / "logs" / f"scheduler-{host}.log").read_text()
 
 
 def test_label_of_another_rank(mpirun: Mpi) -> None:
