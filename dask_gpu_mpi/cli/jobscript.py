@@ -214,9 +214,10 @@ def request(
             expected=f"a walltime of {batch.title} above zero: {spelled}",
         )
     for name in ("ranks_per_node", "gpus_per_node"):
-        if values["nodes"] * values.get(name, 1) > _LARGEST or values["nodes"] > _LARGEST:
+        each = values.get(name, 1)
+        if values["nodes"] * each > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
+                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {each}: too many",
                 expected=f"at most {_LARGEST} in the whole job",
             )
     if memory := values.pop("memory_per_node", None):
