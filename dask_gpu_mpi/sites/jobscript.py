@@ -15,10 +15,10 @@ from importlib import resources
 
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system, run_command
+from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system, run_command
 
-#: The batch systems for which there are job scripts.
-SCRIPTED = tuple(name for name in SYSTEMS if batch_system(name).templates)
+#: The batch systems that have `templates` for job scripts. (Asking each for them would load all modules, in every rank.)
+SCRIPTED = ("slurm", "pbs", "lsf", "flux")
 #: Seconds for the batch system to accept a job.
 SUBMIT_TIMEOUT = 60.0
 

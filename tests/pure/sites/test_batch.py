@@ -95,6 +95,7 @@ def test_only_the_module_of_the_system_is_loaded() -> None:
     """Each file that a rank opens counts on a parallel file system."""
     code = """
 import sys
+import dask_gpu_mpi.cli.main
 from dask_gpu_mpi.sites.batch import SYSTEMS, end_time, login_host
 environ = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}
 assert (login_host(environ), end_time(environ)) == ("login", None)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.sites.batch import JobRequest, batch_system
+from dask_gpu_mpi.sites.batch import SYSTEMS, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, template
 from support.jobs.processes import run_python
 from support.mocks import inputs
@@ -40,6 +40,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(system: str, *words: str, program: tuple[str, ...] = ("my.py",)) -> str:
     return command(system, *SHAPE, *words, "--", *program)
+
+
+def test_systems_with_templates() -> None:
+    assert tuple(name for name in SYSTEMS if batch_system(name).templates) == SCRIPTED
 
 
 @pytest.mark.parametrize(("system", "launcher"), LAUNCHERS)
