@@ -29,6 +29,8 @@ GB = 10**9
 class CUDAWorker:
     """Makes one nanny, with the plugin that sets the cores next to its GPU."""
 
+    __await__: Any = None  # it has to have one
+
     def __init__(self, **given: Any) -> None:
         self.given = given
         self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
