@@ -124,8 +124,9 @@ class Monitor:
         """Begin. `without_cluster`: handle messages only, since the other ranks would take a silent rank 0 for lost."""
         self._leaving.clear()
         run = self._beat if without_cluster else self._run
-        self._thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
+        thread.start()
+        self._thread = thread  # now: `stop` can't wait for one that could not be started
 
     def stop(self) -> None:
         """End, and wait for that: from then on the main thread handles the events."""

@@ -11,6 +11,7 @@ import signal
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,6 +123,16 @@ def test_the_time_that_is_left(end: float | None, clock: Any, sent: list[int]) -
     walltime.call_back(print, 30.0)
     walltime.check()
     assert (clock.asked, bool(sent)) == (1, end is not None)
+
+
+def test_a_monitor_without_a_thread_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of threads is an error of the script, after which the job ends in order."""
+    nothing: Any = None
+    monitor = Monitor(nothing, nothing)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="new thread"):
+        monitor.start()
+    monitor.stop()
 
 
 def test_a_signal_during_the_query_of_the_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
