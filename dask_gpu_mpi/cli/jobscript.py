@@ -204,8 +204,11 @@ def request(
     batch = batch_system(system)
     for name in ("nodes", "gpus_per_node", "time"):
         if name not in values:
-            expected = "a walltime such as 01:30:00" if name == "time" else "a number"
-            raise OptionError(f"{_origin(name, source)} is missing", expected=expected)
+            expected = {
+                "time": "a walltime such as 01:30:00",
+                "gpus_per_node": "a number, 0 for CPU workers alone",
+            }
+            raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
     seconds = batch.seconds(text := values.pop("time"))
     if seconds is None:
         spelled = ", ".join(("HH:MM:SS", *batch.times))
@@ -225,6 +228,11 @@ def request(
     if values.get("shared") and "cpus_per_node" not in values:
         raise OptionError(
             f"{_origin('shared', source)}: the cores of the job are missing", fix="add --cpus-per-node"
+        )
+    if (setup := values.get("setup")) and not os.path.isfile(setup):
+        raise OptionError(
+            f"{_origin('setup', source)} {show(setup)} does not exist",
+            expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
     if (log := words.get("output", "")).endswith(_SCRIPTS):

@@ -250,6 +250,7 @@ def _launch(
         cwd=cwd,
         root=os.geteuid() == 0,
         is_public=not dry_run and is_public(environ),
+        has_input=not os.path.samestat(os.fstat(0), os.stat(os.devnull)),
         ask=_ask,
     )
     if dry_run:

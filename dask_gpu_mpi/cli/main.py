@@ -158,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
             elif name in ("-n", "--ranks"):
                 text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
+            elif arguments[0] == jobscript.name and "--" not in arguments:
+                text = f"No such option {name!r}. Fix: `--` before the script"
             elif name == "--nodes":
                 text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
         elif isinstance(error, click.BadParameter) and text.endswith(" range."):  # a word for a number

@@ -123,12 +123,13 @@ def decide(
     cwd: str,
     root: bool = False,
     is_public: bool = False,
+    has_input: bool = True,
     ask: Ask = lambda command: "",
 ) -> Launch:
     """The commands of a job with an MPI library of this version text; LauncherError if the launcher can't start it.
 
     `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
-    detect. `ask` returns the output of a command of the batch system.
+    detect. `has_input`: the standard input is not empty. `ask` returns the output of a command of the batch system.
     """
     batch, launcher, mpi = allocation.batch, starter.launcher, starter.mpi
     launcher.check(allocation, starter.path, mpi)
@@ -146,6 +147,8 @@ def decide(
         logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
     options = launcher.options(allocation, after, mpi)
+    if not has_input:
+        options += launcher.without_input
     if request.tolerates:
         options += launcher.surviving(library, mpi)
     stage: tuple[str, ...] = ()

@@ -116,6 +116,8 @@ class Launcher:
     meets: Mapping[str, str] = {}
     #: Options for processes that do not end together.
     patient: tuple[str, ...] = ()
+    #: Options if the standard input is empty.
+    without_input: tuple[str, ...] = ()
     #: Whether it copies this node's variables to all nodes.
     copies = True
     #: Whether its exit code may be 0 after the loss of a node.
@@ -190,6 +192,7 @@ class OpenMpi(Launcher):
     version = r"Open MPI|OpenRTE|PRRTE|prterun"
     families: tuple[Family, ...] = ("openmpi", "other")
     daemons = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted")
+    without_input = ("--stdin", "none")  # Open MPI 5 never forwards the end of the file
     copies = False
     may_lose_nodes = True
 

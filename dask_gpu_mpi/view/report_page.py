@@ -18,6 +18,7 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 from jinja2 import Environment
 
+from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.text import format_bytes, natural
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
@@ -333,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("target", metavar="FILE.html", type=Path)
     given = parser.parse_args(arguments)
     try:
-        given.target.write_text(page(json.loads(given.source.read_text("utf-8"))), "utf-8")
+        replace(given.target, page(json.loads(given.source.read_text("utf-8"))).encode())
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
     except (ValueError, KeyError, TypeError) as error:  # not JSON, or other data

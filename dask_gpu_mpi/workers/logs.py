@@ -118,6 +118,8 @@ def log_to_file(directory: str, name: str) -> None:
         ) from None
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter(_FORMAT))
+    if logging.getLogger("distributed").level > logging.INFO:
+        handler.addFilter(_is_of_interest)
     for each in _NAMES:
         logger = logging.getLogger(each)
         if each in ("", "distributed") or not logger.propagate:

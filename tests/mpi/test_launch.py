@@ -41,6 +41,15 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
 
+def test_a_script_that_reads_its_input_to_the_end(mpirun: Mpi) -> None:
+    """A batch job has /dev/null, of which mpirun of Open MPI 5 never forwards the end."""
+    script = "import sys; print(sys.stdin.read() + 'the end')"
+    done = mpirun.run(
+        [*LAUNCH, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE, timeout=60
+    ).check()
+    assert done.stdout == "the end\n"
+
+
 def test_the_plan_of_the_allocation(mpirun: Mpi) -> None:
     done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE, timeout=60).check()
     assert [worker["rank"] for worker in json.loads(done.stdout)["workers"]] == [0, 1]

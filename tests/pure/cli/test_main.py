@@ -169,6 +169,12 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
     assert not address or getattr(options, "scheduler_address", "") == address
 
 
+def test_a_job_script_without_the_dashes_before_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["jobscript", "slurm", "--gpus-per-node", "0", "my.py", "--epochs", "3"])
+    assert "No such option '--epochs'. Fix: `--` before the script\n" in capsys.readouterr().err
+
+
 def test_a_word_for_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["top", "--interval", "slow"])

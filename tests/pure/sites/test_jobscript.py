@@ -173,6 +173,10 @@ def test_shared_nodes_are_not_requested_whole_and_gpus_only_if_there_are_some() 
             ["lsf", "--qos", "x"],
             "--qos: LSF has no such option (expected one of account, queue, mail_user, output)",
         ),
+        (
+            ["slurm", "--setup", "gone.sh"],
+            "--setup 'gone.sh' does not exist (expected a file that the job can source)",
+        ),
         (["moab"], "unknown batch system 'moab' (expected one of slurm, pbs, lsf, flux)"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_the_program_that_makes_a_page_of_a_file(
     Path("r.json").write_text(json.dumps(data))
     main(["r.json", "r.html"])
     assert data["job"]["how"] in Path("r.html").read_text()
+    assert stat.S_IMODE(Path("r.html").stat().st_mode) == 0o600
     Path("other.json").write_text("[]")
     for source in ("none.json: No such file or directory", "other.json can't be read as a report"):
         with pytest.raises(SystemExit, match="2"):

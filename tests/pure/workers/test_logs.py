@@ -166,6 +166,19 @@ print(logs.last_output(folder, os.getpid()).encode("ascii", "backslashreplace").
     assert text.rstrip().endswith(r"☃ of \udce4")
 
 
+def test_a_log_file_is_silent_at_the_end_as_well(tmp_path: Path) -> None:
+    code = """
+logs.log_to_file(os.path.join(folder, "logs"), "rank")
+logger.warning("before")
+logger.warning("lost during heartbeat")
+logs.set_ending()
+logger.warning("after")
+"""
+    run_python(begin(tmp_path, quiet=True) + code)
+    (line,) = (tmp_path / "logs" / "rank.log").read_text().splitlines()
+    assert line.endswith("before")
+
+
 @pytest.mark.parametrize("what", ["link", "file", "pipe"])
 def test_log_that_can_not_be_opened_is_one_line(
     tmp_path: Path, what: str, links_are_strangers: Callable[[], None]
