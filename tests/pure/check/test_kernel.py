@@ -30,6 +30,11 @@ def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says:
         assert says in result.text
 
 
+def test_an_import_that_takes_too_long_is_not_a_late_kernel(tmp_path: Path) -> None:
+    (result,) = run_kernels(["GPU-a"], environ_with("numba", "import time; time.sleep(60)", tmp_path), 0.5)
+    assert (result.kind, result.text) == ("slow", "the import of numba took longer than 0 s")
+
+
 #: A mock of numba.cuda: it runs the kernel in some of its threads only, and computes the rest itself.
 CUDA = """
 import os, time

@@ -88,11 +88,13 @@ def test_of_many_ranks_the_steps_of_their_agents_are_not_drawn() -> None:
 
 def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
     tasks = {
-        "names": ["x"], "actions": ["compute"], "lanes": [["0-1", 0], ["0-0", 1], ["0-0", 0]], "lane": [0, 1, 2],
-        "name": [0, 0, 0], "action": [0, 0, 0], "start": [0.0, 0.0, 0.0], "length": [1.0, 1.0, 1.0],
+        "names": ["x"], "actions": ["compute", "transfer"], "lanes": [["0-1", 0], ["0-0", 1], ["0-0", 0]], "lane": [0, 1, 2],
+        "name": [0, 0, 0], "action": [0, 1, 0], "start": [0.0, 0.0, 0.0], "length": [1.0, 1.0, 1.0],
     }  # fmt: skip
     (figure,) = _tasks(tasks)["figures"]
-    assert figure.renderers[0].data_source.data["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
+    shown = figure.renderers[0].data_source.data
+    assert shown["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
+    assert shown["name"] == ["x", "transfer: x", "x"]
 
 
 def test_texts_are_escaped() -> None:

@@ -120,6 +120,19 @@ def test_gpus_that_the_tasks_do_not_use() -> None:
     assert line.startswith("GPUs were in use for 8 % of the time, while tasks computed for 88 %. Fix: ")
 
 
+def test_the_use_of_gpus_counts_from_the_ready_cluster_on() -> None:
+    data = recorded()
+    times = data["record"]["series"]["times"]
+    for worker in data["record"]["workers"]:
+        columns = data["record"]["series"]["workers"][worker["name"]]
+        columns["gpu"] = [50 if at >= data["job"]["ready_after"] else 0 for at in times]
+    times[:3] = [0.0, 0.0, 0.0]
+    assert times[3] >= data["job"]["ready_after"] > 0
+    for columns in data["record"]["series"]["workers"].values():
+        columns["gpu"][:3] = [0, 0, 0]
+    assert summarize(data)["mean"]["gpu"] == 0.5
+
+
 @pytest.mark.parametrize(("bits", "found"), [(1, False), (2, True), (5, True)])
 def test_clocks_that_heat_or_hardware_has_lowered(bits: int, found: bool) -> None:
     data = recorded()
