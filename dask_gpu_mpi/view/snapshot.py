@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,9 +90,15 @@ class Snapshot:
         return None if self.end is None else max(0.0, self.end - self.time)
 
 
+@functools.lru_cache(maxsize=1)  # it is the same for all samples
+def _plan_of(packed: bytes) -> Plan | None:
+    plan: Plan | None = from_plain(Plan | None, unpack(packed))
+    return plan
+
+
 def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now: float) -> Snapshot:
     """A snapshot made of ``Scheduler.identity()`` and the answer of `JobWatch`, None if the scheduler is not one of ours."""
-    plan: Plan | None = None if job is None else from_plain(Plan | None, unpack(job["plan"]))
+    plan = None if job is None else _plan_of(bytes(job["plan"]))
     job = job or {}
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
     rows: list[Row] = []
