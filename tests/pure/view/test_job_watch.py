@@ -96,7 +96,9 @@ async def test_a_worker_that_pauses() -> None:
             one.status = type(one.status).running
             await until(lambda: len(watch.warnings) == 2)
             assert scheduler.running  # the scheduler was told as well
-            watch.log_event(one.address, {"action": "worker-status-change", "status": "running"})  # as at its start
+            watch.log_event(
+                one.address, {"action": "worker-status-change", "status": "running"}
+            )  # as at its start
         assert texts(watch) == [
             "worker b on 127.0.0.1 paused: too much host memory in use",
             "worker b on 127.0.0.1 continues",
