@@ -134,8 +134,9 @@ class Rounds:
             raise MismatchError(
                 f"calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
             )
-        new = (operation, rank, dict[int, bytes](), asyncio.get_running_loop().create_future())
-        first, by, parts, complete = self._open.setdefault(number, new)
+        if number not in self._open:
+            self._open[number] = (operation, rank, {}, asyncio.get_running_loop().create_future())
+        first, by, parts, complete = self._open[number]
         if first != operation:
             raise MismatchError(
                 f"calls {operation} where rank {by} calls {first} (expected the same calls in the same order on all ranks)"

@@ -10,7 +10,7 @@ import ctypes
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.base.streams import say
@@ -202,27 +202,31 @@ class Wire:
         """Post a message; returns at once, and tests no request: a message to each of n ranks must not need n² tests."""
         from mpi4py import MPI
 
-        with self._counting_errors("sending"):
-            self.leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
+        request = self._call("sending", lambda: self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
+        if request is not None:
+            self.leaving.append(request)
 
     def give_up_sending(self) -> None:
         """Stop waiting for messages that have not left yet: they are for lost ranks."""
         self._kept += self.leaving
         self.leaving = []
 
-    @contextlib.contextmanager
-    def _counting_errors(self, what: str) -> Iterator[None]:
-        """Count a failed call of MPI, but acknowledge a dead rank: a library that survives one repeats that error until then."""
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        """Call MPI; None: it has failed.
+
+        That is counted, but a dead rank is acknowledged: a library that survives one repeats that error until then.
+        """
         from mpi4py import MPI
 
         try:
-            yield
+            return function()
         except MPI.Exception as error:
             if "PROC_FAILED" not in str(error):
                 self._drops.add_error(what, error)
-                return
+                return None
             with contextlib.suppress(Exception):
                 self._comm.Ack_failed()
+            return None
 
     def has_sent(self) -> bool:
         """Whether all messages have left, or can't."""
@@ -230,9 +234,7 @@ class Wire:
         return not self.leaving
 
     def _has_left(self, request: Any) -> bool:
-        with self._counting_errors("sending"):
-            return bool(request.Test())
-        return True
+        return self._call("sending", request.Test) is not False
 
     def receive(self) -> list[tuple[int, bytearray]]:
         """Every message that has arrived, with the rank that sent it according to MPI."""
@@ -248,9 +250,9 @@ class Wire:
         # Until two polls have found nothing: during the first, Open MPI may only have received a message that the second then
         # finds, and the next call may be a tenth of a second away.
         while misses < 2:
-            message = None
-            with self._counting_errors("probing"):
-                message = self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
+            message = self._call(
+                "probing", lambda: self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
+            )
             if message is None:
                 misses += 1
                 continue
@@ -277,9 +279,8 @@ class Wire:
             self._later.append((source, size, message))
             return None
         buffer = bytearray(size)
-        with self._counting_errors("receiving"):
-            return self._test(source, message.Irecv([buffer, MPI.BYTE]), buffer, time.monotonic())
-        return None
+        request = self._call("receiving", lambda: message.Irecv([buffer, MPI.BYTE]))
+        return None if request is None else self._test(source, request, buffer, time.monotonic())
 
     def _test(
         self, source: int, request: Any, buffer: bytearray, since: float
