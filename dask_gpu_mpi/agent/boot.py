@@ -11,8 +11,8 @@ import importlib
 import os
 import select
 import threading
+from typing import NamedTuple
 
-from dask_gpu_mpi.agent.orders import Begin, failed
 from dask_gpu_mpi.base.frames import read_frame, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
@@ -26,11 +26,22 @@ WAITING = (
 )  # fmt: skip
 
 
-def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
+class Begin(NamedTuple):
+    """The first frame, sent before the configuration is known."""
+
+    #: Whether the agent imports dask_cuda as well.
+    cuda: bool
+    #: Whether it loads UCX.
+    ucx: bool
+    #: Whether a child of it inspects the GPUs.
+    inspect: bool
+
+
+def main(control: int, *, rank: int, follow: bool) -> None:
     """Run the agent; never returns.
 
-    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child finds. `rank` is the process id of the
-    rank. `follow`: this process dies with the thread that started it, which is the rank's main thread.
+    `control` is the socket to the rank, `rank` the rank's process id. `follow`: this process dies with the thread that started it,
+    which is the rank's main thread.
     """
     # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()
@@ -40,12 +51,7 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     raise_descriptor_limit()
     if follow:
         die_with_parent(rank)
-    control = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for fd in (reply, gpus):
-        os.set_inheritable(fd, False)
+    os.set_inheritable(control, False)
     for name in WAITING:  # until there is something to read; no thread is started, no device is used
         if select.select([control], [], [], 0)[0]:
             break
@@ -54,14 +60,14 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
     begin = read_frame(control, UNCONFIGURED)
     if not isinstance(begin, Begin):
         os._exit(0)  # the rank has ended, or sends nothing
-    look = None
+    look, gpus = None, None
     if begin.inspect:
-        from dask_gpu_mpi.machine.gpu_probe import start_look
+        from dask_gpu_mpi.machine.gpu_probe import Look, start_look
 
-        with contextlib.suppress(OSError), kept():  # if no process can be started, the rank gets no answer
-            look = start_look(gpus, close=[reply, control], rank=rank)
-    else:
-        os.close(gpus)
+        read, write = os.pipe()
+        gpus = Look(read)
+        with contextlib.suppress(OSError), kept():  # if no process can be started, there is no answer
+            look = start_look(write, close=[read, control], rank=rank)
     if begin.cuda:
         # RAPIDS libraries must not make a context in the process from which all workers are forked.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
@@ -76,13 +82,15 @@ def main(reply: int, *, gpus: int, rank: int, follow: bool) -> None:
             timeline.lap("load UCX")
         from dask_gpu_mpi.agent.main import run
 
-        run(control, reply, timeline, rank=rank, cuda=begin.cuda, hooks=hooks, look=look)
-    except BrokenPipeError:
+        run(control, timeline, rank=rank, cuda=begin.cuda, hooks=hooks, look=look, gpus=gpus)
+    except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:
+        from dask_gpu_mpi.startup.messages import Kind, failure_of
+
         code = 1
         with contextlib.suppress(OSError):
-            write_frame(reply, failed(error))
+            write_frame(control, (Kind.FAILED, failure_of(error)))
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The rank's side of its agent: start it, exchange messages with it, end it within a deadline.
+"""The rank's side of its agent: start it, exchange messages with it (`startup.messages`), end it within a deadline.
 
 A rank starts its agent first, before it reads its options: meanwhile the agent imports Dask, which the rank never does.
 """
@@ -6,35 +6,34 @@ A rank starts its agent first, before it reads its options: meanwhile the agent 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dask_gpu_mpi.agent.boot import Begin
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
-from dask_gpu_mpi.agent.orders import Answer, Begin, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import scrub
+from dask_gpu_mpi.startup.messages import Configuration, Kind
 
 # The agent's __main__ is empty: a child process has nothing to import again. With -c, Python searches the working directory
 # first, where other users may have put a module. So no file is imported before the rank's path is set. -P would do the same,
 # but processes that tasks start inherit Python's flags.
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[5:]; from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[1]), gpus=int(sys.argv[2]), rank=int(sys.argv[3]), follow=bool(int(sys.argv[4])))"
+    "import sys; sys.path[:] = sys.argv[4:]; from dask_gpu_mpi.agent.boot import main; "
+    "main(int(sys.argv[1]), rank=int(sys.argv[2]), follow=bool(int(sys.argv[3])))"
 )
 
 
@@ -82,8 +81,8 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**wanted, **scrub(environ)}
 
 
-def _import_path() -> list[str]:
-    """``sys.path`` for the agent. The empty entry stands for the working directory; Python ignores entries that are not str."""
+def import_path() -> list[str]:
+    """``sys.path`` for the agent, and for MPI's process. The empty entry stands for the working directory; Python ignores entries that are not str."""
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it was deleted: nothing can be imported from there
@@ -94,8 +93,8 @@ def _import_path() -> list[str]:
 class AgentProcess:
     """The agent of this rank.
 
-    It is started at once, to import while this process reads its options and initialises MPI. Then it receives frames on its
-    standard input: a `Begin` (`begin`), a `Configuration` (`configure`), then orders (`send`).
+    It is started at once, to import while this process reads its options and meets the other ranks. Then it receives frames: a
+    `Begin` (`begin`), a `Configuration` (`configure`), then messages (`send`).
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -103,38 +102,31 @@ class AgentProcess:
         self.environ = _agent_environ(environ)
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
-        ends: list[int] = []
+        ours, agents = socket.socketpair()
         try:
-            for _ in range(3):
-                ends += os.pipe()
-            orders, self._stdin, answers, reply, gpus_read, gpus_write = ends
-            arguments = (reply, gpus_write, os.getpid(), int(follow))
+            arguments = (agents.fileno(), os.getpid(), int(follow))
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *_import_path()],
-                stdin=orders,
-                pass_fds=(reply, gpus_write),
+                [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *import_path()],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(agents.fileno(),),
                 env=self.environ,
                 # A terminal's Ctrl-C and a launcher's signals are for the rank alone.
                 start_new_session=True,
             )
         except BaseException:
-            for fd in ends:
-                os.close(fd)
+            ours.close()
             raise
-        for fd in (orders, reply, gpus_write):
-            os.close(fd)
-        self._identity = identity(self._stdin)
-        self._reader = FrameReader(answers)
-        #: Whether a child of it inspects the GPUs, and the child's answer.
-        self.looks = False
-        self.look = Look(gpus_read)
+        finally:
+            agents.close()
+        #: The descriptor of the socket to the agent, for those who wait for messages.
+        self.fd = ours.detach()
+        self._identity = identity(self.fd)
+        self._reader = FrameReader(self.fd)
         self._lock = threading.Lock()
         self._open = True
         #: Its directory, once it has reported that; removed here if the agent could not.
         self.scratch: str | None = None
-        #: Why it has ended, if it could still report that.
-        self._why = ""
 
     @property
     def pid(self) -> int:
@@ -143,67 +135,57 @@ class AgentProcess:
 
     @property
     def lost(self) -> bool:
-        """True once the agent's end of the pipe is closed: it has died."""
+        """True once the agent's end of the socket is closed: it has died."""
         return self._reader.eof
 
     @property
     def taken(self) -> bool:
-        """True once the script has closed the pipe from the agent, and most likely MPI's descriptors too."""
+        """True once the script has closed the socket to the agent."""
         return self._reader.taken
 
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
         """Send the first frame, once, before the configuration is known; `inspect_gpus`: have GPUs inspected, if any."""
         cuda = may_use_cuda(options, environ)
-        self.looks = cuda and inspect_gpus
-        if not self.looks:
-            self.look.close()
-        self._write(
-            Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps
-        )
+        begin = Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=cuda and inspect_gpus)
+        self._write(begin, pickle.dumps)
 
-    def configure(self, options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> None:
+    def configure(self, configuration: Configuration) -> None:
         """Send the second frame, after `begin`."""
-        loaded = sys.modules.get("dask.config")
-        dask_config = dict(loaded.config) if loaded is not None else {}
-        self._send_classes(Configuration(replace(options, comm=None), dask_config, mpi_deadline, speaks))
+        self._send_classes(configuration)
 
-    def send(self, order: Order, payload: Any = None) -> None:
-        """Send an `Order` with what it needs."""
-        self._send_classes((order, payload))
+    def send(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
+        """Send a message; `fds`: descriptors that the agent gets copies of."""
+        self._send_classes((kind, payload), fds)
 
-    def _send_classes(self, frame: Any) -> None:
+    def _send_classes(self, frame: Any, fds: Sequence[int] = ()) -> None:
         """Send a frame that may hold a class of the user's script, which only cloudpickle can send."""
         import cloudpickle
 
-        self._write(frame, cloudpickle.dumps)
+        self._write(frame, cloudpickle.dumps, fds)
 
-    def _write(self, frame: Any, dumps: Callable[[Any], bytes]) -> None:
+    def _write(self, frame: Any, dumps: Callable[[Any], bytes], fds: Sequence[int] = ()) -> None:
         # If it has died, that shows as `lost`, with the reason on standard error.
-        if self._open and identity(self._stdin) == self._identity:
-            with contextlib.suppress(BrokenPipeError):
-                write_frame(self._stdin, frame, dumps=dumps)
+        if self._open and identity(self.fd) == self._identity:
+            with contextlib.suppress(ConnectionError):
+                write_frame(self.fd, frame, dumps=dumps, fds=fds)
 
-    def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
-        """The agent's answers since the last call, each with its payload; waits at most `timeout` seconds for one."""
+    def events(self, timeout: float = 0.0) -> list[tuple[Kind, Any]]:
+        """The agent's messages since the last call; waits at most `timeout` seconds for one."""
         with self._lock:
-            frames = self._reader.read(timeout)
-        for frame in frames:
-            if frame[0] == Answer.PREPARED:
-                self.scratch = frame[1]
-            elif frame[0] == Answer.ENDED:
-                self._why = frame[1]
-        return [frame for frame in frames if frame[0] != Answer.ENDED]
+            frames: list[tuple[Kind, Any]] = self._reader.read(timeout)
+        for kind, payload in frames:
+            if kind == Kind.PREPARED:
+                self.scratch = payload
+        return frames
 
     def exit_text(self) -> str:
         """How the agent died, as text."""
         if self.taken:
             return "the script closed the descriptors of this process"
-        if self._why:
-            return self._why
         try:
             code = self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
-            return "it closed its pipe"
+            return "it closed its connection"
         if code < 0:
             return f"killed by signal {signal.Signals(-code).name}"
         return f"exit code {code}"
@@ -213,13 +195,15 @@ class AgentProcess:
         self._process.kill()
 
     def close(self, timeout: float) -> None:
-        """End the agent and its processes, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL."""
-        # First as an order: a process that the script has forked may hold the pipe open as well.
-        self.send(Order.CLOSE)
-        ours, self._open = self._open and identity(self._stdin) == self._identity, False
-        if ours:
-            os.close(self._stdin)
-        self.look.close()
+        """End the agent and its processes, and remove its scratch: end of file, `timeout` seconds, then SIGKILL."""
+        # First as a message: a process that the script has forked may hold the socket open as well.
+        self.send(Kind.CLOSE)
+        self._open = False
+        if identity(self.fd) == self._identity:
+            with contextlib.suppress(OSError):
+                sock = socket.socket(fileno=os.dup(self.fd))
+                sock.shutdown(socket.SHUT_WR)
+                sock.close()
         limit = time.monotonic() + timeout
         while self._process.poll() is None:
             if time.monotonic() > limit:

@@ -28,7 +28,7 @@ from dask_gpu_mpi.agent.dashboard_gate import (
     guard_servers,
     report_no_server,
 )
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings, failed
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
@@ -37,6 +37,7 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.workers.logs import log_to_file
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
@@ -48,21 +49,23 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, for its agent; until `start`, `send` and `close` do nothing.
 
-    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_answer(answer, *payload)`` for
-    `Answer.CLIENT` and `Answer.UNREACHABLE`.
+    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_message(kind, payload)`` for `Kind.CLIENT`.
     """
 
     def __init__(
-        self, timeline: Timeline, on_end: Callable[[int | None], None], on_answer: Callable[..., None]
+        self,
+        timeline: Timeline,
+        on_end: Callable[[int | None], None],
+        on_message: Callable[[Kind, Any], None],
     ) -> None:
         self._timeline = timeline
         self._on_end = on_end
-        self._on_answer = on_answer
+        self._on_later = on_message
         self._process: Any = None
         self._pipe: Any = None
 
-    async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
-        """Start it, wait until it is up or has failed, and return the answer for the rank: an `Answer` with its payload."""
+    async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Kind, Any]:
+        """Start it, wait until it is up or has failed, and return its first message: `SCHEDULER_UP` or `FAILED`."""
         # A class of the script can't be pickled here, and the scheduler has no use for it.
         options = replace(options, worker_class="auto", worker_options={})
         begun = time.time()
@@ -77,15 +80,15 @@ class SchedulerProcess:
         self._process.start()
         child_end.close()
         loop = asyncio.get_running_loop()
-        first: asyncio.Future[tuple[Any, ...]] = loop.create_future()
+        first: asyncio.Future[tuple[Kind, Any]] = loop.create_future()
         loop.add_reader(self._pipe.fileno(), self._on_message, first)
         answer = await first
         self._timeline.add([Step("scheduler", "start", begun, time.time())])
-        if answer[0] == Answer.SCHEDULER_UP:
+        if answer[0] == Kind.SCHEDULER_UP:
             loop.add_reader(self._process.sentinel, self._on_sentinel)
         return answer
 
-    def _on_message(self, first: asyncio.Future[tuple[Any, ...]]) -> None:
+    def _on_message(self, first: asyncio.Future[tuple[Kind, Any]]) -> None:
         """An answer, or the end of the pipe."""
         try:
             message = self._pipe.recv()
@@ -93,9 +96,10 @@ class SchedulerProcess:
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
             if first.done():
                 return
-            message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
+            ended = Problem("the scheduler's process ended before it listened", fix="read its output above")
+            message = (Kind.FAILED, Failure(ended))
         if first.done():
-            self._on_answer(*message)
+            self._on_later(*message)
         else:
             first.set_result(message)
 
@@ -104,16 +108,16 @@ class SchedulerProcess:
         self._process.join()
         self._on_end(self._process.exitcode)
 
-    def send(self, order: Order, payload: Any = None) -> None:
-        """Pass on `Order.DASHBOARD`, `Order.LOST_RANK` or `Order.CLOSE`."""
+    def send(self, kind: Kind, payload: Any = None) -> None:
+        """Send it `Kind.UP`, `Kind.LOST` or `Kind.CLOSE`, if it is there."""
         if self._pipe is not None:
-            self._pipe.send((order, payload))
+            with contextlib.suppress(OSError):  # it has ended
+                self._pipe.send((kind, payload))
 
     def close(self, grace: float) -> None:
         """End it within the grace, if necessary by force."""
         if self._process is not None and self._process.is_alive():
-            with contextlib.suppress(OSError):
-                self.send(Order.CLOSE)
+            self.send(Kind.CLOSE)
             self._process.join(timeout=grace)
             if self._process.is_alive():
                 self._process.kill()
@@ -123,8 +127,8 @@ class SchedulerProcess:
 def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends an answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, later `Answer.CLIENT`. Obeys
-    orders from the pipe, and ends at its end of file.
+    Sends a message through `pipe`, `Kind.SCHEDULER_UP` or `Kind.FAILED` with its payload, later `Kind.CLIENT`. Obeys those from
+    the pipe, and ends at its end of file.
     """
 
     async def serve_and_exit() -> None:
@@ -183,7 +187,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         await scheduler
     except Exception as error:
         # Its constructor listens for HTTP only.
-        pipe.send(_failure(error, options, settings, of_dashboard=scheduler is None))
+        pipe.send((Kind.FAILED, _failure(error, options, settings, of_dashboard=scheduler is None)))
         return 1
     if options.default_workers == "gpu":
         scheduler.add_plugin(GpuByDefault())
@@ -191,25 +195,23 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     if not dashboard:
         report_no_server(scheduler)
     _record(scheduler, from_start=options.recorded)
-    pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
+    pipe.send((Kind.SCHEDULER_UP, (scheduler.address, http_port, scheduler.id)))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []  # the loop itself only holds them weakly
 
     def on_order() -> None:
         try:
-            order, payload = pipe.recv()
+            kind, payload = pipe.recv()
         except (EOFError, OSError):
-            order, payload = Order.CLOSE, None
-        if order == Order.DASHBOARD:
-            watch.report_client(lambda: pipe.send((Answer.CLIENT,)))
-            if options.tolerate_lost_ranks:
-                watch.report_unreachable(lambda names: pipe.send((Answer.UNREACHABLE, names)))
-        elif order == Order.LOST_RANK:
+            kind, payload = Kind.CLOSE, None
+        if kind == Kind.UP:
+            watch.report_client(lambda: pipe.send((Kind.CLIENT, None)))
+        elif kind == Kind.LOST:
             watch.give_up(*payload)
-        if order == Order.DASHBOARD and dashboard:
+        if kind == Kind.UP and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
-        elif order == Order.CLOSE:
+        elif kind == Kind.CLOSE:
             loop.remove_reader(pipe.fileno())
             asked.set()
 
@@ -258,7 +260,7 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
 
 def _failure(
     error: BaseException, options: Options, settings: SchedulerSettings, *, of_dashboard: bool
-) -> tuple[Any, ...]:
+) -> Failure:
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
@@ -274,10 +276,10 @@ def _failure(
             fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
         )
     elif isinstance(error, InputError):
-        return failed(error)
+        return Failure.of(error)
     else:
-        return Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}")
-    return Answer.FAILED, problem, InputError.exit_code
+        return Failure(Problem(f"the scheduler did not start: {type(error).__name__}: {error}"))
+    return Failure(problem, InputError.exit_code)
 
 
 async def _attach_dashboard(scheduler: Any) -> None:

@@ -1,4 +1,4 @@
-"""Frames over a pipe: the messages between a rank and its agent.
+"""Frames over a pipe or a socket: the messages between a rank and its agent.
 
 A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are processes of this package, one
 the child of the other, and no other process can open the pipe, so pickle is safe here.
@@ -10,10 +10,11 @@ import contextlib
 import os
 import pickle
 import select
+import socket
 import stat
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -31,13 +32,20 @@ def identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
-    """Write one frame to a blocking file descriptor; raises BrokenPipeError if the other side is closed.
+def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence[int] = ()) -> None:
+    """Write one frame to a blocking file descriptor; raises a ConnectionError if the other side is closed.
 
-    `dumps` is ``cloudpickle.dumps`` if the value may contain classes of the user's script.
+    `dumps` is ``cloudpickle.dumps`` if the value may contain classes of the user's script. `fds`: descriptors that the other side
+    of a socket gets copies of.
     """
     payload = dumps(value)
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
+    if fds:
+        sock = socket.socket(fileno=fd)
+        try:
+            data = data[socket.send_fds(sock, [data[:1]], fds) :]
+        finally:
+            sock.detach()
     while data:
         data = data[os.write(fd, data) :]
 
@@ -73,7 +81,10 @@ class FrameReader:
         #: This side is closed, by other code of this process.
         self.taken = False
         self._identity = identity(fd)
+        self._is_socket = fd >= 0 and stat.S_ISSOCK(os.fstat(fd).st_mode)
         self._buffer = bytearray()
+        #: Descriptors that have come with frames.
+        self.fds: list[int] = []
 
     def read(self, timeout: float) -> list[Any]:
         """The complete frames, after a wait of at most `timeout` seconds for the first byte."""
@@ -88,13 +99,27 @@ class FrameReader:
             if identity(self.fd) != self._identity:
                 self.eof = self.taken = True
                 break
-            chunk = os.read(self.fd, 1 << 16)
+            chunk = self._receive()
             if not chunk:
                 self.eof = True
                 break
             self._buffer += chunk
             wait = 0.0
         return self._take()
+
+    def _receive(self) -> bytes:
+        """Bytes that have come; none at the end."""
+        if not self._is_socket:
+            return os.read(self.fd, 1 << 16)
+        sock = socket.socket(fileno=self.fd)
+        try:
+            chunk, fds, _, _ = socket.recv_fds(sock, 1 << 16, 4)
+        except ConnectionError:  # the other side has ended before it has read everything
+            return b""
+        finally:
+            sock.detach()
+        self.fds += fds
+        return chunk
 
     def close(self) -> None:
         """Close the pipe; `read` returns nothing from now on. May be called again."""

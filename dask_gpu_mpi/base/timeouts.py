@@ -2,20 +2,17 @@
 
 # The start. All but the last count from the start-up deadline (`startup_timeout`).
 
-#: Each rank reports the ranks of its host that are missing.
+#: Rank 0 reports the ranks that have not come to the meeting.
 NAME_MISSING = 0.5
-#: This much later another rank reports in place of rank 0, if that is missing itself, or the ranks can't communicate.
+#: This much later another rank reports in place of rank 0, if that is missing itself.
 RANK_0_GRACE = 2.0
-#: The agents report ranks that are stopped inside ``MPI_Init``: the first agent that ends its rank ends them all.
+#: Ranks report those of their node that are stopped, while MPI waits for them.
 NAME_STOPPED = 4.0
-#: The agents end ranks that are still inside ``MPI_Init``.
+#: Ranks whose MPI has not started end the job.
 MPI_GRACE = 6.0
-#: The watchdog of rank 0 assumes that its main thread hangs, in NVML or a file system. Rank 0 may have started later than the
-#: others, or have many reports to handle.
+#: A rank assumes that its agent hangs, and reports it.
 HANGING = 9.0
-#: Then the main thread has this long to respond.
-ALIVE = 1.0
-#: The other ranks assume that rank 0 is dead; in a job that survives lost ranks also later, if its scheduler is gone as well.
+#: The other ranks assume that rank 0 is dead.
 RANK_0_LOST = 30.0
 
 #: From the start, for the ranks to find each other and report, if the options that set a limit can't be read.
@@ -53,39 +50,35 @@ GANG_LOST = 60.0
 
 # One failure, and the reports of the others.
 
-#: A rank other than 0 reports that it was interrupted: rank 0 reports for all if it was interrupted as well.
-INTERRUPTED_GRACE = 0.5
-#: Rank 0 waits for the reports of other ranks once one has failed, since most failures are on all ranks.
+#: The hub waits for the reports of other ranks once one has failed, since most failures are on all ranks.
 GATHER_FAILURES = 1.0
-#: The last messages of a start, or of a command, are sent.
+#: The last messages of a start are sent.
 FLUSH = 2.0
+#: A rank that can't reach rank 0 reports its failure itself.
+UNHEARD = 10.0
+
+# The running cluster.
+
+#: The kernel gives up a connection between nodes that has no answer.
+NODE_LOST = 30.0
+#: A rank whose agent was killed has started another one, which is connected again. It tries three times.
+AGENT_RETURN = 90.0
 
 # The end.
 
-#: The other ranks assume that rank 0 is dead in a job that survives lost ranks, and whose cluster is over.
-RANK_0_SILENT = 600.0
 #: A client that has lost its scheduler waits for the report of its death.
 REASON_TIMEOUT = 1.0
-#: Rank 0 waits, beyond its own closing, until the others have closed: this part of `shutdown_timeout`, and so many seconds at
+#: The hub waits, beyond its own closing, until the others have closed: this part of `shutdown_timeout`, and so many seconds at
 #: least.
 CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
-#: All ranks come to an orderly end, if the program continues.
-FREE_TIMEOUT = 3.0
+#: A rank waits this much longer for its agent than that may take, and kills it.
+AGENT_SLACK = 5.0
 #: A rank continues after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 #: A script continues (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
-
-# The end of a process: its last messages, before ``MPI_Finalize``, which would wait longer, and spin.
-
-#: A rank other than 0 reports that it has failed: rank 0 reports first if it has failed as well.
+#: A rank that has lost rank 0 ends: its launcher may end the job with the first, and rank 0 knows more.
 FAILED_GRACE = 0.5
-#: The answer of rank 0 is sent, even if rank 0 had to wait for a rank until its timeout.
-ANSWER_TIMEOUT = 1.0
-#: A rank that has failed waits for the others, which may be waiting for it in MPI, forever.
-FAILED_TIMEOUT = 5.0
-#: A rank waits for the last messages of the others.
-LAST_MESSAGES_TIMEOUT = 30.0
 
 # Force.
 

@@ -122,7 +122,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
         )
         if session is None or program is None:
             code = member.serve()
-            if program is None and member.joined.start.is_client:
+            if program is None and member.joined.is_client:
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:

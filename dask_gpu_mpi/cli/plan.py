@@ -14,7 +14,6 @@ from dask_gpu_mpi.cli.options import (
     click_options,
     fail,
     read_texts,
-    resolve_texts,
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
@@ -86,9 +85,9 @@ def plan(
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     try:
         if nodes is None:
-            from dask_gpu_mpi.startup.bringup import plan_of_allocation
+            from dask_gpu_mpi.job.start import plan_of_allocation
 
-            made = plan_of_allocation(resolve_texts(given), check=_check_worker_options)
+            made = plan_of_allocation(lambda: read_texts(given))
         else:
             from dask_gpu_mpi.plan.planner import make_plan
             from dask_gpu_mpi.plan.synthetic import hypothetical_job

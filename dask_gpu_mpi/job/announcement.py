@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import sys
 from html import escape
 
 from dask_gpu_mpi.base.files import replace
@@ -13,12 +12,11 @@ from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.mpi.library import warn_of_ports
+from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.sites import launchers
-from dask_gpu_mpi.startup.bringup import Joined
 
 
 def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
@@ -77,7 +75,7 @@ def _link_for_output(joined: Joined, link: str) -> str:
     hidden = f"{link.partition('?')[0]}: others may read this output, so the link with its token is in "
     if joined.options.scheduler_file is not None:
         return f"{hidden}the scheduler file {os.path.abspath(joined.options.scheduler_file)}"
-    agent = joined.channels.agent
+    agent = joined.agent
     # the log directory can be read from a login node; the other one is removed with the job
     for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
         if folder:
@@ -114,19 +112,29 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
     gpus = any(worker.devices for worker in plan.workers)
     return (
         *open_warnings(joined.cluster.address, options),
-        *warn_of_ports(joined.environ),
+        *_mpi_warnings(joined),
         *_launcher_warnings(joined, one_host=len(plan.hosts) == 1),
         *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))),
     )
 
 
+def _mpi_warnings(joined: Joined) -> list[str]:
+    """The warning of a script's process that is an MPI process as well."""
+    if not joined.world.is_own or joined.size == 1:
+        return []
+    return [
+        "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the cluster), "
+        "and ports of MPI libraries have no authentication: anyone who reaches one can read and write the memory of the rank. "
+        "Fix: initialize() first and without exit=False, or a network that you trust"
+    ]
+
+
 def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
     """The warning of a launcher that ends the job when a rank is lost, though the user tolerates that."""
-    mpi = sys.modules.get("mpi4py.MPI")
     launched = launchers.detect(joined.environ)
-    if not joined.options.tolerate_lost_ranks or launched is None or mpi is None:
+    if not joined.options.tolerate_lost_ranks or launched is None:
         return []
-    why = launched.launcher.ends_with_a_rank(joined.environ, mpi.Get_library_version(), one_host=one_host)
+    why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
     return [f"tolerate_lost_ranks: {why}"] if why else []
 
 

@@ -1,4 +1,4 @@
-"""One rank of a running cluster, until the job ends.
+"""One rank of a running cluster, until the job ends: it runs the script or waits, and hears of the cluster from its agent alone.
 
 No wait here is in a call that can't be interrupted. Every wait has a deadline. In whatever way the rank leaves, its agent ends
 before.
@@ -6,11 +6,7 @@ before.
 
 from __future__ import annotations
 
-import errno
-import functools
-import math
 import os
-import random
 import signal
 import sys
 import threading
@@ -20,162 +16,63 @@ from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.timeouts import (
-    FAILED_GRACE,
-    FLUSH,
-    FREE_TIMEOUT,
-    RANK_0_LOST,
-    RANK_0_SILENT,
-    TERM_GRACE,
-)
+from dask_gpu_mpi.base.timeouts import AGENT_SLACK, CLOSING_SHARE, CLOSING_SLACK, FAILED_GRACE, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.ending import BEATS_PER_SECOND, Closing, EndCoordinator, Ending, EndKind, beat_interval
-from dask_gpu_mpi.mpi.library import is_open_mpi
-from dask_gpu_mpi.network.interfaces import host_and_port
-from dask_gpu_mpi.network.reachability import connect_only
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.job.entering import Joined
+from dask_gpu_mpi.machine.nvidia import closing_time
+from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.mpi.watchdogs import end_job
 from dask_gpu_mpi.sites import launchers
-from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE, Channels
+from dask_gpu_mpi.startup.messages import COORDINATOR, Configuration, Kind
 
-#: Seconds before each restart of an agent that has died; after the last its rank is removed.
-DELAYS = (0.5, 2.0, 8.0)
-
-
-class SignalRelay:
-    """The way of a signal through the job: from the rank that was sent it, through rank 0, to the script, which ends the job.
-
-    A rank without the script reports its signal once. It leaves by itself if the job has not ended after `TERM_GRACE`, unless
-    the script is still cleaning up, which the client rank announces to all.
-    """
-
-    def __init__(self, channels: Channels) -> None:
-        self._channels = channels
-        self._reported = False
-        self._script_cleans_up = False
-        self._announcement_is_due = False
-        #: On the client rank: the signal that another rank was sent, until `Monitor` has passed it to the script.
-        self.for_script: int | None = None
-
-    def script_is_interrupted(self) -> None:
-        """Announce, at the next `pump`, that the script runs its `finally`; called in signal handlers, which can't send."""
-        self._announcement_is_due = True
-
-    def pump(self) -> None:
-        """Send the announcement that is due."""
-        if self._announcement_is_due:
-            self._announcement_is_due = False
-            self._channels.send(COORDINATOR, EndKind.BUSY)
-
-    def on_announcement(self) -> None:
-        """The script runs its `finally`; the client rank reports its end later."""
-        self._script_cleans_up = True
-        if self._channels.rank == COORDINATOR:
-            self._channels.mailbox.send_all(EndKind.BUSY)
-
-    def leaves(self, number: int, since: float) -> bool:
-        """Report this rank's signal, which came at `since`; returns whether the rank has to leave without an answer."""
-        if not self._reported:
-            self._reported = True
-            self._channels.send(COORDINATOR, EndKind.SIGNAL, number)
-        return not self._script_cleans_up and time.monotonic() > since + TERM_GRACE
+#: Seconds before each restart of an agent that has died. The last one starts no workers: the rank has to hear of the job's end.
+DELAYS = (0.5, 2.0, 8.0, 0.0)
+#: Seconds between polls of a rank without the script, and of one that ends.
+POLL_IDLE, POLL_BUSY = 0.1, 0.01
 
 
-class AgentRestarts:
-    """The agent of a rank that may lose it: one without the scheduler."""
+class Ending:
+    """How far the end of one rank has come, and why its cluster ends. What has happened stays so."""
 
-    def __init__(self, joined: Joined) -> None:
-        self._joined = joined
-        self._channels = joined.channels
-        self.tried = 0
-        #: When to restart it (``time.monotonic()``), if at all.
-        self.due: float | None = None
-        #: Its workers that have ended for good, by name, and whether one of them has failed: another agent does not start them.
-        self._ended: set[str | int] = set()
-        self.failed = False
-
-    def worker_ended(self, name: str | int, why: str | None) -> None:
-        """A worker has ended for good: because it was retired (None), or has failed too often."""
-        self._ended.add(name)
-        self.failed |= why is not None
+    def __init__(self) -> None:
+        #: The cluster was over before its script: by ``close()``, ``shutdown()``, or a lost scheduler.
+        self.stopped = False
+        #: The job ends.
+        self.ended = False
+        #: This rank's part has closed; its agent has nothing more to do.
+        self.closed = self.done = False
+        #: How the cluster was lost, if it was, on the rank that raises it: the client's, or rank 0 of a job without script.
+        self.lost: str | None = None
+        #: The signal that ends the job, if one does: of a job without a script.
+        self.signal: int | None = None
+        #: The exit code of the script, as far as it is known.
+        self.code = 0
+        #: The exit code that the job must have because ranks did not respond.
+        self.must_have = 0
 
     @property
-    def _workers(self) -> tuple[WorkerPlan, ...]:
-        return tuple(worker for worker in self._joined.start.workers if worker.name not in self._ended)
+    def over(self) -> bool:
+        """Whether the cluster is over."""
+        return self.stopped or self.ended
 
-    def lost(self, text: str) -> None:
-        """Handle the death of the agent and its workers: start another, or remove this rank."""
-        if not self._workers:
-            return
-        if self.tried == len(DELAYS):
-            say(f"{text}; rank {self._channels.rank} removed, continuing with the other ranks")
-            self._channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._channels.rank, True))
-            return
-        delay = DELAYS[self.tried]
-        self.tried += 1
-        say(f"{text}; restarting it in {delay:g} s")
-        self.due = time.monotonic() + delay
+    def exit_code(self, received: int | None = None) -> int:
+        """The exit code of a rank without the script.
 
-    def start_if_due(self) -> None:
-        """Start another agent, if it is time; once it is `Answer.PREPARED`, it gets its workers (`start_workers`)."""
-        if self.due is None or time.monotonic() <= self.due:
-            return
-        self.due = None
-        joined = self._joined
-        try:
-            agent = AgentProcess(joined.environ)
-        except OSError as error:  # no descriptors, no memory: perhaps later
-            self.lost(
-                f"the agent of rank {self._channels.rank} on {joined.host} could not be started ({error.strerror})"
-            )
-            return
-        self._channels.agent = agent
-        agent.begin(joined.options, joined.environ, inspect_gpus=False)
-        agent.configure(joined.options, speaks=False)
-        agent.send(Order.JOINED)
+        `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
 
-    def start_workers(self) -> None:
-        """Give the new agent this rank's workers."""
-        self._channels.order(Order.START_WORKERS, replace(self._joined.start, workers=self._workers))
-
-
-class CoordinatorWatch:
-    """Detects on another rank that rank 0 is lost: launchers that let the job survive lost ranks do not report that.
-
-    Rank 0 is also silent while its script blocks the interpreter, and under MPICH. Then its scheduler, another process, still
-    listens.
-    """
-
-    def __init__(self, address: str, size: int) -> None:
-        #: Seconds between two connections to the scheduler: to which all ranks connect, but not all at once.
-        self._patience = max(RANK_0_LOST, size / BEATS_PER_SECOND) * random.uniform(1.0, 1.5)
-        self._scheduler = host_and_port(address.rpartition("://")[2])
-        #: When the last message of rank 0 came (``time.monotonic()``).
-        self._heard = time.monotonic()
-        #: Nobody refuses a connection to the scheduler: the node of rank 0 is down, or only the network of this one.
-        self.unreachable = False
-
-    def hear(self) -> None:
-        """Note a message of rank 0."""
-        self._heard = time.monotonic()
-
-    def is_lost(self, *, has_scheduler: bool) -> bool:
-        """Whether rank 0 is gone; `has_scheduler`: its scheduler has not been closed."""
-        silence = time.monotonic() - self._heard
-        if silence < self._patience:
-            return False
-        if not has_scheduler:
-            return silence > RANK_0_SILENT
-        if not (error := connect_only(*self._scheduler)):
-            self.hear()
-        self.unreachable = error != os.strerror(errno.ECONNREFUSED)
-        # a network may be down for some seconds
-        return bool(error) and (not self.unreachable or silence > self._patience + RANK_0_LOST)
+        >>> Ending().exit_code(15)
+        143
+        """
+        if self.lost is not None or self.must_have:
+            return self.must_have or outcome.FAILED
+        number = self.signal if self.ended else received
+        if number is not None:
+            return outcome.code_of_signal(number)
+        return 0 if self.ended else outcome.FAILED
 
 
 class Member:
@@ -188,152 +85,179 @@ class Member:
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
         self.joined = joined
         self.signals = signals
-        self.channels = joined.channels
-        self.rank = joined.channels.rank
+        self.rank = joined.rank
         self.leave_open = leave_open
         self.ending = Ending()
-        #: On rank 0.
-        self.coordinator: EndCoordinator | None = None
-        if self.rank == COORDINATOR:
-            self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
-        self.signal_relay = SignalRelay(joined.channels)
-        #: When to send `EndKind.ALIVE` (``time.monotonic()``).
-        self._beat_due = math.inf
-        #: On the other ranks, if ranks may be lost.
-        self._coordinator_watch: CoordinatorWatch | None = None
-        if joined.options.tolerate_lost_ranks:
-            joined.channels.mailbox.tolerates_loss = True
-            self._beat_due = 0.0
-            if self.rank != COORDINATOR:
-                self._coordinator_watch = CoordinatorWatch(joined.start.address, joined.channels.size)
-        self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
-        self._restarts = AgentRestarts(joined)
-        #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
-        self.descriptors_lost = False
         #: On the client rank: the job's own scheduler has had a client, of any process.
         self.had_client = False
+        #: On the client rank: the signal that another rank was sent, until `Monitor` has passed it to the script.
+        self.for_script: int | None = None
+        #: Whether the script has closed the descriptors of this package.
+        self.descriptors_lost = False
         self._has_client = has_client
+        self._script_cleans_up = False
+        self._signal_reported = False
+        self._restarts = 0
+        self._restart_due: float | None = None
+        #: Scratch of agents that have ended, which could not be removed in time.
+        self._left: list[str] = []
         self._parent = os.getppid()
-        self._launched = launchers.detect(joined.environ) is not None
+        self.launched = launchers.detect(joined.environ) is not None
         self._lock = threading.Lock()
 
     # -- while it runs ------------------------------------------------------------------------------------------
 
+    @property
+    def fd(self) -> int:
+        """The descriptor to wait on; -1: there is no agent now."""
+        agent = self.joined.agent
+        return -1 if agent is None or agent.lost else agent.fd
+
+    def seconds_until_due(self) -> float | None:
+        """Seconds until `pump` has something to do without a message; None: nothing is due."""
+        return None if self._restart_due is None else max(0.0, self._restart_due - time.monotonic())
+
+    def send(self, kind: Kind, payload: Any = None) -> None:
+        """Send the hub a message, through this rank's agent."""
+        if self.joined.agent is not None:
+            self.joined.agent.send(kind, payload)
+
     def pump(self, timeout: float) -> None:
         """Handle what has happened; waits at most `timeout` seconds for it."""
         with self._lock:
-            if not self.ending.over:
-                self._restarts.start_if_due()
-            self.signal_relay.pump()
-            if time.monotonic() > self._beat_due:
-                self._beat_due = time.monotonic() + beat_interval(self.channels.size)
-                self._beat()
-            for event in self.channels.events(timeout):
-                if event.source is None:
-                    self._on_agent(event.kind, event.payload)
-                else:
-                    self._on_mail(event.kind, event.payload)
-
-    def _beat(self) -> None:
-        """Send that this rank is alive. Of rank 0 its scheduler shows that too, where a message to a dead rank would end it."""
-        if self.rank != COORDINATOR:
-            self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
-        elif self.ending.over or is_open_mpi():  # MPICH ends with signal 11
-            self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
+            if (
+                self._restart_due is not None
+                and time.monotonic() > self._restart_due
+                and not self.ending.over
+            ):
+                self._start_agent()
+            agent = self.joined.agent
+            if agent is None:
+                time.sleep(timeout)
+                return
+            for kind, payload in agent.events(timeout):
+                self._on_message(kind, payload)
+            if agent.lost:
+                self._on_lost_agent(agent)
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""
         while not done() and time.monotonic() < limit:
             self.pump(POLL_BUSY)
 
-    def _on_mail(self, kind: str, payload: Any) -> None:
-        is_client = self.joined.start.is_client
+    def _on_message(self, kind: Kind, payload: Any) -> None:
+        ending, joined = self.ending, self.joined
         match kind:
-            case EndKind.ALIVE if self._coordinator_watch is not None:
-                self._coordinator_watch.hear()
-            case EndKind.STOP:
-                self.ending.stopped = True
-                if is_client:
-                    self.ending.lost = payload  # for the script; rank 0 has printed it
-            case EndKind.END:
-                self.ending.code = payload
-                self.ending.ended = True
-            case EndKind.RELEASE:
-                self._closing.release()
-            case EndKind.BUSY:
-                self.signal_relay.on_announcement()
-            case EndKind.SIGNAL if is_client and self._has_client:
-                self.signal_relay.for_script = payload
-            case EndKind.CLIENT if is_client:
+            case Kind.STOP:
+                ending.stopped = True
+                if joined.is_client:
+                    ending.lost = payload  # for the script; rank 0's agent has printed it
+            case Kind.END:
+                ending.code, ending.signal = payload
+                ending.ended = True
+                if self.rank == COORDINATOR and not self._has_client and ending.code:
+                    ending.lost = "the scheduler or all workers were lost"
+            case Kind.CLOSED:
+                ending.closed = True
+            case Kind.ENDED:
+                ending.must_have = payload
+                ending.closed = ending.done = True
+            case Kind.FAIL:
+                self._on_lost_rank_0()
+            case Kind.BUSY:
+                self._script_cleans_up = True
+            case Kind.SIGNAL if joined.is_client and self._has_client:
+                self.for_script = payload
+            case Kind.CLIENT:
                 self.had_client = True
-            case _ if self.coordinator is not None:
-                self.coordinator.on_message(kind, payload)
+            case Kind.PREPARED if self._restarts:
+                self.send(Kind.ENTER, replace(joined.entry, again=True, workers=self._restarts < len(DELAYS)))
+            case Kind.FAILED:  # of another agent
+                say(f"the agent of {self._here} failed ({payload.problem})")
 
-    def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind != Answer.WORKERS_CLOSED and self.ending.over:
-            return  # all other ends were ordered
-        here = f"rank {self.rank} on {self.joined.host}"
-        match kind:
-            case Answer.WORKERS_CLOSED:
-                self._closing.workers_closed()
-            case Answer.CLIENT:
-                self.channels.send(COORDINATOR, EndKind.CLIENT)
-            case Answer.UNREACHABLE if self.coordinator is not None:
-                self.coordinator.on_unreachable(payload[0])
-            case Answer.WORKERS_ENDED:
-                failed = payload[0] or self._restarts.failed  # of an agent before this one
-                self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))
-            case Answer.WORKER_ENDED:
-                name, why = payload
-                self._restarts.worker_ended(name, why)
-                if why is not None:
-                    say(
-                        f"worker {name} on {self.joined.host} removed: {why}; continuing with the other workers"
-                    )
-            case Answer.SCHEDULER_ENDED:
-                # Code 0: a client called shutdown().
-                code = payload[0]
-                self._report_over(None if code == 0 else f"the scheduler's process ended (exit code {code})")
-            case Answer.LOST:
-                why, self.descriptors_lost = payload
-                text = f"the agent of {here} ended ({why})"
-                if self.joined.has_scheduler:
-                    self._report_over(f"{text}, and the scheduler with it")
-                elif self.descriptors_lost:
-                    self._report_over(text)
-                else:
-                    self._restarts.lost(text)
-            case Answer.PREPARED:
-                self._restarts.start_workers()
-            case Answer.FAILED if (
-                not self.joined.has_scheduler
-            ):  # another agent, or one for which the start did not wait
-                self.channels.drop_agent(0.5)
-                self._restarts.lost(f"the agent of {here} failed ({payload[0]})")
-
-    def _report_over(self, lost: str | None, *, final: bool = False, code: int = 0) -> None:
-        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost, code))
+    @property
+    def _here(self) -> str:
+        return f"rank {self.rank} on {self.joined.host}"
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
-        return self._launched and os.getppid() != self._parent
+        return self.launched and os.getppid() != self._parent
 
-    def _leave_without_coordinator(self, *, alone: bool) -> None:
-        """End this rank alone, since rank 0 can no longer end it. `alone`: the other ranks may continue."""
-        if (
-            self.rank <= 1 + self.joined.options.tolerate_lost_ranks
-        ):  # one line is enough, and that many ranks may be lost
-            say(
-                f"error: rank 0 lost, and with it the script and the scheduler ({self.joined.start.address}): its processes or "
-                "its node died, or its network is down. Fix: inspect that node, and the log file of the rank (--log-directory)"
-            )
+    # -- the agent ----------------------------------------------------------------------------------------------
+
+    def drop_agent(self, timeout: float) -> None:
+        """End this rank's agent within `timeout` seconds."""
+        agent, self.joined.agent = self.joined.agent, None
+        if agent is not None:
+            agent.close(timeout)
+            if agent.scratch is not None and os.path.exists(agent.scratch):
+                self._left.append(agent.scratch)
+
+    def _on_lost_agent(self, agent: AgentProcess) -> None:
+        """Its workers have died with it: start another one, or end."""
+        ending = self.ending
+        if ending.done:
+            return
+        text = f"the agent of {self._here} ended ({agent.exit_text()})"
+        self.descriptors_lost = agent.taken
+        self.drop_agent(0.5)
+        if ending.over:
+            ending.closed = ending.done = True
+        elif self.rank == COORDINATOR or self.descriptors_lost or self._restarts == len(DELAYS):
+            # with rank 0's agent the scheduler is lost, and the hub
+            of = ", and the scheduler with it" if self.rank == COORDINATOR else ""
+            self._on_lost_cluster(f"{text}{of}")
+        else:
+            delay = DELAYS[self._restarts]
+            self._restarts += 1
+            if self._restarts == len(DELAYS):
+                say(f"{text}; rank {self.rank} removed, continuing with the other ranks")
+            else:
+                say(f"{text}; restarting it in {delay:g} s")
+            self._restart_due = time.monotonic() + delay
+
+    def _on_lost_cluster(self, lost: str) -> None:
+        say(
+            f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most often"
+        )
+        ending = self.ending
+        ending.closed = ending.done = True
+        if self._has_client and self.joined.is_client:
+            ending.lost = lost
+            ending.stopped = True
+        else:
+            ending.lost = lost if self.rank == COORDINATOR or self.descriptors_lost else None
+            ending.ended = True
+
+    def _on_lost_rank_0(self) -> None:
+        """The connection to the hub has ended: rank 0's agent is gone, and with it the scheduler."""
+        ending = self.ending
+        if ending.over:
+            return
+        lost = "rank 0 lost, and with it the script and the scheduler: its processes or its node died, or its network is down"
+        if self.joined.is_client and self._has_client:
+            say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
+            ending.lost, ending.stopped = lost, True
+            return
+        # One line is enough, and that many ranks may be lost. If rank 0 lives, its exit code is the job's.
+        if self.rank <= 1 + self.joined.options.tolerate_lost_ranks:
+            say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
             wait_until_read((1, 2), FAILED_GRACE)
-        else:  # the launcher may end with the first
-            time.sleep(FAILED_GRACE)
-        self.channels.drop_agent(self.joined.options.shutdown_timeout)
-        if alone:  # as if it had died: a job that continues without this rank would end with its code
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(outcome.FAILED)
+        ending.ended = True
+
+    def _start_agent(self) -> None:
+        """Start another agent; once it is `PREPARED`, it enters the job again."""
+        self._restart_due = None
+        joined = self.joined
+        try:
+            agent = AgentProcess(joined.environ)
+        except OSError as error:  # no descriptors, no memory: perhaps later
+            say(f"the agent of {self._here} could not be started ({error.strerror})")
+            self._restart_due = time.monotonic() + DELAYS[2]
+            return
+        joined.agent = agent
+        agent.begin(joined.options, joined.environ, inspect_gpus=False)
+        agent.configure(configuration(joined.options))
 
     # -- ranks without the script -------------------------------------------------------------------------------
 
@@ -344,23 +268,17 @@ class Member:
         """
         ending, signals = self.ending, self.signals
         try:
-            while self._is_awaited:
+            while not ending.ended and not (ending.stopped and self.leave_open):
                 self.pump(POLL_IDLE)
-                if ending.stopped and not self.leave_open:
-                    self.leave()  # the script continues, maybe for long
-                if signals.got is not None and self.signal_relay.leaves(*signals.got):
+                if signals.got is not None and self._leaves(*signals.got):
                     break
                 if self.launcher_gone():
-                    self.channels.drop_agent(self.joined.options.shutdown_timeout)
-                    os._exit(outcome.FAILED)  # without a launcher MPI can't be left in an orderly way
-                watch = self._coordinator_watch
-                if watch is not None and watch.is_lost(has_scheduler=not ending.over):
-                    self._leave_without_coordinator(alone=watch.unreachable)
+                    self.drop_agent(self.joined.options.shutdown_timeout)
+                    os._exit(outcome.FAILED)
             self.leave()
-            number = signals.got[0] if signals.got is not None else ending.signal
-            self._free_communicator(failed=number is not None)
         finally:
             signals.give_back()
+        number = signals.got[0] if signals.got is not None else ending.signal
         if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
         if not self.leave_open:
@@ -372,10 +290,15 @@ class Member:
             signal.raise_signal(number)
         return 0
 
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether rank 0 still has to report an end: a program that continues without the cluster gets no second report."""
-        return not self.ending.ended and not (self.ending.stopped and self.leave_open)
+    def _leaves(self, number: int, since: float) -> bool:
+        """Report this rank's signal, which came at `since`; returns whether the rank has to leave without an answer.
+
+        It waits for the script's `finally`, which the client rank announces to all.
+        """
+        if not self._signal_reported:
+            self._signal_reported = True
+            self.send(Kind.SIGNAL, number)
+        return not self._script_cleans_up and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -385,39 +308,54 @@ class Member:
         `code`: the script's exit code, as far as it is known, for a job that has to be aborted.
         """
         ending = self.ending
-        if self.coordinator is not None:
-            self.coordinator.end_cluster(final=final, code=code)
-        elif self._is_awaited:  # else no rank waits for it any more
-            self._report_over(None, final=final, code=code)
-            limit = time.monotonic() + self.joined.options.shutdown_timeout
-            self.pump_until(lambda: ending.ended if final else ending.over, limit)
-        self.leave()
-        if final:
-            self._free_communicator(failed=sys.exception() is not None or outcome.failure() is not None)
+        if not (ending.ended if final else ending.over):
+            self.send(Kind.OVER, (final, None, code))
+            if self.joined.agent is None:
+                ending.ended = ending.closed = ending.done = True
+            if final:
+                ending.closed = False
+        self.leave(final=final)
 
-    def leave(self) -> None:
-        """Close this rank's part, and send the last messages."""
-        ending, coordinator, options = self.ending, self.coordinator, self.joined.options
-        closed_before = ending.closed
-        self._closing.run()
-        if closed_before and ending.ended and coordinator is not None:
-            # The silent rank may be the client's: if the cluster ended before its script, it ends only now.
-            self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
-        flushed = self.channels.mailbox.flush(FLUSH)
-        if coordinator is not None and ending.ended:
-            coordinator.finish(flushed=flushed, final=not self.leave_open)
+    def leave(self, *, final: bool = True) -> None:
+        """Wait until this rank's part has closed, and, if the job ends, end its agent; in a script that continues it stays.
 
-    def _free_communicator(self, *, failed: bool) -> None:
-        """Free the cluster's communicator, if the program continues without it on all ranks.
-
-        A rank that has failed does not agree, since it may end, and then has to find out whether the others do.
+        Aborts the job if ranks do not respond.
         """
-        if not self.leave_open:
+        ending, options = self.ending, self.joined.options
+        own = closing_time(options, self.joined.environ) + 1.0
+        slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
+        # the scheduler closes after all workers; rank 0's agent waits for the other ranks
+        limit = time.monotonic() + 2 * own + slack + AGENT_SLACK
+        ends = final or self.leave_open
+        self.pump_until(lambda: ending.done if ends else ending.closed or ending.done, limit)
+        if not ends and not ending.done and ending.closed:
             return
-        mailbox = self.channels.mailbox
-        raised = sys.exception()
-        exits = outcome.outcome_of_error(raised)[1] if isinstance(raised, SystemExit) else None
-        mailbox.failure = functools.partial(outcome.failure, exits)
-        if self.ending.ended and not self.ending.stopped:
-            patience = self.joined.options.shutdown_timeout + FREE_TIMEOUT
-            mailbox.free(FREE_TIMEOUT, patience, agrees=not failed)
+        begun = time.monotonic()
+        agent = self.joined.agent
+        if agent is not None and not ending.done:
+            agent.kill()
+        self.drop_agent(options.shutdown_timeout)
+        for path in self._left:  # of agents that were lost before, too
+            remove_scratch(path, within=begun + options.shutdown_timeout - time.monotonic())
+            if os.path.exists(path):
+                say(
+                    f"warning: {self._here}: could not remove all of {path} within {options.shutdown_timeout:g} s "
+                    "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
+                )
+        self._left = []
+        self.joined.world.end()
+        if not ending.done:
+            say(
+                f"error: the agent of {self._here} did not end in time, and was killed. Fix: inspect that node (no memory left, a "
+                "full disk, no network?)"
+            )
+            ending.must_have = ending.must_have or ending.code or outcome.FAILED
+        if ending.must_have and self.rank == COORDINATOR:
+            end_job(ending.must_have, self.joined.environ)
+
+
+def configuration(options: Any, **more: Any) -> Configuration:
+    """The settings of an agent, with the Dask configuration of this process."""
+    loaded = sys.modules.get("dask.config")
+    dask_config = dict(loaded.config) if loaded is not None else {}
+    return Configuration(replace(options, comm=None), dask_config, **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,9 +20,12 @@ from dask_gpu_mpi.base.timeouts import LOST_GRACE
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.dask_client import silence_dask
-from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.job.member import POLL_IDLE, Member
 from dask_gpu_mpi.sites.batch import end_time
-from dask_gpu_mpi.startup.messages import POLL_IDLE
+from dask_gpu_mpi.startup.messages import Kind
+
+#: Seconds between two checks whether the handlers of `on_walltime` are still there.
+CHECKING = 1.0
 
 
 class Walltime:
@@ -79,6 +83,13 @@ class Walltime:
         # queries the batch system now, and not when time is short
         self._due = None if self._end is None else self._end - before
 
+    def seconds_until_due(self) -> float | None:
+        """Seconds until `check` is to be called; None: it has nothing to do."""
+        if self._callback is None:
+            return None
+        left = CHECKING if self._warned or self._due is None else max(0.0, self._due - time.time()) + 0.01
+        return min(CHECKING, left)
+
     def check(self) -> None:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
         if self._callback is None:
@@ -112,44 +123,87 @@ FLUSHING = 1.0
 
 
 class Monitor:
-    """Handles the events of the client's rank, and ends a script whose cluster is lost."""
+    """Handles the messages of the agent while the script runs, in a thread that waits for them, and ends a script whose cluster is
+    lost.
+    """
 
     def __init__(self, member: Member, walltime: Walltime) -> None:
         self._member = member
         self._walltime = walltime
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
+        #: Written to wake the thread; a signal handler may do that.
+        self._wake = -1
+        self._announces = False
+        #: Descriptor of the launcher's process; -1: none.
+        self._launcher = -1
 
-    def start(self, *, without_cluster: bool = False) -> None:
-        """Begin. `without_cluster`: handle messages only, since the other ranks would take a silent rank 0 for lost."""
-        self._leaving.clear()
-        run = self._beat if without_cluster else self._run
-        thread = threading.Thread(target=run, name="dask_gpu_mpi monitor", daemon=True)
+    def start(self) -> None:
+        """Begin."""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
         thread.start()
         self._thread = thread  # now: `stop` can't wait for one that could not be started
 
     def stop(self) -> None:
-        """End, and wait for that: from then on the main thread handles the events."""
+        """End, and wait for that: from then on the main thread handles the messages."""
         self._leaving.set()
+        self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
 
-    def _beat(self) -> None:
-        while not self._leaving.is_set():
-            self._member.pump(POLL_IDLE)
+    def wake(self) -> None:
+        """Let the thread look at what is due."""
+        if self._wake >= 0:
+            with contextlib.suppress(OSError):  # the script has closed it
+                os.eventfd_write(self._wake, 1)
+
+    def announce_interrupt(self) -> None:
+        """Announce to all ranks that the script runs its `finally`; called in signal handlers, which can't send."""
+        self._announces = True
+        self.wake()
+
+    def _wait(self) -> None:
+        """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
+        member = self._member
+        poller = select.poll()
+        for fd in (self._wake, member.fd, self._launcher):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        due = [
+            seconds
+            for seconds in (member.seconds_until_due(), self._walltime.seconds_until_due())
+            if seconds is not None
+        ]
+        for fd, event in poller.poll(1000 * min(due) if due else None):
+            if event & select.POLLNVAL:  # the script has closed our descriptors
+                time.sleep(POLL_IDLE)
+            elif fd == self._wake:
+                with contextlib.suppress(OSError):
+                    os.eventfd_read(fd)
 
     def _run(self) -> None:
         member = self._member
+        with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
+            if member.launched:
+                self._launcher = os.pidfd_open(os.getppid())
         try:
             while not self._leaving.is_set():
-                member.pump(POLL_IDLE)
+                self._wait()
+                member.pump(0.0)
+                if self._announces:
+                    self._announces = False
+                    member.send(Kind.BUSY)
                 self._walltime.check()
-                if member.ending.over:
-                    member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
-                if (number := member.signal_relay.for_script) is not None:
+                if member.for_script is not None:
+                    number, member.for_script = member.for_script, None
                     self._pass_on_signal(number)
+                if self._leaving.is_set():
+                    return
                 if member.ending.lost is not None or member.launcher_gone():
                     self._end_the_script()
+                    return
+                if member.ending.over and member.fd < 0:
                     return
         except Exception as error:
             # Any error ends the script: without this thread the cluster's end would not be noticed.
@@ -157,6 +211,10 @@ class Monitor:
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
                 member.ending.lost = member.ending.lost or "its monitor failed"
                 self._end_the_script()
+        finally:
+            if self._launcher >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self._launcher)
 
     def _pass_on_signal(self, number: int) -> None:
         """Raise in the script the signal that another rank was sent, unless the script handles or ignores it itself.
@@ -165,7 +223,6 @@ class Monitor:
         second one. Python's handler of SIGINT does not, so the signal is not raised while the script still cleans up after the
         first. About a handler of the script nothing is known.
         """
-        self._member.signal_relay.for_script = None
         python_handles_it = signal.getsignal(number) is signal.default_int_handler
         if is_ours(number) or (python_handles_it and not _is_interrupted()):
             os.kill(os.getpid(), number)
@@ -178,7 +235,7 @@ class Monitor:
         os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
-            self._member.channels.drop_agent(1.0)
+            self._member.drop_agent(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread, since the script may hang in a print, and holds the stream's lock.
                 flushing = threading.Thread(target=flush, daemon=True)

@@ -19,8 +19,8 @@ from distributed import rpc
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
+from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.job.outcome import Outcome
-from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble, is_page, write_report
 from dask_gpu_mpi.view.report_summary import printed
 
@@ -143,7 +143,7 @@ class Reporter:
         joined = self._joined
         assert joined.cluster.plan is not None  # the client rank is given it
         steps = joined.cluster.steps
-        begins = [step.start for step in steps.get(joined.channels.rank, ())]
+        begins = [step.start for step in steps.get(joined.rank, ())]
         return ReportedJob(
             plan=joined.cluster.plan,
             options=joined.options,

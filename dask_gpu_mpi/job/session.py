@@ -37,7 +37,7 @@ from dask_gpu_mpi.job.dask_client import (
 from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 from dask_gpu_mpi.job.outcome import Outcome
-from dask_gpu_mpi.mpi.library import abort, before_finalize
+from dask_gpu_mpi.mpi.watchdogs import end_job
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.model import Plan
@@ -105,9 +105,6 @@ class ClientEnd:
             settings |= shuffle_settings(cluster.plan)
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
-        # For a script that calls MPI.Finalize(), before which the other ranks don't call it. The function that is set last, after
-        # the mailbox's, is called first.
-        before_finalize(self.finish)
         self._monitor.start()
         if options.recorded:
             self._make_reporter()
@@ -130,8 +127,6 @@ class ClientEnd:
         if final:
             self.use = Use.ENDED
             self._over()
-        elif self.member.joined.options.tolerate_lost_ranks:
-            self._monitor.start(without_cluster=True)
 
     def finish(self) -> None:
         """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""
@@ -144,10 +139,8 @@ class ClientEnd:
         except BaseException:
             # The other ranks are not informed, and would wait for this one forever.
             say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
-            with contextlib.suppress(Exception):
-                abort(outcome.FAILED)
             flush()
-            os._exit(outcome.FAILED)
+            end_job(outcome.FAILED, self.member.joined.environ)
 
     def give_back(self) -> None:
         """Restore the process: the script continues without the cluster."""
@@ -164,7 +157,7 @@ class ClientEnd:
 
     def end_script(self, number: int, frame: FrameType | None) -> NoReturn:
         """End the script by an exception, in the main thread, since the job has to end."""
-        self.member.signal_relay.script_is_interrupted()
+        self._monitor.announce_interrupt()
         if self.member.ending.lost is not None:
             raise ClusterLostError(self.member.ending.lost, reported=True)
         called = self.walltime.run_callback(number, frame)
@@ -173,6 +166,11 @@ class ClientEnd:
         # The script may catch it, and end with another code; once Python ends, it can't.
         outcome.note((end.outcome[0], code if python_ends() else None))
         raise end
+
+    def on_walltime(self, callback: Callable[[], Any], before: float) -> None:
+        """Call `callback` before the walltime; see `Session.on_walltime`."""
+        self.walltime.call_back(callback, before)
+        self._monitor.wake()  # it has to look at the clock from now on
 
     def write_report(self, path: str) -> None:
         """Write the report of the job until now."""
@@ -191,7 +189,6 @@ class ClientEnd:
         if had_cluster:
             # The scheduler's death may be why the script failed, and its client notices that first: wait for the report.
             member.pump(0.0)
-            member.pump(0.0)  # this rank's messages to itself, from the first
             limit = time.monotonic() + REASON_TIMEOUT
             member.pump_until(lambda: member.ending.over or not has_lost_client(), limit)
             self._warn_if_unused()
@@ -202,9 +199,9 @@ class ClientEnd:
         member.client_done(final=True, code=code)
         self._finish_report()
         self._over()
-        if member.launcher_gone() or member.descriptors_lost:
+        if member.launcher_gone():
             flush()
-            os._exit(outcome.FAILED)  # MPI can't be left in an orderly way
+            os._exit(outcome.FAILED)
 
     def _warn_if_unused(self) -> None:
         """Print a warning if the script has ended well without using the cluster."""
@@ -410,7 +407,7 @@ class Session:
         InputError
             A signal has another handler, and this is not the main thread, which alone can change that.
         """
-        self._end.walltime.call_back(callback, before)
+        self._end.on_walltime(callback, before)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the report of the job until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
@@ -436,7 +433,7 @@ class Session:
             )
         path = os.fspath(path)
         joined = self._end.member.joined
-        check_report(path, f"rank {joined.channels.rank} on {joined.host}")
+        check_report(path, f"rank {joined.rank} on {joined.host}")
         self._end.write_report(path)
 
     def __enter__(self) -> Session:

@@ -1,4 +1,4 @@
-"""The start of a rank: the agent first, then MPI, then the session."""
+"""The start of a rank: the agent first, then the meeting with the other ranks, then the session."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
-from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
+from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
-from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
 from dask_gpu_mpi.job.program import run_script
-from dask_gpu_mpi.mpi.finalize import finalize
+from dask_gpu_mpi.machine.nvidia import own_contexts
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.sites import launchers
 
 # Modules whose import takes long are imported while the agent starts.
 if TYPE_CHECKING:
     from dask_gpu_mpi.job.member import Member
     from dask_gpu_mpi.job.session import ClientEnd, Session
+    from dask_gpu_mpi.mpi.world import World
 
 #: This process's part in its last cluster.
 _member: Member | None = None
@@ -53,6 +56,57 @@ def start(
     its script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
+    joined, started, signals = _enter(
+        read_options, comm=comm, leave_open=leave_open, has_client=has_client, check=check
+    )
+    from dask_gpu_mpi.job.announcement import announce, announce_waiting
+    from dask_gpu_mpi.job.member import Member
+    from dask_gpu_mpi.job.session import ClientEnd, Session
+
+    _by_command = by_command
+    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    if not joined.is_client:
+        return member, None
+    announce(joined, time.monotonic() - started)
+    if not has_client:
+        if joined.options.recorded:
+            name = "summary" if joined.options.report is None else "report"
+            say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
+        announce_waiting(joined.options)
+        return member, None
+    end = ClientEnd(member, started, on_signal)
+    _open(end, joined.options, signals)
+    return member, Session(end)
+
+
+def plan_of_allocation(
+    read_options: Callable[[], Options], check: Callable[[Options], None] = lambda options: None
+) -> Plan | None:
+    """The start up to the plan, for the command `plan`: the plan on rank 0, None on the other ranks.
+
+    `check` raises an InputError for options that can't be used. A DaskGpuMpiError is the one report of all failures, as of `start`.
+    """
+
+    def checked() -> Options:
+        options = read_options()
+        check(options)
+        return options
+
+    made, _, signals = _enter(checked, has_client=True, plan_only=True)
+    signals.give_back()
+    return made if isinstance(made, Plan) else None
+
+
+def _enter(
+    read_options: Callable[[], Options],
+    *,
+    comm: Any = None,
+    leave_open: bool = False,
+    has_client: bool = True,
+    check: Callable[[int, Options], None] | None = None,
+    plan_only: bool = False,
+) -> tuple[Any, float, Signals]:
+    """Enter the job: what `Entering.run` returns, when this began (``time.monotonic()``), and the signals that were taken."""
     refuse_children()
     refuse_second()
     forget_cluster()  # of a script that has started this job
@@ -65,10 +119,17 @@ def start(
     timeline.lap("python")
     keepalive = None
     agent: AgentProcess | None = None
+    options: Options | None = None
+    failure: DaskGpuMpiError | None = None
+    child: World | None = None
+    from dask_gpu_mpi.mpi.world import own_world, world_of
+
     try:
         try:
             # First, since it imports while this process does, and while MPI initialises.
             agent = _start_agent(environ)
+            if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
+                child = world_of(environ, import_path())
             options = read_options()
             if leave_open and options.tolerate_lost_ranks:
                 raise InputError(
@@ -77,36 +138,47 @@ def start(
                     fix="initialize() without exit=False, or tolerate_lost_ranks=0",
                 )
             timeline.lap("read the options")
-            keepalive = start_cuda_keepalive(options, environ)
+            keepalive = None if plan_only else start_cuda_keepalive(options, environ)
             agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
-            from dask_gpu_mpi.startup.bringup import report_only
-            from dask_gpu_mpi.startup.start_context import StartContext
-
-            deadline = started + WITHOUT_OPTIONS
-            report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
+            failure = error
+            if agent is not None:
+                agent.close(1.0)
+                agent = None
         timeline.lap("start the agent")
-        from dask_gpu_mpi.job.announcement import announce, announce_waiting
-        from dask_gpu_mpi.job.ending import PAYLOADS
-        from dask_gpu_mpi.job.member import Member
-        from dask_gpu_mpi.job.session import ClientEnd, Session
-        from dask_gpu_mpi.startup.bringup import join
-        from dask_gpu_mpi.startup.start_context import StartContext
+        from dask_gpu_mpi.job.entering import Entering, StartContext
+        from dask_gpu_mpi.job.member import configuration
 
         timeline.lap("import")
-        deadline = started + options.startup_timeout
-        context = StartContext(
-            environ,
-            comm,
-            has_client,
-            started,
-            deadline,
-            signals,
-            timeline,
-            payloads=PAYLOADS,
-        )
-        checked = None if check is None else lambda rank: check(rank, options)
-        joined = join(options, agent, context, check=checked)
+        timeout = options.startup_timeout if options is not None and failure is None else WITHOUT_OPTIONS
+        context = StartContext(environ, started, started + timeout, signals, timeline)
+        if options is not None and agent is not None:
+            agent.configure(
+                configuration(
+                    options,
+                    has_client=has_client,
+                    contexts=own_contexts(),
+                    plan_only=plan_only,
+                    started=started,
+                    deadline=context.deadline,
+                )
+            )
+            timeline.lap("configure the agent")
+
+        def world() -> World:
+            own = own_world(comm, environ, context.host, starts=leave_open)
+            return own or child or world_of(environ, import_path())
+
+        def checked(rank: int) -> None:
+            assert options is not None  # called if they could be read
+            if options.report is not None and has_client and rank == options.script_rank:
+                from dask_gpu_mpi.view.report_data import check_report
+
+                check_report(options.report, f"rank {rank} on {context.host}")
+            if check is not None:
+                check(rank, options)
+
+        joined = Entering(context, world, options, agent, failure, checked).run()
     except BaseException:
         if agent is not None:
             agent.close(1.0)
@@ -115,20 +187,12 @@ def start(
     finally:
         if keepalive is not None:
             release(keepalive)
-    _by_command = by_command
-    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
-    if not joined.start.is_client:
-        return member, None
-    announce(joined, time.monotonic() - started)
-    if not has_client:
-        if joined.options.recorded:
-            name = "summary" if joined.options.report is None else "report"
-            say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
-        announce_waiting(options)
-        return member, None
-    end = ClientEnd(member, started, on_signal)
-    _open(end, options, signals)
-    return member, Session(end)
+    if child is not None:
+        # MPI of the script, or of its children, is a world of one: this process is no MPI process.
+        kept = launchers.scrub(os.environ)
+        for name in [name for name in os.environ if name not in kept]:
+            del os.environ[name]
+    return joined, started, signals
 
 
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
@@ -201,9 +265,9 @@ def prepare_process() -> None:
 
 def _label() -> str | None:
     """The line before a traceback of a script that continues on other ranks as well (``exit=False``); None on the client rank."""
-    if _member is None or _member.joined.start.is_client:
+    if _member is None or _member.joined.is_client:
         return None
-    return f"rank {_member.rank} of {_member.channels.size} on {_member.joined.host} failed:"
+    return f"rank {_member.rank} of {_member.joined.size} on {_member.joined.host} failed:"
 
 
 def handle_signal(number: int) -> None:
@@ -256,12 +320,8 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came after the script's end, for example by an exception, and before ours: no code can receive it."""
     from dask_gpu_mpi.job.session import ClientEnd
-    from dask_gpu_mpi.mpi.mailbox import Mailbox
 
-    ours = {
-        function.__code__
-        for function in (outcome.ExceptHook.__call__, ClientEnd.finish, Mailbox.close, finalize)
-    }
+    ours = {function.__code__ for function in (outcome.ExceptHook.__call__, ClientEnd.finish)}
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # in the code that reports the script's exception
     while frame is not None:

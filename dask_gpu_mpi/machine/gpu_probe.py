@@ -2,7 +2,7 @@
 
 NVML keeps 16 MiB of memory in a process that has called it, even after nvmlShutdown (driver 580), and it may hang. The agent
 forks the child in its first moments, while it has one thread and has imported nothing. The rank can't be forked: a thread of
-the script may hold a lock that the child needs. The command `plan`, which has neither script nor agent, forks the child itself.
+the script may hold a lock that the child needs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Look:
 
     def __init__(self, fd: int) -> None:
         self._reader = FrameReader(fd)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the answer."""
+        return self._reader.fd
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
         """The result of `nvidia.visible_gpus`, once; None if it has not come within these seconds.
@@ -74,14 +79,6 @@ def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
     finally:
         os.close(answer)
     return pid
-
-
-def start_own_look() -> Look:
-    """Query NVML in a child of this process, for a command without an agent; before MPI, which has threads, is loaded."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # `Look.gpus` raises if there is no child
-        start_look(write, close=[read], rank=os.getpid())
-    return Look(read)
 
 
 def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:

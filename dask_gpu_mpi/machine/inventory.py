@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node
 
@@ -63,10 +62,14 @@ def take_inventory(
     world_size: int,
     environ: Mapping[str, str],
     seen: Sequence[Gpu] | None,
+    *,
+    pid: int,
+    contexts: Sequence[str] = (),
 ) -> Inventory:
     """Take the inventory of this rank's machine; lost GPUs are left out, with a warning.
 
-    `seen` is the result of `nvidia.visible_gpus`; None: no worker is to use a GPU.
+    `seen` is the result of `nvidia.visible_gpus`; None: no worker is to use a GPU. `pid` is the rank's process, `contexts` the
+    devices on which it has a CUDA context.
     """
     host = socket.gethostname()
     gpus = seen or ()
@@ -75,13 +78,13 @@ def take_inventory(
         world_size=world_size,
         host=host,
         boot_id=boot_id(),
-        pid=os.getpid(),
+        pid=pid,
         cpus=allowed_cpus(),
         memory=host_memory(),
         cpu_quota=min(filter(None, (cpu_quota(), cpus_on_node(environ))), default=None),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
-        contexts=() if seen is None else own_contexts(),
+        contexts=() if seen is None else tuple(contexts),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             Problem(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.base.timeouts import RANK_0_GRACE
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
@@ -133,6 +133,17 @@ def is_child_of(pid: int) -> bool:
     except psutil.Error:
         pass
     return False
+
+
+def is_mpich_before_5(version: str) -> bool:
+    """Whether the library is MPICH itself (not Intel's, Cray's, MVAPICH's) of a version below 5.
+
+    >>> [is_mpich_before_5(f"MPICH Version:      {number}") for number in ("4.0.2", "3.4", "5.0.2", "40.1")]
+    [True, True, False, False]
+    >>> is_mpich_before_5("MPI VERSION    : CRAY MPICH version 4.1")
+    False
+    """
+    return re.match(r"MPICH Version:\s*[1-4]\.", version) is not None
 
 
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:

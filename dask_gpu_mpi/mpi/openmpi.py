@@ -4,11 +4,9 @@ Open MPI's component for one-sided transfers over libfabric sleeps for a second 
 could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; found in 4.1 to 5.0).
 A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out.
 
-The components that use UCX start it, which takes another second if that UCX is the one of ucxx, with CUDA, not MPI's.
-
 The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
 who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen components to
-leave out (``^openib``), TCP is added to them. Any other choice stays, and `left_open` warns of it.
+leave out (``^openib``), TCP is added to them. Any other choice stays.
 """
 
 from __future__ import annotations
@@ -22,21 +20,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dask_gpu_mpi.base.streams import environment
-from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by, variables
+from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, variables
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: The components that are left out, by framework, and with a UCX that is not MPI's.
+#: The components that are left out, by framework.
 LEFT_OUT = {"btl": "^ofi"}
-LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
 #: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
 #: that others use.
-UCX = r"(pml|osc)|(pml_ucx|osc_ucx|opal_common_ucx)_\w+"
-CHOSEN = {
-    "btl": re.compile(r"btl|(btl_ofi|btl_uct|opal_common_ofi)_\w+"),
-    "pml": re.compile(UCX),
-    "osc": re.compile(UCX),
-}
+CHOSEN = {"btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+")}
 #: Parameters with names of files that are not read here.
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
@@ -51,13 +43,11 @@ SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULT
 
 
 @contextmanager
-def fewer_components(
-    environ: Mapping[str, str], module: str, *, beside_ucx: bool = False, one_host: bool = False
-) -> Iterator[None]:
+def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool = False) -> Iterator[None]:
     """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
-    ``importlib.util.find_spec("mpi4py.MPI").origin``. `beside_ucx`: a UCX is loaded that is not MPI's. `one_host`: all ranks
+    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks
     are on this host.
     """
     settings: dict[str, str] = {}
@@ -66,8 +56,7 @@ def fewer_components(
     library = _library_of(module) if waits or one_host else None
     if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
         parameters |= _configured(environ, library).keys()
-        left_out = {} if not waits else LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT
-        for name, value in left_out.items():
+        for name, value in LEFT_OUT.items() if waits else ():
             if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
         if one_host and "btl" not in parameters:
@@ -78,37 +67,6 @@ def fewer_components(
         settings[BTL] = f"{chosen},tcp"
     with environment(settings):  # restored, since children of the script must not have these
         yield
-
-
-def left_open(environ: Mapping[str, str], module: str) -> str:
-    """The warning of a setting by which ranks of a job on one host listen on a TCP port; empty: there is no such setting."""
-    if (library := _library_of(module)) is None:
-        return ""
-    value, file = _configured(environ, library).get("btl", (None, None))
-    chosen = environ.get(BTL)
-    elsewhere = [name for name in environ if FILES_ELSEWHERE.fullmatch(name.removeprefix(PREFIX))]
-    if file is not None and (chosen is None or file.name == OVERRIDE):
-        setting = f"btl = {value} in {file}" if _leaves_tcp(value or "") else ""
-    elif chosen is not None:
-        setting = f"{BTL}={chosen}" if _leaves_tcp(chosen) and not chosen.startswith("^") else ""
-    else:
-        setting = f"{elsewhere[0]}={environ[elsewhere[0]]}" if elsewhere else ""
-    if not setting:
-        return ""
-    return (
-        f"MPI: {setting} has each rank listen on a TCP port without authentication: anyone on this node who reaches it can read "
-        f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
-        + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
-    )
-
-
-def missing(environ: Mapping[str, str], module: str) -> str:
-    """The setting without which Open MPI, started outside `fewer_components`, listens on a TCP port; empty: none is missing."""
-    if (library := _library_of(module)) is None:
-        return ""
-    value, _ = _configured(environ, library).get("btl", ("^", None))
-    chosen = environ.get(BTL, value)
-    return f"{BTL}={chosen},tcp".replace("=^,", "=^") if _leaves_tcp(chosen) else ""
 
 
 def _leaves_tcp(components: str) -> bool:
@@ -194,23 +152,6 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
         settings.pop("UCX_NET_DEVICES", None)
     with variables(settings):
         yield
-
-
-def ucx_left_open(environ: Mapping[str, str], version: str) -> str:
-    """The same warning about UCX, for MPI's library of this `version` (``MPI.Get_library_version()``)."""
-    if "UCX_TLS" not in environ or not opened_by(environ) or not WITH_UCX.search(version):
-        return ""
-    devices = environ.get("UCX_NET_DEVICES", "lo" if _by_memory(environ) else "")
-    reached = "node" if devices == "lo" else "network"
-    return (
-        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port without authentication: anyone on this {reached} "
-        f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
-    )
-
-
-def ucx_missing(environ: Mapping[str, str], version: str) -> str:
-    """The setting without which MPI, started outside `closed_to_others`, listens on a TCP port of UCX; empty: none is missing."""
-    return f"UCX_TLS={CLOSED}" if "UCX_TLS" not in environ and WITH_UCX.search(version) else ""
 
 
 def _by_memory(environ: Mapping[str, str]) -> bool:

@@ -146,6 +146,13 @@ class Launcher:
 
     # -- a rank that dies
 
+    #: Whether it ends the job if a rank is killed, but not if one ends with a code other than 0.
+    reacts_to_signals_only = False
+
+    def end_command(self, environ: Mapping[str, str]) -> list[str]:
+        """In a rank: the command that ends all ranks, if this rank's end does not."""
+        return []
+
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
         """Further options with which the job survives a lost rank (``tolerate_lost_ranks``), if it has any."""
         return ()
@@ -242,6 +249,7 @@ class Hydra(Launcher):
         "I_MPI_RANK_* MV2_COMM_WORLD_* " + PMI
     )
 
+    reacts_to_signals_only = True
     kind = "hydra"
     version = r"HYDRA|MVAPICH"
     families: tuple[Family, ...] = ("mpich", "intel", "cray", "other")
@@ -392,6 +400,10 @@ class Srun(Launcher):
         # end the step after the death of a rank, but not while all ranks end, which would change the exit code
         return [*options, "--kill-on-bad-exit=0", "--wait=30"]
 
+    def end_command(self, environ: Mapping[str, str]) -> list[str]:
+        step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+        return ["scancel", "--signal=KILL", step]
+
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
         # with Slurm's plugin for PMIx, the step ends with a rank in any case
         return () if mpi.startswith("pmix") else ("--no-kill", *self.patient)
@@ -414,9 +426,24 @@ class Pmi(Launcher):
     sure = False
 
 
-OPEN_MPI, HYDRA, INTEL, PALS = OpenMpi(), Hydra(), Intel(), Pals()
+class Local(Launcher):
+    """`launch` itself, which starts the ranks of a job on one node (`sites.local`)."""
+
+    name = "dask-gpu-mpi launch"
+    rank = "DGM_RANK"
+    size = ("DGM_SIZE",)
+    local_rank = "DGM_RANK"
+    local_size = "DGM_SIZE"
+    mark = "DGM_MEETING_FD"
+    scrubbed = "DGM_RANK DGM_SIZE DGM_MEETING_FD"
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        return ""
+
+
+LOCAL, OPEN_MPI, HYDRA, INTEL, PALS = Local(), OpenMpi(), Hydra(), Intel(), Pals()
 #: Innermost first: an mpirun runs inside the step of a batch job, never the other way round.
-LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), Pmi())
+LAUNCHERS: tuple[Launcher, ...] = (LOCAL, OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), Pmi())
 #: Each mpirun and mpiexec for `launch`, in the order in which the output of ``--version`` is compared. If several can start the
 #: ranks of a library, the library's own launcher is the best one, then the last one of this list.
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)

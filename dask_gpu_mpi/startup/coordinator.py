@@ -5,9 +5,8 @@ A state machine without MPI, processes or clocks: it is given messages and the t
     REGISTER   STEP, REGISTRATION from every rank
     PLAN       the command `plan` leaves here: DONE to all
     REACH      over several hosts: LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
-               the command `check` runs kernels and UCX at the same time (`check.run`), and leaves here: DONE to all
     SCHEDULER  SCHEDULER to one -> ADDRESS from it
-    WORKERS    START to all -> READY from all -> CLUSTER_UP to all
+    WORKERS    START to all -> READY from all -> UP to all
 
 Any FAILED, or the deadline, ends in one report and FAIL to all. The report says at which step a silent rank was.
 """
@@ -15,19 +14,19 @@ Any FAILED, or the deadline, ends in one report and FAIL to all. The report says
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, TextIO
 
-from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.streams import write
+from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import absent_inventory
-from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
@@ -36,7 +35,7 @@ from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of
 
 #: The step of ranks in the reachability test.
@@ -56,10 +55,8 @@ class Phase(IntEnum):
     REGISTER = 1
     PLAN = 2
     REACH = 3
-    #: Kernels and UCX; of `check` alone.
-    TESTS = 4
-    SCHEDULER = 5
-    WORKERS = 6
+    SCHEDULER = 4
+    WORKERS = 5
 
 
 class FailureCoordinator:
@@ -85,14 +82,12 @@ class FailureCoordinator:
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
         source, kind, payload = event
-        if source is None:
-            return False
         if kind == Kind.STEP:
             self.steps[source] = payload
         elif kind == Kind.REGISTRATION:
             self._registrations[source] = payload
         elif kind == Kind.FAILED:
-            self._fail(source, payload, now)
+            self.fail(source, payload, now)
         else:
             return False
         return True
@@ -135,7 +130,8 @@ class FailureCoordinator:
         """Whether the cluster starts although these ranks are missing at the deadline."""
         return False
 
-    def _fail(self, rank: int, failure: Failure, now: float) -> None:
+    def fail(self, rank: int, failure: Failure, now: float) -> None:
+        """A rank can't take part."""
         self._failures.setdefault(rank, failure)
         if self._failed_at is None:
             self._failed_at = now
@@ -189,10 +185,13 @@ class Coordinator(FailureCoordinator):
         self._listen: dict[int, str | None] = {}
         self._transport = Transport()
         self._cluster: Cluster | None = None
+        self._starts: dict[int, Start] = {}
+        #: Whether some rank has a script to run.
+        self.has_client = True
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
-        if event.source is not None and event.source not in self._ranks:
+        if event.source not in self._ranks:
             return True  # it was left out, and is late
         if super().handle(event, now):
             complete = len(self._registrations) == self.size
@@ -200,15 +199,13 @@ class Coordinator(FailureCoordinator):
                 self._make_plan(now)
             return True
         source, kind, payload = event
-        if source is None:
-            return False
         if kind == Kind.LISTENING:
             if self._test.on_listening(source, payload):
                 self._connect()
         elif kind == Kind.REACHED:
             encrypts = self._options.protocol.encrypts
             if (problem := self._test.problem(payload, encrypts=encrypts)) is not None:
-                self._fail(source, problem, now)
+                self.fail(source, problem, now)
             elif self._test.on_reached(source, payload) and not self._failures:
                 if (failure := self._test.failure()) is not None:
                     self._end_with(failure)
@@ -249,6 +246,8 @@ class Coordinator(FailureCoordinator):
         if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
             return False
         if self.phase in (Phase.REGISTER, Phase.REACH):
+            if 0 not in self._registrations:
+                return False
             self._limit = self._options.startup_timeout
             self.deadline = now + self._limit
             self._leave_out(missing)
@@ -270,9 +269,7 @@ class Coordinator(FailureCoordinator):
     def _leave_out(self, missing: Collection[int]) -> None:
         """Go on without these ranks: they take no workers, and leave when they read it."""
         first = self._registrations[0]
-        boot_ids = {
-            each.host: each.inventory.boot_id for each in self._registrations.values() if each.inventory
-        }
+        boot_ids = {each.host: each.inventory.boot_id for each in self._registrations.values()}
         for rank in missing:
             self._send(rank, Kind.DONE, 1)
             host = self.hosts[rank]
@@ -298,6 +295,7 @@ class Coordinator(FailureCoordinator):
 
     def _make_plan(self, now: float) -> None:
         found = [self._registrations[rank] for rank in range(self.size)]
+        self.has_client = any(each.has_client for each in found)
         self.phase = Phase.PLAN
         try:
             with self._timeline.step("plan"):
@@ -403,7 +401,16 @@ class Coordinator(FailureCoordinator):
                 transport=self._transport,
             )
             before += len(workers)
+            self._starts[rank] = start
             self._send(rank, Kind.START, start)
+
+    def start_of(self, rank: int, *, without: Collection[str | int]) -> Start | None:
+        """The part of a rank whose agent was lost, without workers that have ended for good; None: it has none."""
+        if (start := self._starts.get(rank)) is None:
+            return None
+        return replace(
+            start, workers=tuple(each for each in start.workers if each.name not in without), delay=0.0
+        )
 
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
@@ -420,7 +427,7 @@ class Coordinator(FailureCoordinator):
         )
         part = Cluster(self._cluster.address, None)
         for rank in self._ranks[1:]:
-            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)
+            self._send(rank, Kind.UP, full if rank == self.plan.client.rank else part)
         self.outcome = full
 
 
@@ -430,7 +437,7 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     Raises InputError: the ranks do not agree, or no plan fits the options.
     """
     check_agreement(found)
-    inventories = [each.inventory for each in found if each.inventory is not None]
+    inventories = [each.inventory for each in found]
     has_client = any(each.has_client for each in found)
     sizes = {rank: each.device_options for rank, each in enumerate(found)}
     plan = make_plan(inventories, options, has_client=has_client, device_options=sizes)
@@ -450,7 +457,7 @@ def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
 
 
 def _machine(found: Registration) -> str:
-    return found.host + (found.inventory.boot_id if found.inventory is not None else "")
+    return found.host + found.inventory.boot_id
 
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
@@ -486,3 +493,44 @@ def check_client(registrations: Sequence[Registration], client: int) -> None:
             expected="the same call on all ranks",
             fix="pass it on all ranks, or set client_rank (--client-rank)",
         )
+
+
+#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
+ON_TERMINAL, IN_FILE = 0.5, 10.0
+#: Hosts named at most.
+NAMED = 8
+
+
+class Progress:
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
+
+    def __init__(self, started: float, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every = ON_TERMINAL if self._terminal else IN_FILE
+        self._next = started + self._every
+        self._shown = False
+
+    def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
+        """Print how many workers are ready, and which hosts are awaited, as `FailureCoordinator.progress` counts them.
+
+        It does neither while it is too early for another line.
+        """
+        if now < self._next:
+            return
+        self._next = now + self._every
+        ready, planned, hosts = progress()
+        known = sorted(set(hosts))
+        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
+        count = "starting" if planned is None else f"{ready} of {planned} workers"
+        self._write(f"dask_gpu_mpi: {count}, waiting for {names or 'the scheduler'}")
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._terminal and self._shown:
+            self._write("")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._shown = True

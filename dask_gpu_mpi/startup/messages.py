@@ -1,74 +1,184 @@
-"""The messages of the start between ranks, their types, and the one stream of events in which a rank receives them.
+"""The messages of a job: between a rank and its agent, between the agents and the hub, between an agent and its scheduler.
 
-`Channels` joins the messages of other ranks with the answers of this rank's agent.
+They are one set (`Kind`). An agent passes on the messages that are not its own: those of its rank to the hub, those of the hub to
+its rank. What travels between agents is plain data of the type in `PAYLOADS` (`base.plain_data`); a rank and its agent exchange
+objects.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.mailbox import Event, Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Node, Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan, Start
 
-#: Rank that gathers the registrations and makes the plan.
+#: Rank whose agent has the hub, gathers the registrations and makes the plan.
 COORDINATOR = 0
 
 
 class Kind(StrEnum):
-    """Kinds of messages between ranks; each names its sender, its receivers and its payload."""
+    """Kinds of messages, each with sender, receiver and payload. "Hub" stands for rank 0's agent, which leads the job."""
 
-    #: Every rank to the coordinator: the step that it begins, of those that may hang.
+    # The meeting (`startup.meeting`), and a rank and its agent, at the start.
+
+    #: Rank to rank 0, and the answer: a `Hello`.
+    HELLO = "hello"
+
+    #: Agent to rank: path of the scratch directory; it has imported Dask, and its configuration is right.
+    PREPARED = "prepared"
+    #: Rank to agent: an `Entry`.
+    ENTER = "enter"
+    #: Agent to rank: it is connected to the hub. Agent to hub, as its first message: its rank, and whether another agent was
+    #: connected before it.
+    ENTERED = "entered"
+
+    # The start.
+
+    #: Agent to hub: the step that it begins, of those that may hang.
     STEP = "step"
-    #: Every rank to the coordinator: a `Registration`.
+    #: Agent to hub: a `Registration`.
     REGISTRATION = "registration"
-    #: Coordinator to the scheduler's rank and to a rank of each node: a `Listen`, for the reachability test.
+    #: Hub to the scheduler's rank and to a rank of each node: a `Listen`, for the reachability test.
     LISTEN = "listen"
-    #: These to the coordinator: a `Listening`.
+    #: These to the hub: a `Listening`.
     LISTENING = "listening"
-    #: Coordinator to all: a `Connect`.
+    #: Hub to all: a `Connect`.
     CONNECT = "connect"
-    #: Every rank to the coordinator: the `Reach` of its connections.
+    #: Agent to hub: the `Reach` of its connections.
     REACHED = "reached"
-    #: Coordinator to the scheduler's rank: its `SchedulerSettings`.
+    #: Hub to the scheduler's rank: its `SchedulerSettings`.
     SCHEDULER = "scheduler"
-    #: Scheduler's rank to the coordinator: ``(address, link to the dashboard)``.
+    #: Scheduler's process to its agent: ``(address, port of the HTTP server or None, id)``.
+    SCHEDULER_UP = "scheduler up"
+    #: Scheduler's rank to hub: ``(address, link to the dashboard)``.
     ADDRESS = "address"
-    #: Coordinator to each rank: its `Start`.
+    #: Hub to each agent: its `Start`. Agent to rank: seconds that the start may still take.
     START = "start"
-    #: Every rank to the coordinator: its workers are there; with the steps of its timeline.
+    #: Agent to hub: its workers are there; with the steps of its timeline.
     READY = "ready"
-    #: Any rank to the coordinator: a `Failure`.
+    #: To the hub: a `Failure`. From a rank to its agent, for a rank whose agent is not connected: ``(rank, failure)``.
     FAILED = "failed"
-    #: Coordinator to all: a `Cluster`; all its workers are there.
-    CLUSTER_UP = "cluster-up"
-    #: Coordinator to all: the command ends here, without a cluster; or to a late rank: the cluster starts without it. An exit
-    #: code.
+    #: Hub to agents, agent to rank: a `Cluster`; all its workers are there. Agent to scheduler: the dashboard may follow.
+    UP = "up"
+    #: Hub to agents, agent to rank: the command ends here, without a cluster, or the cluster starts without this late rank.
     DONE = "done"
-    #: Coordinator to all: the `Failure` that all raise.
+    #: Hub to agents, agent to rank: the `Failure` that all raise, and whether ranks are silent, so that the job has to be aborted.
     FAIL = "fail"
+
+    # The running cluster.
+
+    #: Scheduler's process to hub, hub to the client's rank: the scheduler has had a client, of any process.
+    CLIENT = "client"
+    #: Agent to hub: name of a worker that has ended for good, and whether it has failed.
+    WORKER_ENDED = "worker ended"
+    #: Agent to hub: all its workers have ended by themselves; whether one of them has failed.
+    WORKERS_ENDED = "workers ended"
+    #: Hub to the scheduler's process: ``(names, text)``, these workers are lost for good, with their rank.
+    LOST = "lost"
+    #: Rank without the script to hub, hub to the client's rank: the number of the signal that it was sent.
+    SIGNAL = "signal"
+    #: Client's rank to hub, hub to all: the script runs its `finally` after a signal.
+    BUSY = "busy"
+    #: To the hub: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the cluster was
+    #: lost; `code`: the script's exit code, as far as it is known.
+    OVER = "over"
+    #: Agent to hub: its rank has ended, and it ends itself.
+    GONE = "gone"
+
+    # The end.
+
+    #: Hub to agents, agent to rank: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
+    STOP = "stop"
+    #: Hub to agents, agent to rank: the job ends. The exit code of the script as far as it is known, and the signal that ends the
+    #: job, if one does.
+    END = "end"
+    #: Agent to hub: its workers have closed. Agent to rank: its part has.
+    CLOSED = "closed"
+    #: Hub to the scheduler's rank: all workers have closed, the scheduler may close.
+    RELEASE = "release"
+    #: Agent to rank: its part has ended; the exit code that the job must have because ranks did not respond, or 0.
+    ENDED = "ended"
+    #: Rank to agent, agent to scheduler: end now; the same as the end of the pipe. Rank 0 to ranks: the meeting is over.
+    CLOSE = "close"
+
+
+class Event(NamedTuple):
+    """A message to the hub, and the rank whose agent sent it."""
+
+    source: int
+    kind: str
+    payload: Any
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The second frame that an agent gets, after `boot.Begin`: all settings that it needs before it starts anything."""
+
+    options: Options
+    #: The rank's Dask configuration, so that settings of the script before ``initialize()`` hold for its workers too.
+    dask_config: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: Whether this rank has a script to run, should it be the client's.
+    has_client: bool = True
+    #: Devices on which the rank's process has a CUDA context.
+    contexts: tuple[str, ...] = ()
+    #: The command `plan`: the start ends with the plan.
+    plan_only: bool = False
+    #: ``time.monotonic()`` of the start, and of the start-up deadline; the same clock for all processes of a node.
+    started: float = 0.0
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an agent needs to enter the job, once the ranks have met."""
+
+    rank: int
+    size: int
+    #: Address and port of the hub.
+    hub: tuple[str, int]
+    #: Dask configuration with the certificates of the hub.
+    config: dict[str, Any] = field(repr=False)
+    #: Of rank 0: the host of each rank. (The hub's listening socket comes with the frame.)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    #: Another agent of this rank was lost before; whether its workers are to be started again.
+    again: bool = False
+    workers: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """The settings that the scheduler's process needs beyond the options."""
+
+    #: Address to listen on; None: Dask's choice.
+    listen: str | None
+    #: Dask configuration, the credentials among it.
+    config: dict[str, Any] = field(repr=False)
+    #: The token of the dashboard, which the scheduler's rank makes; empty: it is open.
+    token: str = field(repr=False)
+    #: UUID of the GPU on which it may hold data that a client sends or fetches through it over UCX (as by ``client.run``). It
+    #: makes no context before that. Empty: none.
+    device: str = ""
+    #: For `top` and others who inspect the job.
+    plan: Plan | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What a rank that can take part tells the coordinator first."""
+    """What a rank that can take part sends the hub first."""
 
-    #: Where it runs.
+    #: Host name of the rank.
     host: str
-    #: None: it could not be taken, which only `check` goes on with.
-    inventory: Inventory | None
+    inventory: Inventory
     #: The networks of its host.
     interfaces: tuple[Interface, ...]
     #: The interface that it was asked to use.
@@ -91,8 +201,6 @@ class Listen:
     scheduler: Node | None = None
     #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
     workers: Node | None = None
-    #: Whether to inspect the dashboard's port as well.
-    dashboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,12 +209,6 @@ class Listening:
 
     scheduler: int = 0
     workers: int = 0
-    #: Why the scheduler can't listen.
-    error: str = ""
-    #: Why the dashboard's port can't be used; empty: it can, or was not inspected.
-    dashboard: str = ""
-    #: Whether the dashboard's address is not one of this node's, so that the scheduler can't start.
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +234,7 @@ class Cluster:
     plan: Plan | None = None
     #: For the client rank: how workers exchange data, where that is worth a line.
     transport: str = ""
-    #: For rank 0: ranks that have not responded, and take no part.
+    #: Ranks that have not responded, and take no part.
     absent: tuple[int, ...] = ()
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -141,8 +243,9 @@ class Cluster:
     steps: dict[int, list[Step]] = field(default_factory=dict, repr=False)
 
 
-#: The type of what each kind carries.
+#: The type of what each kind carries between agents and hub.
 PAYLOADS: Mapping[str, Any] = {
+    Kind.ENTERED: tuple[int, bool],
     Kind.STEP: str,
     Kind.REGISTRATION: Registration,
     Kind.LISTEN: Listen,
@@ -154,74 +257,26 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.START: Start,
     Kind.READY: list[Step],
     Kind.FAILED: Failure,
-    Kind.CLUSTER_UP: Cluster,
+    Kind.UP: Cluster,
     Kind.DONE: int,
-    Kind.FAIL: Failure,
+    Kind.FAIL: tuple[Failure, bool],
+    Kind.CLIENT: None,
+    Kind.WORKER_ENDED: tuple[str | int, bool],
+    Kind.WORKERS_ENDED: bool,
+    Kind.LOST: tuple[list[str], str],
+    Kind.SIGNAL: int,
+    Kind.BUSY: None,
+    Kind.OVER: tuple[bool, str | None, int],
+    Kind.GONE: None,
+    Kind.STOP: str | None,
+    Kind.END: tuple[int, int | None],
+    Kind.CLOSED: None,
+    Kind.RELEASE: None,
 }
 
 
-#: Seconds between polls: while something is under way, and otherwise (0.6 % of a core at most).
-POLL_BUSY, POLL_IDLE = 0.01, 0.1
-
-
-class Channels:
-    """The mailbox of a rank and the control pipe of its agent."""
-
-    def __init__(self, mailbox: Mailbox, agent: AgentProcess | None) -> None:
-        self.mailbox = mailbox
-        self.agent = agent
-        self.rank = mailbox.rank
-        self.size = mailbox.size
-        #: Scratch of agents that have ended, which could not be removed in time.
-        self.left: list[str] = []
-        #: The present step of this rank.
-        self.step = "reading its options"
-        self._waiting: list[Event] = []
-
-    def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        """Send a message to a rank, also to this one."""
-        self.mailbox.send(rank, kind, payload)
-
-    def begin_step(self, step: str) -> None:
-        """Send rank 0 what this rank does next, so that a report can say what it was at, should it hang."""
-        self.step = step
-        self.send(COORDINATOR, Kind.STEP, step)
-
-    def order(self, order: Order, payload: Any = None) -> None:
-        """Send an order to this rank's agent, if it has one."""
-        if self.agent is not None:
-            self.agent.send(order, payload)
-
-    def push_back(self, events: list[Event]) -> None:
-        """Put events back for the next reader: `events` returns them first."""
-        self._waiting = [*events, *self._waiting]
-
-    def events(self, timeout: float) -> list[Event]:
-        """The events since the last call, after waiting at most `timeout` seconds for one.
-
-        An agent that has died is reported once, as `Answer.LOST`, and dropped.
-        """
-        events, self._waiting = self._waiting, []
-        events += self.mailbox.receive()
-        agent = self.agent
-        if agent is None:
-            if not events:
-                time.sleep(timeout)
-            return events
-        answers = agent.events(0.0 if events else timeout)
-        if answers:
-            # first what came meanwhile: a script that held the interpreter makes other ranks seem silent
-            events += self.mailbox.receive()
-        events += [Event(None, kind, payload) for kind, *payload in answers]
-        if agent.lost:
-            events.append(Event(None, Answer.LOST, [agent.exit_text(), agent.taken]))
-            self.drop_agent(0.5)
-        return events
-
-    def drop_agent(self, timeout: float) -> None:
-        """End this rank's agent within `timeout` seconds."""
-        agent, self.agent = self.agent, None
-        if agent is not None:
-            agent.close(timeout)
-            if agent.scratch is not None and os.path.exists(agent.scratch):
-                self.left.append(agent.scratch)
+def failure_of(error: BaseException) -> Failure:
+    """The failure that carries an error, of any class."""
+    if isinstance(error, DaskGpuMpiError):
+        return Failure.of(error)
+    return Failure(Problem(f"{type(error).__name__}: {error}"))

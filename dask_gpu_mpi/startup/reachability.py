@@ -1,13 +1,12 @@
 """The reachability test: every rank connects to the scheduler's host, and every node to other nodes.
 
-`ReachabilityTest` leads it on rank 0, `Connecting` takes part in it on every rank. The start and `check` make the same test.
+`ReachabilityTest` leads it at the hub, `Connecting` takes part in it in every agent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,16 +26,14 @@ from dask_gpu_mpi.network.reachability import (
     connect_to,
     connect_to_peers,
     connection_report,
-    is_elsewhere,
     listen_for_peers,
     peers_by_rank,
-    port_problem,
     worker_ports,
 )
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, Listen, Listening
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening
 
 # What the workers of a job send each other over UCX, once there is a plan: pure functions.
 
@@ -147,13 +144,10 @@ class ReachabilityTest:
         host: str,
         nodes: Sequence[Node],
         addresses: Mapping[int, str | None],
-        *,
-        dashboard: bool = False,
     ) -> None:
         """Order the scheduler's rank, and one rank of each of several nodes, to listen at their addresses.
 
         `rank`, `host`: those of the scheduler. `nodes`: the nodes to connect to each other. `addresses`: by rank.
-        `dashboard`: whether the scheduler's rank is to inspect the dashboard's port as well.
         """
         self._scheduler = Node(host, rank, addresses[rank] or "")
         if len(nodes) > 1:
@@ -162,7 +156,7 @@ class ReachabilityTest:
         for each in (rank, *(other for other in self._nodes if other != rank)):
             order = Listen(workers=self._nodes.get(each))
             if each == rank:
-                order = replace(order, scheduler=self._scheduler, dashboard=dashboard)
+                order = replace(order, scheduler=self._scheduler)
             self._send(each, Kind.LISTEN, order)
 
     def on_listening(self, rank: int, ports: Listening) -> bool:
@@ -173,8 +167,8 @@ class ReachabilityTest:
 
     @property
     def scheduler(self) -> Listening:
-        """The address at which the scheduler's rank listens, or why it does not."""
-        return self._ports.get(self._scheduler.rank, Listening(error="no response"))
+        """The ports at which the scheduler's rank listens."""
+        return self._ports.get(self._scheduler.rank, Listening())
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -263,52 +257,35 @@ def nodes_of(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:
 
 
 class Connecting:
-    """One rank's part: it listens in the place of the scheduler and of the workers to come, and connects to others."""
+    """One rank's part: it listens in the place of the scheduler and of the workers to come, and connects to others.
 
-    def __init__(self, options: Options, channels: Channels) -> None:
+    `send`: ``send(kind, payload)`` to the hub, from any thread.
+    """
+
+    def __init__(self, options: Options, send: Callable[[Kind, Any], None]) -> None:
         self._options = options
-        self._channels = channels
+        self._send = send
         self._scheduler: Listener | None = None
         self._workers: Listener | None = None
-        self._results: queue.SimpleQueue[Reach] = queue.SimpleQueue()
 
-    def on_message(self, kind: str, payload: Any) -> bool:
-        """Do what rank 0 asks for; False: that is not for this test."""
-        if kind == Kind.LISTEN:
-            self._channels.send(COORDINATOR, Kind.LISTENING, self._listen(payload))
-        elif kind == Kind.CONNECT:
-            # in threads: it may take seconds, and rank 0 has messages of others to handle
-            threading.Thread(target=self._connect, args=(payload,), daemon=True).start()
-        else:
-            return False
-        return True
-
-    def poll(self) -> None:
-        """Send rank 0 the result, once it is there."""
-        with contextlib.suppress(queue.Empty):
-            self._channels.send(COORDINATOR, Kind.REACHED, self._results.get_nowait())
-
-    def _listen(self, wanted: Listen) -> Listening:
+    def listen(self, wanted: Listen) -> None:
         """Listen at the address of the scheduler and of the workers to come."""
         self.close()  # for the second time, without a rank that did not respond
         options = self._options
-        error = dashboard = ""
-        elsewhere = False
-        place = _dashboard(options) if wanted.dashboard else None
-        if place is not None and (refusal := port_problem(*place)) is not None:
-            dashboard, elsewhere = refusal.strerror or str(refusal), is_elsewhere(refusal)
         if (scheduler := wanted.scheduler) is not None:
-            try:
+            with contextlib.suppress(
+                OSError
+            ):  # the scheduler's own error says better why nobody can listen there
                 self._scheduler = Listener(scheduler.address, options.scheduler_port or 0, scheduler.token)
-            except OSError as refused:
-                error = refused.strerror or str(refused)
         if (workers := wanted.workers) is not None:
             with contextlib.suppress(OSError):
                 self._workers = listen_for_peers(workers.address, worker_ports(options), workers.token)
-        scheduler_port, workers_port = (
-            0 if made is None else made.port for made in (self._scheduler, self._workers)
-        )
-        return Listening(scheduler_port, workers_port, error, dashboard, elsewhere)
+        ports = [0 if made is None else made.port for made in (self._scheduler, self._workers)]
+        self._send(Kind.LISTENING, Listening(*ports))
+
+    def connect(self, to: Connect) -> None:
+        """Connect as ordered, and report what was reached; in a thread, since it may take seconds."""
+        threading.Thread(target=self._connect, args=(to,), daemon=True).start()
 
     def close_scheduler(self) -> None:
         """Leave the port to the scheduler."""
@@ -338,16 +315,4 @@ class Connecting:
             reach = connect_to(scheduler.address, scheduler.port, scheduler.token, timeout)
         if to.peers:
             others.join()
-        self._results.put(replace(reach, lost=lost))
-
-
-def _dashboard(options: Options) -> tuple[str, int] | None:
-    """The address at which the dashboard would listen; None: none, or any.
-
-    >>> _dashboard(Options(dashboard_address="[::1]:8787"))
-    ('::1', 8787)
-    """
-    port = options.dashboard_address.rpartition(":")[2]
-    if not options.dashboard or not port.isdigit() or port == "0":
-        return None
-    return host_and_port(options.dashboard_address)
+        self._send(Kind.REACHED, replace(reach, lost=lost))

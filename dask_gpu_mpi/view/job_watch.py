@@ -31,8 +31,6 @@ LOGGERS = ("distributed", "dask_gpu_mpi")
 POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
 UNRUNNABLE_AFTER = 10.0
-#: Seconds between two attempts to reach the agents of workers that are gone, and seconds for an answer.
-REACH_AGAIN, REACH_TIMEOUT = 2.0, 5.0
 #: Seconds in which a lost worker may come back: tasks may wait for it.
 RESTART_TIME = 60.0
 #: Waiting tasks that are inspected each time.
@@ -70,11 +68,6 @@ class JobWatch(SchedulerPlugin):
         self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
         self._warned_of: set[tuple[object, ...]] = set()
-        #: With `tolerate_lost_ranks`: by worker, the address of its agent; and the same for workers that are gone.
-        self._agents: dict[str, str] = {}
-        self._gone: dict[str, str] = {}
-        self._on_unreachable: Callable[[list[str]], None] | None = None
-        self._reaching: asyncio.Task[None] | None = None
         self._had_client = False
         self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
@@ -98,9 +91,8 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when the scheduler closes."""
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._log)
-        for each in (self._timer, self._reaching):
-            if each is not None:
-                each.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def answer(self, plan: bool = True) -> dict[str, Any]:
         """The facts and later events, as plain data.
@@ -152,9 +144,6 @@ class JobWatch(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
-        # its nanny lives in the agent; a worker without one does itself
-        self._agents[name] = scheduler.workers[worker].nanny or worker
-        self._gone.pop(name, None)
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
@@ -165,9 +154,6 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when a worker is gone; the stimulus has the reason."""
         called, name = self._called(worker), self._names.pop(worker, "")
         self._paused.discard(worker)
-        if name in self.hosts:
-            self._gone[name] = self._agents[name]
-            self._look_for_agents()
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
@@ -180,42 +166,12 @@ class JobWatch(SchedulerPlugin):
         name = self._names.get(address, "")
         return f"worker {name} on {self.hosts.get(name, get_address_host(address))}"
 
-    def report_unreachable(self, report: Callable[[list[str]], None]) -> None:
-        """Call ``report(names)`` again and again while workers have not come, or are gone and their agents don't answer.
-
-        Their ranks may be lost.
-        """
-        self._on_unreachable = report
-        self._look_for_agents()
-
     def give_up(self, names: Sequence[str], text: str) -> None:
         """These workers are lost for good, with their rank: nothing waits for them any longer."""
         self.warn(text)
         for name in names:
-            self._gone.pop(name, None)
             self._lost.pop(name, None)
             self._expected.discard(name)
-
-    def _look_for_agents(self) -> None:
-        if self._on_unreachable is not None and (self._reaching is None or self._reaching.done()):
-            self._reaching = asyncio.ensure_future(self._reach_agents(self._on_unreachable))
-
-    async def _reach_agents(self, report: Callable[[list[str]], None]) -> None:
-        while self._gone or self._expected:
-            gone = dict(self._gone)
-            reached = await asyncio.gather(*map(self._answers, gone.values()))
-            silent = {name for name, here in zip(gone, reached, strict=True) if not here}
-            if names := sorted(self._gone.keys() & silent | self._expected):
-                report(names)
-            await asyncio.sleep(REACH_AGAIN)
-
-    async def _answers(self, address: str) -> bool:
-        try:
-            async with asyncio.timeout(REACH_TIMEOUT):
-                await self._scheduler.rpc(address).identity()
-        except Exception:  # refused, broken off, no answer in time
-            return False
-        return True
 
     def recently_lost(self, seconds: float) -> list[tuple[str, str]]:
         """Name and kind of each worker that was lost within so many seconds and is not back."""

@@ -1,0 +1,236 @@
+"""The running cluster and its end, as the hub leads them: a state machine without processes or clocks, as `startup.coordinator`.
+
+The cluster ends in two steps, which may be one: STOP (the cluster is over, the script continues) and END (the job ends). After
+each, every agent closes its workers and answers CLOSED; then the scheduler may close (RELEASE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import counted, ranks_text
+from dask_gpu_mpi.base.timeouts import AGENT_RETURN
+from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.startup.messages import COORDINATOR, Event, Kind
+
+
+class EndCoordinator:
+    """Decides when the cluster of this plan ends, and which ranks are lost.
+
+    `send`: ``send(rank, kind, payload)``; rank None: to all. `tolerated`: ranks that may be lost. `has_client`: some rank runs a
+    script. `is_owner`: the job has started the cluster's scheduler. `absent`: ranks that take no part. `closing_time`: seconds in
+    which all ranks have closed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        send: Callable[[int | None, Kind, Any], None],
+        *,
+        tolerated: int,
+        has_client: bool,
+        is_owner: bool,
+        absent: Collection[int],
+        closing_time: float,
+    ) -> None:
+        self._plan = plan
+        self._send = send
+        self._tolerated = tolerated
+        self._has_client = has_client
+        self._is_owner = is_owner
+        self._closing_time = closing_time
+        self._ranks = frozenset(range(plan.world_size))
+        #: The cluster was over before its script; the job ends. The exit code of the script, as far as it is known.
+        self.stopped = self.ended = False
+        self.code = 0
+        #: How the cluster was lost, if it was.
+        self.lost: str | None = None
+        #: Ranks that are lost.
+        self.lost_ranks: set[int] = set(absent)
+        #: Whether the scheduler may close; whether the end of all ranks has come.
+        self.released = self.over = False
+        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
+        self._without_workers: dict[int, bool] = {}
+        #: Names of workers that have ended for good, and whether they have failed.
+        self.ended_workers: dict[str | int, bool] = {}
+        self._closed: set[int] = set()
+        #: When to go on without ranks that have not closed.
+        self._limit = 0.0
+        #: Ranks whose agent is not connected, and when it must be back.
+        self._away: dict[int, float] = {}
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> None:
+        """Handle one message."""
+        source, kind, payload = event
+        match kind:
+            case Kind.ENTERED:
+                self._away.pop(source, None)
+            case Kind.CLOSED:
+                self._closed.add(source)
+                self._check_closed()
+            case Kind.OVER:
+                final, lost, code = payload
+                self.end_cluster(now, final=final, lost=lost, code=code)
+            case Kind.WORKER_ENDED:
+                name, failed = payload
+                self.ended_workers[name] = failed
+            case Kind.WORKERS_ENDED:
+                why = "its agent, or each of its workers, died too often"
+                self._on_workers_ended(source, now, failed=payload, why=why)
+            case Kind.SIGNAL if self._has_client:  # the script ends the job
+                self._send(self._plan.client.rank, Kind.SIGNAL, payload)
+            case Kind.SIGNAL:
+                self.end_cluster(now, final=True, signal=payload)
+            case Kind.CLIENT:
+                self._send(self._plan.client.rank, Kind.CLIENT, None)
+            case Kind.BUSY:
+                self._send(None, Kind.BUSY, None)
+            case Kind.GONE:
+                self._lose(source, now, "its process has ended")
+
+    def disconnected(self, rank: int, now: float) -> None:
+        """The connection to a rank's agent has ended: the rank starts another one, if it still lives."""
+        if rank not in self.lost_ranks and not (self.ended and rank in self._closed):
+            self._away[rank] = now + AGENT_RETURN
+
+    def tick(self, now: float) -> None:
+        """Give up ranks that have been away, or have not closed, for too long."""
+        if not (self.stopped or self.ended):
+            for rank, until in list(self._away.items()):
+                if now > until:
+                    self._lose(rank, now, "its processes or its node died, or its network is down")
+        elif now > self._limit:
+            self._release()
+            self.over = self.ended
+
+    # -- the decision -------------------------------------------------------------------------------------------
+
+    def end_cluster(
+        self, now: float, *, final: bool, lost: str | None = None, signal: int | None = None, code: int = 0
+    ) -> None:
+        """End the cluster on all ranks, unless it is over.
+
+        `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
+        `code`: the exit code of the script, as far as it is known.
+        """
+        if lost is not None and not (self.stopped or self.ended):
+            self.lost = lost
+            say(
+                f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
+                "often"
+            )
+        if final or not self._has_client:
+            if not self.ended:
+                self.ended, self.code = True, code
+                self._begin_closing(now)
+                self._send(
+                    None,
+                    Kind.END,
+                    (ClusterLostError.exit_code if self.lost and not self._has_client else code, signal),
+                )
+        elif not (self.stopped or self.ended):
+            self.stopped = True
+            self._begin_closing(now)
+            self._send(None, Kind.STOP, lost)
+
+    def _begin_closing(self, now: float) -> None:
+        self._closed.clear()
+        self._limit = now + self._closing_time
+
+    def _check_closed(self) -> None:
+        if not self.silent and (self.stopped or self.ended):
+            self._release()
+            self.over = self.ended
+
+    def _release(self) -> None:
+        if not self.released:
+            self.released = True
+            self._send(self._plan.scheduler.rank, Kind.RELEASE, None)
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that have not closed yet, and are not lost."""
+        return sorted(self._ranks - self._closed - self.lost_ranks)
+
+    def _on_workers_ended(self, rank: int, now: float, *, failed: bool, why: str) -> None:
+        """All workers of a rank have ended, by themselves."""
+        failed = failed or any(self.ended_workers.get(worker.name) for worker in self._plan.for_rank(rank))
+        self._without_workers[rank] = failed
+        if failed and self._tolerated and rank != COORDINATOR:
+            self._count_lost(rank, now, why)
+        if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
+            return
+        if any(self._without_workers.values()):
+            self.end_cluster(now, final=False, lost="no worker is left")
+        elif not self._is_owner:
+            # The owner of the cluster has shut it down. In a cluster that this job has started, the scheduler's end counts.
+            self.end_cluster(now, final=False)
+
+    # -- lost ranks ---------------------------------------------------------------------------------------------
+
+    def _lose(self, rank: int, now: float, why: str) -> None:
+        """A rank is gone, with its agent and its workers."""
+        self._away.pop(rank, None)
+        if rank in self.lost_ranks:
+            return
+        if self.stopped or self.ended:
+            self.lost_ranks.add(rank)
+            self._check_closed()
+        elif self._tolerated:
+            self._on_workers_ended(rank, now, failed=True, why=why)
+        else:
+            self.lost_ranks.add(rank)
+            self.end_cluster(now, final=False, lost=f"{self._called(rank)} lost: {why}")
+
+    def _called(self, rank: int) -> str:
+        host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")
+        return f"rank {rank} on {host}"
+
+    def _count_lost(self, rank: int, now: float, why: str) -> None:
+        """Continue without a lost rank, or end the cluster if too many are lost."""
+        if self.stopped or self.ended or rank in self.lost_ranks:
+            return
+        self.lost_ranks.add(rank)
+        workers = self._plan.for_rank(rank)
+        text = f"{self._called(rank)} lost: {why}"
+        if len(self.lost_ranks) > self._tolerated:
+            lost = f"{text}; {len(self.lost_ranks)} ranks are lost (expected at most {self._tolerated}, tolerate_lost_ranks)"
+            self.end_cluster(now, final=False, lost=lost)
+            return
+        gpus = len({device for worker in workers for device in worker.devices})
+        left = sum(worker.rank not in self._without_workers for worker in self._plan.workers)
+        text += (
+            f"; it had {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}. Continuing with {counted(left, 'worker')}; "
+            f"{counted(self._tolerated - len(self.lost_ranks), 'more rank')} may be lost. "
+            "Fix: inspect that node, and the log file of the rank (--log-directory)"
+        )
+        say(f"warning: {text}")
+        self._send(self._plan.scheduler.rank, Kind.LOST, ([str(worker.name) for worker in workers], text))
+
+    # -- the last step ------------------------------------------------------------------------------------------
+
+    def outcome(self) -> int:
+        """The exit code that the job must have although its script has another one: ranks did not respond; 0: all did.
+
+        To be called once, when the end is `over`.
+        """
+        size, silent = len(self._ranks), self.silent
+        if not silent:
+            return 0
+        names = ranks_text(silent)
+        if len(self.lost_ranks.union(silent)) <= self._tolerated:
+            self.lost_ranks.update(silent)
+            say(
+                f"warning: no response from {names} of {size} at the end; continuing without. Fix: inspect their nodes"
+            )
+            return 0
+        say(
+            f"error: no response from {names} of {size} at the end; aborting the job. Fix: inspect their nodes (a rank that is "
+            "stopped, a full disk, no network?)"
+        )
+        return self.code or ClusterLostError.exit_code

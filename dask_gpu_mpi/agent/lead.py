@@ -1,0 +1,250 @@
+"""Rank 0's agent leads the job: it drives the state machines of the start and of the end with what comes to the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dask_gpu_mpi.agent.ending import EndCoordinator
+from dask_gpu_mpi.agent.hub import Hub
+from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.files import open_to_append, remove
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
+from dask_gpu_mpi.machine.nvidia import closing_time
+from dask_gpu_mpi.network.scheduler_file import Target, read_target
+from dask_gpu_mpi.network.ucx import connection_config
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.coordinator import Coordinator, Phase, Progress
+from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
+
+#: Seconds between two looks at the clock: while the cluster starts, or ends, and while it runs.
+TICK, TICK_RUNNING = 0.05, 1.0
+#: The step of a rank that has met the others, until its agent reports another one.
+IMPORTING = "waiting for its agent to import Dask"
+
+
+class Leader:
+    """The job, as rank 0's agent leads it.
+
+    ``deliver(kind, payload)`` gives rank 0's own agent a message. ``on_over(code)`` is called at the end: the exit code that the
+    job must have although its script has another one, or 0.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        entry: Entry,
+        timeline: Timeline,
+        deliver: Callable[[str, Any], None],
+        on_over: Callable[[int], None],
+    ) -> None:
+        self._configuration = configuration
+        self._options = configuration.options
+        self._entry = entry
+        self._on_over = on_over
+        self._hub = Hub(entry.size, deliver, self._on_event, self._on_lost)
+        self._ending: EndCoordinator | None = None
+        self._over = False
+        #: Seconds between two looks at the clock.
+        self._every = TICK
+        self._timer: asyncio.TimerHandle | None = None
+        options, last = self._options, Phase.PLAN if configuration.plan_only else Phase.WORKERS
+        self._coordinator = Coordinator(
+            entry.hosts,
+            options,
+            timeline,
+            send=self._hub.send,
+            deadline=configuration.deadline,
+            last=last,
+            credentials=_credentials(options, entry.config),
+            target=_target(options, last),
+        )
+        self._coordinator.steps.update(dict.fromkeys(range(entry.size), IMPORTING))
+        self._progress = Progress(configuration.started)
+        self.send = self._hub.receive_local
+        directory = options.log_directory
+        #: The file whose presence shows `launch` that the job has completed.
+        self._mark = (
+            None if directory is None or configuration.plan_only else Path(directory, "ended").absolute()
+        )
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                remove(self._mark)  # of a job before this one
+        # To scan the messages of thousands of ranks again and again would take longest of all.
+        self._collects = gc.isenabled()
+        gc.disable()
+
+    async def listen(self, sock: socket.socket | None) -> None:
+        """Begin, with this listening socket; None: there are no other ranks."""
+        if sock is not None:
+            await self._hub.serve(sock, self._entry.config)
+        self._tick()
+
+    def fail(self, rank: int, failure: Failure) -> None:
+        """A rank whose agent is not connected has failed."""
+        self._on_event(Event(rank, Kind.FAILED, failure))
+
+    # -- the start ----------------------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        now = time.monotonic()
+        if self._ending is not None:
+            self._handle_later(self._ending, event, now)
+        elif event.kind == Kind.GONE:
+            self._coordinator.fail(event.source, _gone("its process"), now)
+        else:
+            self._coordinator.handle(event, now)
+            self._look(now)
+
+    def _on_lost(self, rank: int) -> None:
+        now = time.monotonic()
+        if self._ending is not None:
+            self._ending.disconnected(rank, now)
+        elif self._coordinator.outcome is None:
+            self._coordinator.fail(rank, _gone("its agent"), now)
+
+    def _tick(self) -> None:
+        if self._over:
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._tick)
+        now = time.monotonic()
+        if self._ending is not None:
+            self._ending.tick(now)
+            self._end_if_over(self._ending)
+            return
+        self._coordinator.tick(now)
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Go on if the start is over; else show how far it has come."""
+        outcome = self._coordinator.outcome
+        if outcome is None:
+            if not self._configuration.plan_only:
+                self._progress.show(now, self._coordinator.progress)
+            return
+        if self._over or self._ending is not None:
+            return
+        self._progress.clear()
+        if self._collects:
+            gc.enable()
+        if isinstance(outcome, Cluster):
+            self._run(outcome)
+        elif isinstance(outcome, DaskGpuMpiError):
+            # Printed before any rank can exit: a launcher ends all ranks when one fails.
+            report_error(outcome)
+            self._finish(Kind.FAIL, (Failure.of(outcome), outcome.fatal))
+        else:
+            self._finish(Kind.DONE, outcome)
+
+    def _finish(self, kind: Kind, payload: Any) -> None:
+        """The start ends without a cluster."""
+        self._over = True
+        if kind == Kind.FAIL:
+            self._hub.send_all(kind, payload)
+        else:  # the coordinator has sent DONE to the others
+            self._hub.send(COORDINATOR, kind, payload)
+
+    async def close(self) -> None:
+        """Let the last messages leave."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._hub.close(FLUSH)
+
+    # -- the running cluster, and its end -----------------------------------------------------------------------
+
+    def _run(self, cluster: Cluster) -> None:
+        options = self._options
+        assert cluster.plan is not None  # the coordinator makes one
+        own = closing_time(options, os.environ) + 1.0
+        # The others need as long as this rank, and the messages some time.
+        slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
+        self._ending = EndCoordinator(
+            cluster.plan,
+            self._send,
+            tolerated=options.tolerate_lost_ranks,
+            has_client=self._coordinator.has_client,
+            is_owner=options.scheduler,
+            absent=cluster.absent,
+            closing_time=own + slack,
+        )
+        self._hub.send(COORDINATOR, Kind.UP, cluster)
+        self._every = TICK_RUNNING
+
+    def _send(self, rank: int | None, kind: Kind, payload: Any) -> None:
+        if rank is None:
+            self._hub.send_all(kind, payload)
+        else:
+            self._hub.send(rank, kind, payload)
+
+    def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
+        ending.handle(event, now)
+        if event.kind == Kind.ENTERED:  # another agent of its rank
+            again = self._coordinator.start_of(event.source, without=ending.ended_workers)
+            if ending.stopped or ending.ended or again is None:
+                self._hub.send(event.source, Kind.END, (0, None))
+            else:
+                self._hub.send(event.source, Kind.START, again)
+        if (ending.stopped or ending.ended) and self._every != TICK and self._timer is not None:
+            self._every = TICK
+            self._timer.cancel()
+            self._tick()
+        self._end_if_over(ending)
+
+    def _end_if_over(self, ending: EndCoordinator) -> None:
+        if not ending.over or self._over:
+            return
+        self._over = True
+        code = ending.outcome()
+        if not code:
+            self._leave_mark(ending)
+        self._on_over(code)
+
+    def _leave_mark(self, ending: EndCoordinator) -> None:
+        """Write the file ``ended`` into the log directory, with the job's exit code if ranks are lost.
+
+        A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
+        lost one of its daemons, which a job script would not notice.
+        """
+        if self._mark is None:
+            return
+        more = " lost" if len(ending.lost_ranks) > self._options.tolerate_lost_ranks else ""
+        code = ending.code or (1 if ending.lost is not None else 0)
+        text = f"{code}{more}\n" if ending.lost_ranks else ""
+        with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
+            mark.write(text)
+
+
+def _gone(what: str) -> Failure:
+    return Failure(
+        Problem(
+            f"{what} ended while the cluster started",
+            fix="read its output above; out of memory, most often",
+        )
+    )
+
+
+def _credentials(options: Options, config: dict[str, Any]) -> dict[str, Any]:
+    """The Dask configuration of the cluster's connections; the hub's certificate is that of the cluster, if it has one.
+
+    Raises InputError: Dask's configuration of UCX is invalid.
+    """
+    if not options.scheduler:
+        return {}
+    if options.protocol.moves_device_memory:
+        return connection_config(options.worker_options)
+    return config if options.protocol.encrypts else {}
+
+
+def _target(options: Options, last: Phase) -> Target | None:
+    """The running cluster to attach to; None: this job starts one. Raises InputError: it can't be found."""
+    return None if options.scheduler or last is Phase.PLAN else read_target(options)

@@ -1,0 +1,525 @@
+"""One rank's part in the job: its agent enters the job, registers, starts what the hub orders, and closes it at the end.
+
+The agent is between its rank and the hub. It passes on what is for the other one, and acts on the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from dask_gpu_mpi.agent.hub import Connection, connect, encode
+from dask_gpu_mpi.agent.lead import Leader
+from dask_gpu_mpi.agent.scheduler import SchedulerProcess
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
+from dask_gpu_mpi.base.plain_data import PlainDataError
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH
+from dask_gpu_mpi.errors import InputError, Problem, StartupError
+from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.machine.nvidia import closing_time, hide_gpus
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
+from dask_gpu_mpi.network.credentials import add_token
+from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
+from dask_gpu_mpi.network.ucx import (
+    disable_gpu_transports,
+    in_thread,
+    start_ucx,
+    stop_watching_ucx,
+    transfer_config,
+)
+from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.startup.coordinator import shared_options
+from dask_gpu_mpi.startup.messages import (
+    COORDINATOR,
+    Cluster,
+    Configuration,
+    Entry,
+    Kind,
+    Registration,
+    SchedulerSettings,
+    failure_of,
+)
+from dask_gpu_mpi.startup.reachability import Connecting, ucx_ability
+from dask_gpu_mpi.workers import logs
+from dask_gpu_mpi.workers.lifecycle import Workers
+from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
+
+logger = logging.getLogger("dask_gpu_mpi")
+
+#: Seconds between checks whether the rank is still the parent.
+PARENT_INTERVAL = 1.0
+#: Kinds of the hub's messages that the rank gets, besides those that the agent acts on.
+FOR_RANK = (Kind.DONE, Kind.CLIENT, Kind.SIGNAL, Kind.BUSY)
+
+
+class Part:
+    """Receives messages of the rank by `reader`, and answers to the descriptor `reply`; see `messages.Kind`.
+
+    `scratch` is the agent's directory, `rank` the process id of the rank. `look`: of the child that inspects the GPUs, if one does.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        scratch: str,
+        reader: FrameReader,
+        reply: int,
+        timeline: Timeline,
+        *,
+        rank: int,
+        look: Look | None = None,
+    ) -> None:
+        self._configuration = configuration
+        self._options = options = configuration.options
+        self._scratch = scratch
+        self._reader = reader
+        self._reply = reply
+        self._timeline = timeline
+        self._rank = rank
+        self._look = look
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ucx: asyncio.Future[None] | None = None
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._on_scheduler)
+        self._settings: SchedulerSettings | None = None
+        self._scheduler_file: tuple[str, str] | None = None
+        self._workers = Workers(options, scratch, timeline, self._on_worker_end)
+        self._connecting = Connecting(options, self._send_from_thread)
+        self._entry: Entry | None = None
+        self._leader: Leader | None = None
+        self._connection: Connection | None = None
+        self._is_client = False
+        self._deadline = configuration.deadline
+        #: Whether the cluster is over; whether the job is.
+        self._closing = self._ended = False
+        self._released = asyncio.Event()
+        self._workers_closed = asyncio.Event()
+        self._part_closed = asyncio.Event()
+        #: Whether the cluster has been up with this agent, or one before it.
+        self._up = False
+
+    async def run(self, frames: list[Any]) -> None:
+        """Handle these messages of the rank and all later ones until it ends the agent; then close everything in time."""
+        if self._options.protocol.moves_device_memory and not tasks_run_in_agent(self._options.worker_class):
+            # The nannies connect from here, which is possible after a second. Meanwhile the scheduler starts. Each worker's
+            # process gets its GPU later.
+            hide_gpus(os.environ)
+            disable_gpu_transports(os.environ)
+            self._ucx = in_thread(start_ucx)
+        self._check_parent()
+        for frame in frames:
+            self._on_rank(*frame)
+        self._loop.add_reader(self._reader.fd, self._on_control)
+        await self._stop.wait()
+        self._loop.remove_reader(self._reader.fd)
+        await self._close()
+
+    # -- the rank -----------------------------------------------------------------------------------------------
+
+    def answer(self, kind: Kind, payload: Any = None) -> None:
+        """Send the rank a message."""
+        try:
+            write_frame(self._reply, (kind, payload))
+        except OSError:
+            self._stop.set()  # the rank is gone
+
+    def _check_parent(self) -> None:
+        # The end of the control pipe is noticed at once, but a process that the rank has forked may hold the pipe open.
+        if os.getppid() != self._rank:
+            self._leave()
+        else:
+            self._loop.call_later(PARENT_INTERVAL, self._check_parent)
+
+    def _on_control(self) -> None:
+        frames: list[Any] = []
+        try:
+            frames = self._reader.read(0.0)
+        except Exception as error:  # a class that can't be imported here, for example
+            self._fail(StartupError(f"the agent can't read its orders: {type(error).__name__}: {error}"))
+        for frame in frames:
+            self._on_rank(*frame)
+        if self._reader.eof:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The rank has ended: the hub must not wait for it."""
+        if not self._stop.is_set():
+            if not self._ended:
+                self._send(Kind.GONE)
+            self._stop.set()
+
+    def _on_rank(self, kind: Kind, payload: Any) -> None:
+        if kind == Kind.ENTER:
+            self._begin(self._enter(payload))
+        elif kind == Kind.CLOSE:
+            self._leave()
+        elif kind == Kind.FAILED:
+            rank, failure = payload
+            if self._leader is not None:
+                self._leader.fail(rank, failure)
+            elif self._entry is not None and rank == self._entry.rank:
+                self._send(Kind.FAILED, failure)
+        else:
+            self._send(kind, payload)
+
+    # -- the hub ------------------------------------------------------------------------------------------------
+
+    def _send(self, kind: Kind, payload: Any = None) -> None:
+        """Send the hub a message."""
+        if self._leader is not None:
+            self._leader.send(kind, payload)
+        elif self._connection is not None:
+            self._connection.send(encode(kind, payload))
+
+    def _send_from_thread(self, kind: Kind, payload: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._send, kind, payload)
+
+    def _begin_step(self, step: str) -> None:
+        """Report the next step, so that a report can show it, should this agent hang."""
+        self._send(Kind.STEP, step)
+
+    def _fail(self, error: BaseException) -> None:
+        """This rank can't take part, or an order has failed."""
+        failure = failure_of(error)
+        if self._connection is None and self._leader is None:
+            self.answer(Kind.FAILED, failure)
+        elif not self._up:
+            self._send(Kind.FAILED, failure)
+        elif not (self._closing or self._stop.is_set()):
+            say(f"an agent on {socket.gethostname()} failed: {failure.problem}")
+            self._stop.set()  # its rank starts another one
+
+    async def _enter(self, entry: Entry) -> None:
+        """Connect to the hub, or become it, and register."""
+        self._entry = entry
+        if entry.rank == COORDINATOR:
+            sock = socket.socket(fileno=self._reader.fds.pop()) if self._reader.fds else None
+            leader = Leader(self._configuration, entry, self._timeline, self._on_hub, self._on_over)
+            await leader.listen(sock)
+            self._leader = leader
+        else:
+            left = max(1.0, self._deadline - time.monotonic())
+            try:
+                self._connection = await connect(entry.hub, entry.config, left)
+            except OSError as error:
+                why = str(error) or "no answer in time"
+                raise StartupError(
+                    f"could not reach rank 0 at {entry.hub[0]}:{entry.hub[1]} ({why})",
+                    fix="choose a network that leads there with interface (--interface), or open the ports between the job's nodes "
+                    "in the firewall",
+                ) from None
+            self._send(Kind.ENTERED, (entry.rank, entry.again))
+            self._begin(self._listen_to_hub(self._connection))
+        self.answer(Kind.ENTERED)
+        if entry.again:
+            self._up = True
+            if not entry.workers:
+                self._send(Kind.WORKERS_ENDED, True)
+            return
+        await self._register(entry)
+
+    async def _listen_to_hub(self, connection: Connection) -> None:
+        try:
+            while True:
+                self._on_hub(*await connection.receive())
+        except (EOFError, OSError, PlainDataError):
+            pass
+        if not (self._ended or self._stop.is_set()):
+            # rank 0 is lost, and with it the job
+            self._ended = True
+            self.answer(Kind.FAIL, None)
+            self._begin(self._end_part())
+
+    def _on_hub(self, kind: str, payload: Any) -> None:
+        match kind:
+            case Kind.LISTEN:
+                self._connecting.listen(payload)
+            case Kind.CONNECT:
+                self._connecting.connect(payload)
+            case Kind.SCHEDULER:
+                self._connecting.close_scheduler()
+                self._begin(self._start_scheduler(payload))
+            case Kind.START:
+                self._begin(self._run_workers(payload))
+            case Kind.UP:
+                self._on_up(payload)
+            case Kind.FAIL:
+                self._ended = True
+                self.answer(Kind.FAIL, payload)
+            case Kind.LOST:
+                self._scheduler.send(Kind.LOST, payload)
+            case Kind.STOP:
+                self.answer(Kind.STOP, payload)
+                self._begin(self._close_part())
+            case Kind.END:
+                self.answer(Kind.END, payload)
+                self._ended = True
+                self._begin(self._end_part())
+            case Kind.RELEASE:
+                self._released.set()
+            case _ if kind in FOR_RANK:
+                self._ended |= kind == Kind.DONE
+                self.answer(Kind(kind), payload)
+
+    def _on_up(self, cluster: Cluster) -> None:
+        self._up = True
+        if self._settings is not None:
+            self._scheduler.send(Kind.UP)  # the dashboard may follow
+        self.answer(Kind.UP, (cluster, self._is_client))
+
+    def _begin(self, action: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(self._guard(action))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
+        try:
+            await action
+        except Exception as error:
+            logger.debug("an order failed", exc_info=True)
+            self._fail(error)
+
+    # -- the inventory ------------------------------------------------------------------------------------------
+
+    async def _register(self, entry: Entry) -> None:
+        """Send the hub what it needs to know of this rank."""
+        options, configuration = self._options, self._configuration
+        seen: tuple[Gpu, ...] | None = None
+        if self._look is not None:
+            self._begin_step("inspecting the GPUs (NVML)")
+            seen = await self._gpus(
+                self._look, f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
+            )
+        self._begin_step("inspecting its cores, memory and networks, and the local directory")
+        found: list[Registration] = []
+
+        def inspect() -> None:
+            inventory = take_inventory(
+                entry.rank,
+                entry.size,
+                os.environ,
+                seen,
+                pid=self._rank,
+                contexts=configuration.contexts,
+            )
+            found.append(
+                Registration(
+                    inventory.host,
+                    self._with_warnings(inventory),
+                    list_interfaces(),
+                    options.interface,
+                    shared_options(options),
+                    has_client=configuration.has_client,
+                    ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+                    device_options=device_options(options),
+                )
+            )
+
+        try:
+            await in_thread(inspect)  # a dead file system must not block the hub
+        except OSError as error:  # of a system call, with which a node is inspected
+            raise StartupError(
+                f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+                fix="leave it out of the job",
+            ) from None
+        self._timeline.lap("inventory")
+        self._send(Kind.REGISTRATION, found[0])
+
+    def _with_warnings(self, inventory: Inventory) -> Inventory:
+        folder = exposed_folder(os.path.dirname(self._scratch))
+        if not folder:
+            return inventory
+        warning = Problem(
+            f"host {inventory.host}: {exposed_text(folder)}",
+            fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+            hosts=(inventory.host,),
+        )
+        return replace(inventory, warnings=(*inventory.warnings, warning))
+
+    async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
+        """The GPUs as they were before anything of ours was on them."""
+        came = asyncio.Event()
+        self._loop.add_reader(look.fd, came.set)
+        try:
+            async with asyncio.timeout_at(
+                self._deadline - nvml_grace(self._options.startup_timeout)
+            ):  # asyncio's clock is time.monotonic()
+                while True:
+                    await came.wait()
+                    came.clear()
+                    if (seen := look.gpus(0.0)) is not None:
+                        return seen
+        except (InputError, StartupError) as error:
+            raise type(error)(replace(error.problem, where=where)) from error
+        except TimeoutError:
+            raise StartupError(
+                "NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node "
+                "probably hangs",
+                fix="reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs",
+                where=where,
+            ) from None
+        finally:
+            with contextlib.suppress(ValueError, OSError):  # it is closed
+                self._loop.remove_reader(look.fd)
+            look.close()
+
+    # -- the scheduler ------------------------------------------------------------------------------------------
+
+    async def _start_scheduler(self, settings: SchedulerSettings) -> None:
+        """Start it, write the scheduler file, and report its address."""
+        options, plan = self._options, settings.plan
+        if plan is not None:
+            plan = replace(plan, warnings=(*options.warnings, *plan.warnings))
+        # A cluster without encryption is open to everyone, and so is its dashboard.
+        token = secrets.token_urlsafe(32) if options.protocol.encrypts else ""
+        self._settings = settings = replace(settings, token=token, plan=plan)
+        kind, payload = await self._scheduler.start(options, settings)
+        if kind != Kind.SCHEDULER_UP:
+            self._send(Kind.FAILED, payload)
+            return
+        address, port, identity = payload
+        link = dashboard_link(options, socket.gethostname(), port, token)
+        if path := options.scheduler_file:
+            self._begin_step(f"writing the scheduler file {path!r}")
+            write_scheduler_file(path, address, port, identity, settings.config, link)
+            self._scheduler_file = (os.path.abspath(path), identity)
+        self._send(Kind.ADDRESS, (address, link))
+
+    def _on_scheduler(self, kind: Kind, payload: Any) -> None:
+        """A later message of the scheduler's process."""
+        self._send(kind, payload)
+
+    def _on_scheduler_end(self, code: int | None) -> None:
+        """The scheduler's process has ended by itself; code 0: a client called shutdown()."""
+        if self._stop.is_set() or self._released.is_set():
+            return
+        ended = f"the scheduler's process ended (exit code {code})"
+        self._send(Kind.OVER, (False, None if code == 0 else ended, 0))
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    async def _run_workers(self, start: Start) -> None:
+        """Start the workers, and wait until all have ended."""
+        import dask
+
+        self._connecting.close()
+        self._is_client = start.is_client
+        self._deadline = max(self._deadline, time.monotonic() + start.limit)
+        self.answer(Kind.START, start.limit)
+        self._timeline.lap("wait for the plan and the scheduler")
+        plans = start.workers
+        if plans:
+            dask.config.set({"scheduler-address": start.address, **start.config})
+            if (directory := self._options.log_directory) is not None:
+                logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
+            if self._ucx is not None:
+                await self._ucx  # that changes the environment, which the constructors read
+            if start.transport.ucx is not WorkerUcx.OFF:
+                dask.config.set(transfer_config())
+            if start.delay:
+                await asyncio.sleep(start.delay)
+            await self._workers.start(start)
+            if self._ucx is not None:
+                stop_watching_ucx()  # its nannies have registered
+        self._timeline.lap("start workers")
+        self._send(Kind.READY, self._timeline.take() if self._options.recorded else [])
+        if plans:
+            has_failed = await self._workers.follow()
+            if not self._closing:
+                self._send(Kind.WORKERS_ENDED, has_failed)
+
+    def _on_worker_end(self, name: str | int, why: str | None) -> None:
+        """A worker has ended for good: because it was retired (None), or has failed too often."""
+        if self._stop.is_set() or self._closing:
+            return
+        self._send(Kind.WORKER_ENDED, (name, why is not None))
+        if why is not None:
+            host = socket.gethostname()
+            say(f"worker {name} on {host} removed: {why}; continuing with the other workers")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def _close_part(self) -> None:
+        """Close this rank's workers, then the scheduler: a worker that loses its scheduler logs many errors."""
+        if not self._closing:
+            self._closing = True
+            self._remove_scheduler_file()
+            await self._workers.close()
+            self._workers_closed.set()
+        await self._workers_closed.wait()
+        self._send(Kind.CLOSED)
+        if self._settings is not None:
+            options = self._options
+            own = closing_time(options, os.environ) + 2.0
+            slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(own + slack):
+                    await self._released.wait()
+            self._released.set()
+            await asyncio.to_thread(self._scheduler.close, options.grace)
+        self._part_closed.set()
+        self.answer(Kind.CLOSED)
+
+    async def _end_part(self) -> None:
+        """End this rank's part; rank 0's ends when the job does (`_on_over`)."""
+        await self._close_part()
+        if self._leader is None:
+            if self._connection is not None:
+                await self._connection.flush(FLUSH)
+            self.answer(Kind.ENDED, 0)
+            self._stop.set()
+
+    def _on_over(self, code: int) -> None:
+        async def end() -> None:
+            await self._part_closed.wait()
+            self.answer(Kind.ENDED, code)
+            self._stop.set()
+
+        self._begin(end())
+
+    def _remove_scheduler_file(self) -> None:
+        if self._scheduler_file is not None:
+            remove_scheduler_file(*self._scheduler_file)
+            self._scheduler_file = None
+
+    async def _close(self) -> None:
+        """Close everything: workers first, so that they have a scheduler until they are gone."""
+        self._remove_scheduler_file()
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await self._workers.close()
+        self._scheduler.close(self._options.grace)
+        if self._leader is not None:
+            await self._leader.close()
+        elif self._connection is not None:
+            await self._connection.flush(FLUSH)
+            self._connection.close()
+
+
+def dashboard_link(options: Options, host: str, port: int | None, token: str) -> str | None:
+    """The link to the dashboard, with its token if it has one; None without a dashboard (`port`)."""
+    if port is None:
+        return None
+    listens = options.dashboard_address.rpartition(":")[0] or host
+    scheme = "https" if is_configured("distributed.scheduler.dashboard.tls.cert") else "http"
+    link = f"{scheme}://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status"
+    return add_token(link, token) if token else link

@@ -1,0 +1,538 @@
+"""The start of one rank: it meets the others, lets its agent enter the job, and waits for the cluster, or for the report of a failure.
+
+A rank that can't take part, because of its options, its node or its agent, sends that failure, and waits for the one report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.signals import Signals
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import (
+    FAILED_GRACE,
+    GATHER_FAILURES,
+    HANGING,
+    MPI_GRACE,
+    NAME_MISSING,
+    RANK_0_GRACE,
+    RANK_0_LOST,
+    UNHEARD,
+)
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    MpiMissingError,
+    Problem,
+    StartupError,
+)
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job
+from dask_gpu_mpi.mpi.world import World
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
+from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
+from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.sites.batch import allocated_hosts, end_time
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator
+from dask_gpu_mpi.startup.meeting import DEADLINE, Hello, Invitation, Meeting, listen
+from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Entry, Kind
+
+#: Seconds between polls: of a descriptor, and of MPI in this process, which has none.
+POLL, POLL_MPI = 0.05, 0.005
+#: Seconds for the last messages of the meeting, once the cluster is up.
+MEETING_END = 5.0
+
+
+@dataclass
+class StartContext:
+    """The environment, deadline and signals that a rank starts with."""
+
+    #: The process's environment, with the launcher's variables.
+    environ: Mapping[str, str] = field(repr=False)
+    #: ``time.monotonic()`` of the start, and of the start-up deadline.
+    started: float
+    deadline: float
+    #: A signal that comes meanwhile ends the start on all ranks.
+    signals: Signals
+    #: Of this process.
+    timeline: Timeline
+    host: str = field(default_factory=socket.gethostname)
+
+
+@dataclass
+class Joined:
+    """A rank that has joined."""
+
+    rank: int
+    size: int
+    #: Where it runs.
+    host: str
+    #: Its agent; None: it has ended.
+    agent: AgentProcess | None
+    #: What the user asked for.
+    options: Options
+    #: Environment at the start, with the launcher's variables.
+    environ: Mapping[str, str] = field(repr=False)
+    #: The cluster; with the plan on the client rank and on rank 0.
+    cluster: Cluster
+    #: Whether the script runs here.
+    is_client: bool
+    #: For another agent.
+    entry: Entry = field(repr=False)
+    #: How the ranks have met.
+    world: World
+
+
+class Entering:
+    """One rank's way into the job.
+
+    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason. ``check(rank)`` raises
+    an InputError if this rank can't do its part. `world`: of the launcher.
+    """
+
+    def __init__(
+        self,
+        context: StartContext,
+        world: Callable[[], World],
+        options: Options | None,
+        agent: AgentProcess | None,
+        failure: DaskGpuMpiError | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        self._context = context
+        self._environ = context.environ
+        self._make_world = world
+        self._world = World()
+        self._options = options
+        self._agent = agent
+        self._check = check
+        self._deadline = context.deadline
+        self._failure = None if failure is None else Failure.of(failure)
+        #: When it failed (``time.monotonic()``), and whether the others know.
+        self._failed_at = time.monotonic()
+        self._is_told = False
+        self._agent_is_lost = False
+        self._interrupted = False
+        #: Of rank 0, if it can't take part: it gathers the failures of the others.
+        self._coordinator: FailureCoordinator | None = None
+        self._entry: Entry | None = None
+        #: Ranks whose agents have entered.
+        self._entered: set[int] = set()
+        self._asked_neighbours = False
+
+    def run(self) -> Any:
+        """Return a `Joined`, or what the command `plan` has found: the plan on rank 0, an int elsewhere.
+
+        A DaskGpuMpiError is the one report of all failures, the same on all ranks, and printed already (`reported`).
+        """
+        try:
+            self._meet()
+            return self._until_over()
+        except BaseException as error:
+            ours = isinstance(error, DaskGpuMpiError)
+            if isinstance(error, DaskGpuMpiError) and error.fatal:
+                report_error(error)
+            if self._agent is not None:
+                self._agent.close(1.0)
+            if isinstance(error, DaskGpuMpiError) and error.fatal:
+                flush()
+                self._world.abort(error.exit_code)
+                end_job(error.exit_code, self._environ)
+            if not ours and isinstance(error, Exception) and self._world.size > 1:
+                # A defect of ours: the others can't know, and would wait for this rank.
+                import traceback
+
+                traceback.print_exc()
+                flush()
+                self._world.abort(1)
+                end_job(1, self._environ)
+            self._world.end()
+            raise
+
+    # -- the world ----------------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Wait until the ranks of this job are known, and begin the meeting."""
+        context = self._context
+        try:
+            self._world = world = self._make_world()
+            watch = NeighbourWatch(self._deadline)
+            while not world.size:
+                self._wait(world.fileno())
+                world.receive()
+                now = time.monotonic()
+                watch.check(now)
+                self._end_without_launcher()
+                if (failure := self._signal_failure()) is not None:
+                    raise self._alone(failure.error(reported=False))
+                if now > self._deadline + MPI_GRACE:
+                    raise self._alone(
+                        StartupError(
+                            "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started "
+                            "but does not run (stopped, or its node is down), or can't reach the others",
+                            fix="run it again without the node of a rank that printed nothing, or with a longer startup_timeout",
+                        )
+                    )
+        except (MpiMissingError, LauncherError) as error:
+            # Without MPI no other rank can be informed. If all have the error, one report is enough.
+            error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
+            raise
+        context.timeline.lap("import mpi4py, MPI_Init")
+        rank, size = world.rank, world.size
+        try:
+            if not world.is_own:
+                launcher_check.cross_check(self._environ, size, rank, context.host, library=world.library)
+            if self._check is not None and self._failure is None:
+                self._check(rank)
+        except InputError as error:
+            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+            if size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
+                error.reported = True
+                raise
+            self._fail(Failure.of(error))
+        options = self._options
+        if options is not None and rank == options.script_rank:
+            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
+        wanted = options.interface if options is not None else None
+        self._meeting = Meeting(world, Hello(context.host, b"", boot_id(), list_interfaces(), wanted))
+
+    def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
+        """An error of a rank that can't communicate: one rank reports it, and the job is aborted."""
+        error.fatal = True
+        error.reported = not launchers.speaks(self._environ)
+        if error.reported:
+            time.sleep(FAILED_GRACE)
+        return error
+
+    def _end_without_launcher(self) -> None:
+        if launchers.detect(self._environ) is not None and os.getppid() != _PARENT:
+            say(
+                f"error: the launcher of process {os.getpid()} on {self._context.host} (process {_PARENT}) has ended, and this rank "
+                "with it. Fix: read its output, or the log of the batch system"
+            )
+            flush()
+            os._exit(1)
+
+    def _wait(self, *fds: int | None) -> None:
+        """Wait for a message; for MPI in this process a moment only."""
+        poller = select.poll()
+        for fd in fds:
+            if fd is not None and fd >= 0:
+                poller.register(fd, select.POLLIN)
+        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting_is_open else POLL))
+
+    @property
+    def _meeting_is_open(self) -> bool:
+        return not hasattr(self, "_meeting") or self._meeting.open
+
+    # -- until the cluster is up --------------------------------------------------------------------------------
+
+    def _until_over(self) -> Any:
+        while True:
+            agent = self._agent
+            self._wait(self._world.fileno(), None if agent is None or agent.lost else agent.fd)
+            self._end_without_launcher()
+            if not self._interrupted and (failure := self._signal_failure()) is not None:
+                self._interrupted = True
+                self._fail(failure)
+            for source, kind, payload in self._meeting.receive():
+                self._on_meeting(source, kind, payload)
+            if agent is not None:
+                for kind, payload in agent.events(0.0):
+                    if kind == Kind.UP:
+                        return self._joined(*payload)
+                    if kind == Kind.DONE:
+                        return self._done(payload)
+                    self._on_agent(kind, payload)
+                if agent.lost and not self._agent_is_lost:
+                    self._on_lost_agent(agent)
+            self._go_on()
+            self._check_deadlines(time.monotonic())
+
+    def _go_on(self) -> None:
+        """Do what can be done now."""
+        meeting, is_first = self._meeting, self._world.rank == COORDINATOR
+        if is_first and not meeting.missing:
+            if self._failure is None and self._entry is None:
+                self._invite()
+            if self._failure is not None and not self._leader_knows() and self._coordinator is None:
+                self._coordinator = FailureCoordinator(meeting.hosts, deadline=self._deadline)
+                self._coordinator.fail(COORDINATOR, self._failure, time.monotonic())
+            if len(self._entered) == self._world.size and meeting.open:
+                meeting.send_all(Kind.CLOSE)
+                meeting.close()
+        if self._failure is not None and not self._is_told and not is_first:
+            self._tell()
+        if self._coordinator is not None:
+            self._coordinator.tick(time.monotonic())
+            error = self._coordinator.outcome
+            if isinstance(error, DaskGpuMpiError):
+                # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+                if self._world.size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
+                    error.reported = True
+                report_error(error)
+                self._spread(Failure.of(error), fatal=error.fatal)
+                raise error
+
+    def _leader_knows(self) -> bool:
+        """On rank 0: whether its agent leads the start, and has been told of the failure of this rank."""
+        if self._agent is None or self._agent_is_lost or self._entry is None:
+            return False
+        if not self._is_told and self._failure is not None:
+            self._is_told = True
+            self._agent.send(Kind.FAILED, (COORDINATOR, self._failure))
+        return True
+
+    def _tell(self) -> None:
+        """On another rank: send rank 0 this rank's failure, as soon as that is possible."""
+        rank = self._world.rank
+        assert self._failure is not None  # called after a failure
+        if self._agent is not None and not self._agent_is_lost and rank in self._entered:
+            self._agent.send(Kind.FAILED, (rank, self._failure))
+        elif self._meeting.open and not self._meeting.missing:
+            self._meeting.send(COORDINATOR, Kind.FAILED, self._failure)
+        else:
+            return
+        self._is_told = True
+        self._failed_at = time.monotonic()
+
+    def _fail(self, failure: Failure) -> None:
+        """This rank can't take part; the first reason counts."""
+        if self._failure is None:
+            self._failure = failure
+            self._failed_at = time.monotonic()
+
+    def _spread(self, failure: Failure, *, fatal: bool) -> None:
+        """On rank 0: tell the ranks whose agents are not connected how the start ends."""
+        self._meeting.send_all(Kind.FAIL, (failure, fatal))
+        if not fatal:
+            self._meeting.close()
+
+    def _invite(self) -> None:
+        """On rank 0, when all ranks have come: tell all where the hub is."""
+        meeting, options, agent = self._meeting, self._options, self._agent
+        assert options is not None  # otherwise this rank has failed
+        assert agent is not None  # as above
+        ranks = sorted(meeting.here)
+        hellos = [meeting.here[rank] for rank in ranks]
+        config = make_credentials(job_end=end_time(self._environ))
+        size = len(ranks)
+        hub: tuple[str, int] = ("", 0)
+        sock: socket.socket | None = None
+        if size > 1:
+            names, machines = [each.host for each in hellos], [each.machine for each in hellos]
+            same = names if len(set(machines)) == len(set(names)) else machines
+            networks = {rank: meeting.here[rank].interfaces for rank in ranks}
+            wanted = [each.wanted for each in hellos]
+            try:
+                sock = listen(choose_addresses(same, networks, wanted)[1][COORDINATOR])
+            except InputError as error:
+                self._fail(Failure.of(error))
+                return
+            except OSError as error:
+                self._fail(
+                    Failure(
+                        Problem(
+                            f"rank 0 can't listen for the other ranks ({error.strerror})",
+                            fix="choose another network with interface (--interface)",
+                        ),
+                        InputError.exit_code,
+                    )
+                )
+                return
+            hub = sock.getsockname()[:2]
+        self._entry = Entry(COORDINATOR, size, hub, config, meeting.hosts)
+        agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
+        if sock is not None:
+            sock.close()
+        meeting.send_all(Kind.ENTER, Invitation(*hub, config))
+        self._context.timeline.lap("join the ranks")
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
+        is_first = self._world.rank == COORDINATOR
+        match kind:
+            case Kind.ENTERED if is_first:
+                self._entered.add(source)
+            case Kind.FAILED if is_first:
+                if self._coordinator is not None:
+                    self._coordinator.fail(source, payload, time.monotonic())
+                elif self._agent is not None and not self._agent_is_lost:
+                    self._agent.send(Kind.FAILED, (source, payload))
+            case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
+                hub = (payload.address, payload.port)
+                self._entry = Entry(self._world.rank, self._world.size, hub, payload.config)
+                self._agent.send(Kind.ENTER, self._entry)
+                self._context.timeline.lap("join the ranks")
+            case Kind.FAIL if not is_first:
+                raise payload[0].error(reported=True)
+            case Kind.CLOSE if not is_first:
+                self._meeting.close()
+
+    def _on_agent(self, kind: Kind, payload: Any) -> None:
+        rank = self._world.rank
+        match kind:
+            case Kind.PREPARED:
+                self._context.timeline.lap("wait for the agent")
+            case Kind.ENTERED:
+                self._entered.add(rank)
+                if rank != COORDINATOR:
+                    self._meeting.send(COORDINATOR, Kind.ENTERED)
+            case Kind.FAILED:
+                self._fail(payload)
+            case Kind.START:
+                self._deadline = max(self._deadline, time.monotonic() + payload)
+            case Kind.FAIL if payload is None:
+                raise self._lost_rank_0()
+            case Kind.FAIL:
+                failure, fatal = payload
+                error = failure.error(reported=True)
+                if rank == COORDINATOR:
+                    self._spread(failure, fatal=fatal)
+                    error.fatal = fatal
+                raise error
+
+    def _on_lost_agent(self, agent: AgentProcess) -> None:
+        self._agent_is_lost = True
+        why = agent.exit_text()
+        if self._world.rank in self._entered:
+            text = f"the agent of this rank ended while the cluster started ({why})"
+        else:
+            text = f"the agent ended before it was ready ({why})"
+        self._fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
+
+    def _joined(self, cluster: Cluster, is_client: bool) -> Joined:
+        options, agent, world = self._options, self._agent, self._world
+        assert options is not None  # a rank that has joined has both
+        assert agent is not None
+        assert self._entry is not None
+        until = time.monotonic() + MEETING_END
+        while self._meeting.open and time.monotonic() < until:
+            for source, kind, payload in self._meeting.receive():
+                self._on_meeting(source, kind, payload)
+            self._go_on()
+            time.sleep(0.002)
+        self._meeting.close()
+        self._context.timeline.lap("wait for the other ranks")
+        return Joined(
+            world.rank,
+            world.size,
+            self._context.host,
+            agent,
+            options,
+            self._environ,
+            cluster,
+            is_client,
+            self._entry,
+            world,
+        )
+
+    def _done(self, outcome: Any) -> Any:
+        """The start has ended without a cluster for this rank."""
+        if self._agent is not None:
+            self._agent.close(1.0)
+        if outcome == 1:
+            raise StartupError(
+                "the cluster started without this rank, which was late",
+                where=f"rank {self._world.rank} of {self._world.size} on {self._context.host}",
+            )
+        self._meeting.close()
+        self._world.end()
+        return outcome
+
+    # -- what does not come -------------------------------------------------------------------------------------
+
+    def _signal_failure(self) -> Failure | None:
+        """The failure that a signal has made of the start; None: there was none."""
+        if self._context.signals.got is None:
+            return None
+        number = self._context.signals.got[0]
+        return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
+
+    def _check_deadlines(self, now: float) -> None:
+        """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
+        meeting, rank, over = self._meeting, self._world.rank, now - self._deadline
+        is_first = rank == COORDINATOR
+        if meeting.missing and over > 0:
+            if not self._asked_neighbours:
+                self._asked_neighbours = True
+                # of the other ranks of this host: a missing rank can't report itself
+                meeting.report_neighbours(launcher_check.neighbours(os.getpid()))
+            if over > NAME_MISSING + (0.0 if is_first else RANK_0_GRACE):
+                raise StartupError(
+                    meeting.missing_text(allocated_hosts()), reported=not is_first and rank != 1, fatal=True
+                )
+            return
+        if is_first and over > 0 and rank not in self._entered and self._failure is None:
+            self._fail(
+                Failure(
+                    Problem(
+                        "the agent did not finish its imports before the start-up timeout (startup_timeout)",
+                        fix="have the environment on a faster file system or in a container image, or set a longer "
+                        "startup_timeout (--startup-timeout)",
+                    )
+                )
+            )
+            self._agent_is_lost = True  # it can't lead the start
+        if is_first and over > HANGING and self._coordinator is None:
+            raise StartupError(
+                f"the agent of rank 0 has not responded before {DEADLINE}",
+                fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
+                where=f"rank {rank} of {self._world.size} on {self._context.host}",
+                fatal=True,
+            )
+        if not is_first and over > RANK_0_LOST:
+            raise self._lost_rank_0()
+        unheard = UNHEARD if self._is_told else 3 * GATHER_FAILURES
+        if (
+            not is_first
+            and self._failure is not None
+            and not meeting.missing
+            and now > self._failed_at + unheard
+        ):
+            # rank 0 has noticed the end of the agent, or it is lost itself
+            error = self._failure.error(reported=not self._is_told)
+            error.fatal = True
+            raise error
+
+    def _lost_rank_0(self) -> StartupError:
+        return StartupError(
+            f"no response before {DEADLINE}",
+            where="rank 0",
+            fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
+            reported=self._world.rank != 1,
+            fatal=True,
+        )
+
+
+#: The process that has started this one.
+_PARENT = os.getppid()
+
+
+def _import_for_client(protocol: Protocol) -> None:
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used.
+
+    Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
+    """
+    with contextlib.suppress(Exception):
+        importlib.import_module("distributed")
+        if protocol.moves_device_memory:
+            install_hooks()
+            extend_handshakes()

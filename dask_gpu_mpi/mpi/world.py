@@ -1,0 +1,417 @@
+"""The transports by which ranks meet, once, at the start: MPI in a short-lived child process, the user's own MPI, or `launch`.
+
+A rank process never is an MPI process, unless the user makes it one: then nothing of MPI's, neither a port nor a thread, is in the
+process that has the job's key and runs the script. The child has no secrets: it passes on what the ranks have sealed.
+
+Never use mpi4py's methods in lower case, which unpickle messages: anyone who reaches a port of the MPI library could run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
+from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.sites.launchers import LOCAL, detect
+
+#: Before each packet between a rank and its transport: the rank that gets it, or has sent it.
+HEADER = struct.Struct("<i")
+#: In place of a rank: a message of the transport itself; to the transport, the exit code with which to end the job.
+TRANSPORT = -1
+#: Bytes of the largest message, and of the buffers of a socket.
+LARGEST, BUFFER = 1 << 17, 1 << 21
+#: Seconds for the end of the job after a rank has asked for it, and for ``MPI_Finalize``.
+ABORTING, FINALIZING = 10.0, 5.0
+
+
+class World:
+    """The ranks that the launcher has started, and messages to them; this class is a rank that is alone."""
+
+    #: The rank of this process, and the number of ranks; `size` is 0 until they are known.
+    rank = 0
+    size = 1
+    #: Version text of the MPI library; empty: there is none.
+    library = ""
+    #: Whether the script's process is an MPI process.
+    is_own = False
+
+    def fileno(self) -> int | None:
+        """The descriptor that is readable when a message may have come; None: there is none."""
+        return None
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Send a message; returns at once."""
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """The messages that are here now, each with the rank that has sent it. Raises a DaskGpuMpiError if there is no MPI."""
+        return []
+
+    def leave(self) -> None:
+        """End this rank's part, when all ranks do so. May be called again."""
+
+    def end(self) -> None:
+        """Wait until nothing of this world is left in this job, before this rank ends; some seconds at most."""
+        self.leave()
+
+    def abort(self, code: int) -> None:
+        """End all ranks, including those that don't answer; returns if that is not possible."""
+
+
+class PacketWorld(World):
+    """A world behind a socket: packets that begin with a rank's number."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket: socket.socket | None = sock
+        self._later: deque[bytes] = deque()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+
+    def fileno(self) -> int | None:
+        """As in the base class."""
+        return None if self._socket is None else self._socket.fileno()
+
+    def send(self, rank: int, data: bytes) -> None:
+        """As in the base class."""
+        self._later.append(HEADER.pack(rank) + data)
+        self._post()
+
+    def _post(self) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # no room now, or the other side has ended, which `receive` notices
+            while self._later and self._socket is not None:
+                self._socket.send(self._later[0])
+                self._later.popleft()
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """As in the base class."""
+        self._post()
+        found: list[tuple[int, bytes]] = []
+        while self._socket is not None:
+            try:
+                packet = self._socket.recv(HEADER.size + LARGEST)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self._close()
+                self._on_end()
+                break
+            (source,) = HEADER.unpack_from(packet)
+            if source == TRANSPORT:
+                self._on_transport(packet[HEADER.size :])
+            else:
+                found.append((source, packet[HEADER.size :]))
+        return found
+
+    def _on_transport(self, data: bytes) -> None:
+        """A message of the transport itself."""
+
+    def _on_end(self) -> None:
+        """The transport has ended."""
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def leave(self) -> None:
+        """As in the base class."""
+        deadline = time.monotonic() + 1.0
+        while self._later and self._socket is not None and time.monotonic() < deadline:
+            self._post()
+            time.sleep(0.002)
+        self._close()
+
+    def abort(self, code: int) -> None:
+        """As in the base class."""
+        if self._socket is None:
+            return
+        self.send(TRANSPORT, HEADER.pack(code))
+        deadline = time.monotonic() + ABORTING
+        while time.monotonic() < deadline and self._socket is not None:
+            self.receive()
+            time.sleep(0.02)
+
+
+class LaunchedWorld(PacketWorld):
+    """The ranks that `launch` has started on this node; it passes on their packets."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(socket.socket(fileno=os.dup(int(environ[LOCAL.mark]))))
+        os.set_inheritable(self.fileno() or 0, False)
+        with contextlib.suppress(OSError):
+            os.close(int(environ[LOCAL.mark]))
+        self.rank, self.size = int(environ[LOCAL.rank]), int(environ[LOCAL.size[0]])
+
+
+# As the agent (`agent.handle`): no file is imported before the rank's path is set.
+_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from dask_gpu_mpi.mpi.world import main; main(*map(int, sys.argv[1:3]))"
+
+
+class MpiChild(PacketWorld):
+    """MPI in a child process, which lives until the ranks have met. `environ`: with the launcher's variables."""
+
+    def __init__(self, environ: Mapping[str, str], path: list[str]) -> None:
+        ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours)
+        self.rank, self.size = 0, 0
+        try:
+            childs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            os.set_inheritable(childs.fileno(), True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(childs.fileno()), str(os.getpid()), *path],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                close_fds=False,  # some launchers give a rank a descriptor (PMI_FD)
+            )
+        except OSError as error:
+            self._close()
+            raise StartupError(
+                f"could not start the process for MPI ({error.strerror})",
+                fix="allow more files, processes, memory (ulimit -a)",
+            ) from error
+        finally:
+            childs.close()
+
+    def _on_transport(self, data: bytes) -> None:
+        """The world, or the reason why there is none."""
+        try:
+            kind, payload = unpack(data)
+            if kind == "world":
+                self.rank, self.size, self.library = from_plain(tuple[int, int, str], payload)
+                return
+            failure: Failure = from_plain(Failure, payload)
+        except (PlainDataError, ValueError, TypeError) as error:
+            raise StartupError(f"the process for MPI sent something else ({error})") from None
+        self._close()
+        raise failure.error(reported=False)
+
+    def _on_end(self) -> None:
+        if not self.size:
+            raise StartupError(
+                f"MPI could not be initialized ({self._exit_text()})",
+                fix="read its output above; use the launcher that belongs to the MPI library of mpi4py",
+            )
+
+    def _exit_text(self) -> str:
+        try:
+            code = self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            return "its process closed its connection"
+        return f"exit code {code}" if code >= 0 else f"killed by signal {signal.Signals(-code).name}"
+
+    def end(self) -> None:
+        """As in the base class: a launcher counts a rank whose ``MPI_Finalize`` was cut off as failed."""
+        self.leave()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(FINALIZING)
+
+
+class OwnMpi(World):
+    """MPI of the script's process: the user's (`comm`, or one that runs already), or one that its program goes on with."""
+
+    is_own = True
+
+    def __init__(self, comm: Any, library: str) -> None:
+        self.rank, self.size, self.library = comm.Get_rank(), comm.Get_size(), library
+        self._endpoint = Endpoint(comm)
+
+    def send(self, rank: int, data: bytes) -> None:
+        """As in the base class."""
+        self._endpoint.send(rank, data)
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """As in the base class."""
+        return self._endpoint.receive()
+
+    def leave(self) -> None:
+        """As in the base class."""
+        self._endpoint.close()
+
+    def abort(self, code: int) -> None:
+        """As in the base class."""
+        self._endpoint.abort(code)
+
+
+def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool) -> OwnMpi | None:
+    """The world of MPI in this process; None: nothing requires it here.
+
+    `comm`: the user's communicator. `starts`: the program continues as an MPI program, so MPI is initialized here if it is not.
+    Raises a MpiMissingError, a LauncherError, or an InputError if the script has finalized MPI.
+    """
+    loaded = sys.modules.get("mpi4py.MPI")
+    runs = loaded is not None and loaded.Is_initialized()
+    if not (runs or starts or comm is not None):
+        return None
+    if loaded is not None and loaded.Is_finalized():
+        raise InputError(
+            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized)",
+            fix="call initialize() first",
+        )
+    from dask_gpu_mpi.mpi.library import load_mpi
+
+    mpi: Any = loaded if runs else load_mpi(environ, host, by_mpi4py=True)
+    return OwnMpi(comm if comm is not None else mpi.COMM_WORLD, mpi.Get_library_version())
+
+
+def world_of(environ: Mapping[str, str], path: list[str]) -> PacketWorld:
+    """The world of a rank without MPI in its process: that of `launch`, or of MPI in a child."""
+    launched = detect(environ)
+    if launched is not None and launched.launcher is LOCAL:
+        return LaunchedWorld(environ)
+    return MpiChild(environ, path)
+
+
+class Endpoint:
+    """Messages over one tag of a communicator, sent without waiting, received as they come."""
+
+    #: A number that no program uses by chance, below MPI's least bound.
+    TAG = 32701
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._leaving: list[Any] = []
+        #: Messages that are arriving: sender, request, buffer. MPI may use a buffer at any time, so none is freed before that.
+        self._arriving: list[tuple[int, Any, bytearray]] = []
+        self._kept: list[Any] = []
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Post a message."""
+        from mpi4py import MPI
+
+        with self._returning(), contextlib.suppress(MPI.Exception):
+            self._leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self.TAG))
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Every message that has arrived."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        with self._returning(), contextlib.suppress(MPI.Exception):
+            while (
+                message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status)
+            ) is not None:
+                size = status.Get_count(MPI.BYTE)
+                if 0 <= size <= LARGEST:
+                    buffer = bytearray(size)
+                    request = message.Irecv([buffer, MPI.BYTE])
+                    self._arriving.append((status.Get_source(), request, buffer))
+                else:
+                    self._kept.append(message)  # not one of ours
+        arriving, self._arriving = self._arriving, []
+        found = []
+        with self._returning():
+            for source, request, buffer in arriving:
+                if self._done(request):
+                    found.append((source, bytes(buffer)))
+                else:
+                    self._arriving.append((source, request, buffer))
+        return found
+
+    def _done(self, request: Any) -> bool:
+        from mpi4py import MPI
+
+        try:
+            return bool(request.Test())
+        except MPI.Exception:
+            return True
+
+    def _returning(self) -> Any:
+        """A context in which errors of MPI are exceptions: a script's communicator may abort."""
+        from mpi4py import MPI
+
+        stack = contextlib.ExitStack()
+        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return stack
+
+    def has_sent(self) -> bool:
+        """Whether all messages have left."""
+        with self._returning():
+            self._leaving = [request for request in self._leaving if not self._done(request)]
+        return not self._leaving
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Wait until all messages have left, so long at most."""
+        deadline = time.monotonic() + seconds
+        while not self.has_sent() and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def abort(self, code: int) -> None:
+        """End all ranks."""
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(code)
+
+
+# The child's side.
+
+
+def main(fd: int, rank: int) -> None:
+    """Run MPI for the process `rank`, which is the parent of this one, until it leaves; never returns."""
+    die_with_parent(rank)
+    sock = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the rank decides
+    from dask_gpu_mpi.mpi import library
+
+    host = socket.gethostname()
+    try:
+        mpi = library.load_mpi(os.environ, host)
+    except DaskGpuMpiError as error:
+        sock.send(HEADER.pack(TRANSPORT) + pack(["failed", Failure.of(error)]))
+        os._exit(0)
+    world = mpi.COMM_WORLD
+    known = [world.Get_rank(), world.Get_size(), mpi.Get_library_version()]
+    sock.send(HEADER.pack(TRANSPORT) + pack(["world", known]))
+    code = 0
+    try:
+        _pass_on(sock, Endpoint(world))
+        library.finalize()
+    except Exception as error:
+        say(f"error: MPI: {type(error).__name__}: {error}")
+        code = 1
+    os._exit(code)
+
+
+def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
+    """Pass on the packets of the rank and the messages of other ranks, until the rank has left."""
+    pause = 0.001
+    while True:
+        received = endpoint.receive()
+        for source, data in received:
+            sock.send(HEADER.pack(source) + data)
+        pause = 0.001 if received else min(2 * pause, 0.02)
+        if not select.select([sock], [], [], pause)[0]:
+            endpoint.has_sent()  # lets the library work
+            continue
+        packet = sock.recv(HEADER.size + LARGEST)
+        if not packet:
+            endpoint.close()
+            return
+        pause = 0.001
+        (rank,) = HEADER.unpack_from(packet)
+        if rank == TRANSPORT:
+            (code,) = HEADER.unpack_from(packet, HEADER.size)
+            endpoint.abort(code)
+        else:
+            endpoint.send(rank, packet[HEADER.size :])
