@@ -356,8 +356,9 @@ class Part:
 
     async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""
-        came = asyncio.Event()
-        self._loop.add_reader(look.fd, came.set)
+        came, fd = asyncio.Event(), look.fd
+        if fd >= 0:
+            self._loop.add_reader(fd, came.set)
         try:
             async with asyncio.timeout_at(
                 self._deadline - nvml_grace(self._options.startup_timeout)
@@ -365,8 +366,10 @@ class Part:
                 while True:
                     await came.wait()
                     came.clear()
+                    self._loop.remove_reader(fd)  # before it is closed: another file may get its number
                     if (seen := look.gpus(0.0)) is not None:
                         return seen
+                    self._loop.add_reader(fd, came.set)
         except (InputError, StartupError) as error:
             raise type(error)(replace(error.problem, where=where)) from error
         except TimeoutError:
@@ -377,8 +380,7 @@ class Part:
                 where=where,
             ) from None
         finally:
-            with contextlib.suppress(ValueError, OSError):  # it is closed
-                self._loop.remove_reader(look.fd)
+            self._loop.remove_reader(fd)
             look.close()
 
     # -- the scheduler ------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ class Endpoint:
 
 
 def main(fd: int, rank: int) -> None:
-    """Run MPI for the process `rank`, which is the parent of this one, until it leaves; never returns."""
+    """Run MPI for the process `rank`, which is the parent of this one, until it leaves."""
     die_with_parent(rank)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
@@ -379,7 +379,7 @@ def main(fd: int, rank: int) -> None:
         mpi = library.load_mpi(os.environ, host)
     except DaskGpuMpiError as error:
         sock.send(HEADER.pack(TRANSPORT) + pack(["failed", Failure.of(error)]))
-        os._exit(0)
+        sys.exit(0)
     world = mpi.COMM_WORLD
     known = [world.Get_rank(), world.Get_size(), mpi.Get_library_version()]
     sock.send(HEADER.pack(TRANSPORT) + pack(["world", known]))
@@ -390,7 +390,7 @@ def main(fd: int, rank: int) -> None:
     except Exception as error:
         say(f"error: MPI: {type(error).__name__}: {error}")
         code = 1
-    os._exit(code)
+    sys.exit(code)  # not os._exit: MPICH 5 takes leave of its launcher when the library is unloaded
 
 
 def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
