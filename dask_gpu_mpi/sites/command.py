@@ -94,10 +94,6 @@ class Launch:
     #: The preflight; empty: none.
     check: tuple[str, ...]
     run: tuple[str, ...]
-    #: MPI ranks that `launch` itself starts by each of these two; 0: the commands have a launcher.
-    ranks: int = 0
-    #: Whether those ranks continue if one other than rank 0 is lost.
-    tolerant: bool = False
     #: Makes the copies of the environment before, and removes them after; empty: there are none.
     stage: tuple[str, ...] = ()
     unstage: tuple[str, ...] = ()
@@ -115,6 +111,10 @@ class Launch:
     forwards_end: bool = True
     #: Whether processes of a cancelled job on other nodes are killed as soon as this process ends, though they clean up.
     lingers: bool = False
+    #: The number of ranks that `launch` itself starts by the commands `check` and `run`; 0: these start a launcher.
+    ranks: int = 0
+    #: Whether these ranks continue after the loss of one other than rank 0.
+    tolerant: bool = False
 
 
 def needs_launcher(

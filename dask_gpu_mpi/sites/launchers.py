@@ -436,8 +436,9 @@ class Pmi(Launcher):
 
 
 LOCAL, OPEN_MPI, HYDRA, INTEL, PALS = Local(), OpenMpi(), Hydra(), Intel(), Pals()
-#: Innermost first: an mpirun runs inside the step of a batch job, never the other way round.
-LAUNCHERS: tuple[Launcher, ...] = (LOCAL, OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), Pmi())
+#: Innermost first: an mpirun runs inside the step of a batch job, never the other way round. Ranks of `launch` itself have no
+#: variables of a launcher around it, but the script may start another launcher, and its ranks have those of the script's rank.
+LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), LOCAL, Pmi())
 #: Each mpirun and mpiexec for `launch`, in the order in which the output of ``--version`` is compared. If several can start the
 #: ranks of a library, the library's own launcher is the best one, then the last one of this list.
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
