@@ -162,6 +162,7 @@ class Relay(threading.Thread):
         self.aborted: int | None = None
         self._sockets = sockets
         self._waiting: list[collections.deque[bytes]] = [collections.deque() for _ in sockets]
+        self._waiting_bytes = [0] * len(sockets)
         self._selector = selectors.DefaultSelector()
         for rank, each in enumerate(sockets):
             each.setblocking(False)
@@ -209,8 +210,9 @@ class Relay(threading.Thread):
 
     def _send(self, rank: int, packet: bytes) -> None:
         waiting = self._waiting[rank]
-        if self._sockets[rank].fileno() >= 0 and sum(map(len, waiting)) + len(packet) <= MOST_WAITING:
+        if self._sockets[rank].fileno() >= 0 and self._waiting_bytes[rank] + len(packet) <= MOST_WAITING:
             waiting.append(packet)
+            self._waiting_bytes[rank] += len(packet)
             if len(waiting) == 1:
                 self._send_waiting(rank)
 
@@ -225,7 +227,7 @@ class Relay(threading.Thread):
                 break
             except OSError:  # it has ended: what it has sent before is received next
                 pass
-            waiting.popleft()
+            self._waiting_bytes[rank] -= len(waiting.popleft())
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
         if self._selector.get_key(to).events != wanted:
             self._selector.modify(to, wanted, rank)
