@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.streams import is_public
 from dask_gpu_mpi.cli.options import RunCommand, fail, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
-from dask_gpu_mpi.sites.launchers import detect, library_name
+from dask_gpu_mpi.sites.launchers import LOCAL, detect, library_name
 
 #: Seconds for a command of the batch system, such as `flux getattr` and `squeue`.
 ASK_TIMEOUT = 20.0
@@ -45,7 +45,8 @@ LAUNCH_OPTIONS = [
                  help="Mount this file or folder in the container too; repeat it for several."),
     click.Option(["--hosts"], metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
     click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, flux, "
-                 "or an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
+                 "or an mpirun by its path. Default: on one node none (`launch` itself "
+                 "starts the ranks), else the batch system's, if it fits the MPI library, or the library's mpirun."),
     click.Option(["--launcher-option", "launcher_options"], metavar="OPTION", multiple=True,
                  help="Add an option to the launcher's, as in --launcher-option=--mem-bind=local; repeat it for several."),
     click.Option(["--profile"], metavar="nsys|COMMAND",
@@ -69,7 +70,7 @@ RANK_COMMANDS = ("check", "plan")
         "dask-gpu-mpi launch analysis.py --input data",
         "dask-gpu-mpi launch -n 2 --check -m package.module",
     ),
-    short_help="Start the MPI ranks as well, with the fitting launcher.",
+    short_help="Start the MPI ranks as well, if needed with the fitting launcher.",
 )
 def launch(
     ranks: int | None,
@@ -226,9 +227,9 @@ def _launch(
     mpi: str,
     dry_run: bool,
 ) -> int:
-    from dask_gpu_mpi.sites.command import as_text, decide, library_command
+    from dask_gpu_mpi.sites.command import as_text, decide, library_command, needs_launcher
     from dask_gpu_mpi.sites.execute import run_launch
-    from dask_gpu_mpi.sites.starter import ask_library, choose_launcher
+    from dask_gpu_mpi.sites.starter import Starter, ask_library, choose_launcher
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
@@ -238,8 +239,14 @@ def _launch(
             expected="one in which the ranks can start",
             fix="cd to another",
         ) from None
-    library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-    starter = choose_launcher(where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi)
+    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or mpi)):
+        library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
+        starter = choose_launcher(
+            where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi
+        )
+        notes = [str(where), f"{library_name(library)}: {starter.launcher.kind}"]
+    else:
+        library, starter, notes = "", Starter(LOCAL, ""), [str(where)]
     commands = decide(
         request,
         environ,
@@ -254,7 +261,7 @@ def _launch(
         ask=_ask,
     )
     if dry_run:
-        text = as_text(commands, str(where), f"{library_name(library)}: {starter.launcher.kind}")
+        text = as_text(commands, *notes)
         click.echo(os.fsencode(text))  # names of files may not be UTF-8
         return 0
     if restarts is None:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -226,6 +227,10 @@ class BatchSystem:
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
 
+    def is_here(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> bool:
+        """Whether this process runs on the only node of the allocation, and the job's signals reach it and its children."""
+        return len(allocation.hosts) == 1 and is_this_host(*allocation.hosts)
+
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
@@ -293,6 +298,9 @@ class _Local(BatchSystem):
 
     title = "this machine"
     is_one_node = True
+
+    def is_here(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> bool:
+        return True
 
 
 #: No batch system.
@@ -375,6 +383,18 @@ def parse_hosts(text: str) -> Mapping[str, int]:
             f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
         )
     return hosts
+
+
+def is_this_host(name: str, own: str = "") -> bool:
+    """Whether a node's name is certainly the name of the host (`own`: of another host); either may have no domain.
+
+    >>> is_this_host("h1", "h1.site"), is_this_host("h1.site", "h1.elsewhere"), is_this_host("localhost")
+    (True, False, True)
+    """
+    names = [name.lower(), (own or socket.gethostname()).lower()]
+    if not all("." in each for each in names):
+        names = [each.partition(".")[0] for each in names]
+    return name == "localhost" or names[0] == names[1]
 
 
 def count_hosts(

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi.base.streams import PUBLIC
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem
 from dask_gpu_mpi.sites.containers import Container, rank_variables
-from dask_gpu_mpi.sites.launchers import CRAY, Launcher, detect, family_of, scrub
+from dask_gpu_mpi.sites.launchers import CRAY, LOCAL, Launcher, detect, family_of, scrub
 from dask_gpu_mpi.sites.starter import Starter
 
 
@@ -110,6 +111,24 @@ class Launch:
     forwards_end: bool = True
     #: Whether processes of a cancelled job on other nodes are killed as soon as this process ends, though they clean up.
     lingers: bool = False
+    #: The number of ranks that `launch` itself starts by the commands `check` and `run`; 0: these start a launcher.
+    ranks: int = 0
+    #: Whether these ranks continue after the loss of one other than rank 0.
+    tolerant: bool = False
+
+
+def needs_launcher(
+    request: Request, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, chosen: bool
+) -> bool:
+    """Whether a launcher must start the ranks, since `launch` is not on their only node, or the user's options need one.
+
+    `chosen`: the user has chosen a launcher.
+    """
+    if chosen or request.launcher_options or request.stage or allocation.nodes > 1 or allocation.parts:
+        return True
+    if request.container is not None and not request.container.runtime.inherits:
+        return True
+    return not allocation.batch.is_here(environ, allocation, ask)
 
 
 def decide(
@@ -127,6 +146,8 @@ def decide(
     ask: Ask = lambda command: "",
 ) -> Launch:
     """The commands of a job with an MPI library of this version text; LauncherError if the launcher can't start it.
+
+    Without a launcher (`LOCAL`), the library does not matter.
 
     `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
     detect. `has_input`: the standard input is not empty. `ask` returns the output of a command of the batch system.
@@ -173,7 +194,8 @@ def decide(
         container = replace(container, variables=variables, mpi=mpi)
         options += runtime.launcher_options(container)
         inner = [*runtime.command(container, after), "python"]
-    start = [starter.path, *with_options(options, request.launcher_options)]
+    local = launcher is LOCAL
+    start = [] if local else [starter.path, *with_options(options, request.launcher_options)]
     code = ["-c", START]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*start, *inner, *code, "check", *expect, *request.options, *request.program)
@@ -185,6 +207,8 @@ def decide(
         environment=changes,
         check=check if request.check else (),
         run=run,
+        ranks=allocation.ranks if local else 0,
+        tolerant=bool(request.tolerates),
         batch=batch,
         stage=stage,
         unstage=unstage,
@@ -291,6 +315,11 @@ def as_text(launch: Launch, *notes: str) -> str:
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in launch.environment.items()
     ]
+    if launch.ranks:
+        lines.append(
+            f"# without a launcher: launch itself starts {counted(launch.ranks, 'rank')} by the last command, and sets DGM_RANK, "
+            "DGM_SIZE and DGM_MEETING_FD for each. Without these it is a job of one rank"
+        )
     if launch.make:
         mode = ["-m", "700"] if launch.private else []
         lines.append(shlex.join(["mkdir", "-p", *mode, launch.make]))

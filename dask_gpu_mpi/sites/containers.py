@@ -73,6 +73,8 @@ class Runtime:
     folders: tuple[str, ...] = ("/tmp",)
     #: The launcher that starts its containers; empty: any.
     launcher = ""
+    #: Whether a rank has all variables and open files of the process that starts its container, so that it needs no launcher.
+    inherits = False
 
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
         """The reason why it can't be used here; empty: it can. `launcher` is the user's choice, or the batch system's."""
@@ -200,6 +202,7 @@ class Apptainer(Runtime):
     files = ("",)
     protocols = ()
     folders = ()
+    inherits = True
 
     def spelled(self, image: str) -> str:
         return image if _is_file(image) or "://" in image else f"docker://{image}"

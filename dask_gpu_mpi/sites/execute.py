@@ -1,4 +1,4 @@
-"""Runs the commands of a job, one child at a time. The child gets the signals, and ends with this process."""
+"""Runs the commands of a job, one at a time: a launcher, or the ranks. They get the signals, and end with this process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites.command import Launch
+from dask_gpu_mpi.sites.local import Ranks
 
 #: Signals that end a job, and those before its walltime.
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -70,8 +71,12 @@ class Runner:
         preflight: bool = False,
         mark: str = "",
         within: float = math.inf,
+        ranks: int = 0,
+        tolerant: bool = False,
     ) -> int:
         """Run a command until it has ended; return its exit code, 128 + N after signal N.
+
+        `ranks`: start it that many times, as the ranks of a job without a launcher (`Ranks`, also `tolerant`).
 
         The preflight gets no standard input, which belongs to the script, and no signal before the walltime, which would end it.
         After `within` seconds it is ended.
@@ -80,16 +85,27 @@ class Runner:
         parent = os.getpid()
 
         def prepare() -> None:
-            die_with_parent(parent, signal.SIGTERM)  # after a SIGTERM, the launcher cleans up its nodes
+            # after a SIGTERM, the launcher cleans up its nodes; ranks may be unable to handle one
+            die_with_parent(parent, signal.SIGKILL if ranks else signal.SIGTERM)
+            if ranks:  # of a terminal that is closed: it is sent to all processes, and this one then ends the ranks in order
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
+        child: subprocess.Popen[bytes] | Ranks
         try:
-            stdin = subprocess.DEVNULL if preflight else None
-            child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
+            if ranks:
+                child = Ranks(
+                    command, environ, ranks, tolerant=tolerant, has_input=not preflight, prepare=prepare
+                )
+            else:
+                stdin = subprocess.DEVNULL if preflight else None
+                child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
             raise LauncherError(
                 f"launch: could not start {command[0]}: {error.strerror}",
-                fix="load the module of another MPI library, or set --launcher",
+                fix="install it, or raise the limits of processes and open files (ulimit -u, -n)"
+                if ranks
+                else "load the module of another MPI library, or set --launcher",
             ) from None
         deadline: float | None = None
         over: float | None = None
@@ -125,7 +141,7 @@ class Runner:
             if self.forwards_end and not by_terminal and deadline is None:
                 deadline = time.monotonic() + FORWARD_DELAY
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
-        code = child.returncode
+        code = child.returncode or 0
         code = 128 - code if code < 0 else code
         return (
             128 + signal.SIGINT if self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM else code
@@ -169,9 +185,11 @@ def run_launch(
             code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
             if code or runner.stopped_by:
                 return code or 128 + (runner.stopped_by or 0)
-        if launch.check and ((code := runner.run(launch.check, child, preflight=True)) or runner.stopped_by):
-            return code or 128 + (runner.stopped_by or 0)
-        code = runner.run(launch.run, child, mark=launch.mark)
+        if launch.check:
+            code = runner.run(launch.check, child, preflight=True, ranks=launch.ranks)
+            if code or runner.stopped_by:
+                return code or 128 + (runner.stopped_by or 0)
+        code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
         noted, lost = _noted(launch.mark) if launch.mark else (None, False)
         lost_node = code == 0 and bool(launch.mark) and not _is_our_mark(launch.mark)
         code = code if noted is None else noted

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, is_this_host
 
 
 class Flux(BatchSystem):
@@ -41,6 +41,10 @@ class Flux(BatchSystem):
         size = ask(["flux", "getattr", "size"]).strip()
         nodes = int(size) if re.fullmatch(r"[1-9][0-9]{0,8}", size) else 1
         return Allocation("flux", nodes, nodes, job=job)
+
+    def is_here(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> bool:
+        # `flux proxy` reaches the job from other nodes
+        return is_this_host(ask(["flux", "getattr", "hostlist"]).strip())
 
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
         if not environ.get(self.job_variable):

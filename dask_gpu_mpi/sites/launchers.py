@@ -174,6 +174,27 @@ def _with_ranks(allocation: Allocation) -> str:
     return ",".join(f"{name}:{ranks}" for name, ranks in allocation.hosts.items())
 
 
+class Local(Launcher):
+    """`launch` itself, which starts ranks on its own node (`sites.local`). They all have all variables, cores and GPUs."""
+
+    name = "dask-gpu-mpi launch"
+    rank = "DGM_RANK"
+    size = ("DGM_SIZE",)
+    local_rank = "DGM_RANK"
+    local_size = "DGM_SIZE"
+    # the descriptor of the rank's socket, at the other end of which is `launch`
+    mark = "DGM_MEETING_FD"
+    scrubbed = "DGM_RANK DGM_SIZE DGM_MEETING_FD"
+
+    kind = "local"
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        return []
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        return ""
+
+
 class OpenMpi(Launcher):
     """Open MPI: it copies no variables to other nodes by itself, and its exit code may be 0 after the loss of a node."""
 
@@ -426,29 +447,17 @@ class Pmi(Launcher):
     sure = False
 
 
-class Local(Launcher):
-    """`launch` itself, which starts the ranks of a job on one node (`sites.local`)."""
-
-    name = "dask-gpu-mpi launch"
-    rank = "DGM_RANK"
-    size = ("DGM_SIZE",)
-    local_rank = "DGM_RANK"
-    local_size = "DGM_SIZE"
-    mark = "DGM_MEETING_FD"
-    scrubbed = "DGM_RANK DGM_SIZE DGM_MEETING_FD"
-
-    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
-        return ""
-
-
 LOCAL, OPEN_MPI, HYDRA, INTEL, PALS = Local(), OpenMpi(), Hydra(), Intel(), Pals()
-#: Innermost first: an mpirun runs inside the step of a batch job, never the other way round.
-LAUNCHERS: tuple[Launcher, ...] = (LOCAL, OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), Pmi())
+#: Innermost first: an mpirun runs inside the step of a batch job, never the other way round. Ranks of `launch` itself have no
+#: variables of a launcher around it, but the script may start another launcher, and its ranks have those of the script's rank.
+LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), LOCAL, Pmi())
 #: Each mpirun and mpiexec for `launch`, in the order in which the output of ``--version`` is compared. If several can start the
 #: ranks of a library, the library's own launcher is the best one, then the last one of this list.
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
 #: The batch systems' own launchers, by their command.
-BY_COMMAND: Mapping[str, Launcher] = {each.kind: each for each in LAUNCHERS if each.kind and not each.version}
+BY_COMMAND: Mapping[str, Launcher] = {
+    each.kind: each for each in LAUNCHERS if each.kind and not each.version and each is not LOCAL
+}
 
 _PATTERNS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
 _SCRUBBED = frozenset(name for name in _PATTERNS if not name.endswith("*"))

@@ -34,6 +34,9 @@ class Sge(BatchSystem):
         hosts = dict.fromkeys(count_hosts(environ, _HOSTS, _nodes), 1)
         return Allocation("sge", len(hosts), len(hosts), hosts, job=job)
 
+    def is_here(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> bool:
+        return not allocation.hosts or super().is_here(environ, allocation, ask)
+
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         code = job.by_exit_code()
         return AGAIN if code is None else code

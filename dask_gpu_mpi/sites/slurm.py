@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
-from dask_gpu_mpi.sites.launchers import in_batch_script
+from dask_gpu_mpi.sites.launchers import LOCAL, in_batch_script
 
 #: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
@@ -75,12 +75,20 @@ class Slurm(BatchSystem):
         found = environ.get(_JOB_END, "")
         return float(found) if re.fullmatch(r"[0-9]{1,15}", found) else None
 
+    def is_here(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> bool:
+        """True in a shell on the node. On a login node there is no SLURMD_NODENAME, or the one of another job.
+
+        False in a batch script: Slurm sends signals that the user requests (``--signal``, ``scancel -s``) only to its steps.
+        """
+        node = environ.get("SLURMD_NODENAME")
+        return bool(node) and node == environ.get("SLURM_JOB_NODELIST") and not in_batch_script(environ)
+
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
         """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
         changes: dict[str, str | None] = {}
-        own_launcher = launcher == self.launcher
+        own_launcher = launcher in (self.launcher, LOCAL.kind)
         # older versions of Slurm do not set the end of the job; of parts with different ends, the first counts
         if not environ.get(_JOB_END):
             # the user may have set another format for squeue
@@ -114,7 +122,7 @@ class Slurm(BatchSystem):
         return changes
 
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
-        return in_batch_script(environ) and launcher != self.launcher
+        return in_batch_script(environ) and launcher not in (self.launcher, LOCAL.kind)
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         again = ["scontrol", "requeue", _task(environ)]

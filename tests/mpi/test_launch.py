@@ -1,4 +1,4 @@
-"""`launch` on one machine, with the mpirun that lies beside this Python."""
+"""`launch` on one machine: without a launcher, and with the mpirun that lies beside this Python."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import CLIENT, COMMAND, TELL, facts, small_environment
+from support.jobs.clusters import CLIENT, COMMAND, TELL, facts, ranks_of, small_environment
 from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
 #: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.
 BARE = {"OMPI_ALLOW_RUN_AS_ROOT": None, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": None, "PATH": "/usr/bin:/bin"}
+#: How the ranks start.
+STARTS = pytest.mark.parametrize("how", [(), ("--launcher", "mpirun")], ids=["alone", "mpirun"])
 SCRIPT = (
     CLIENT
     + """
@@ -31,21 +33,25 @@ time.sleep(300)
 """
 
 
+@STARTS
 @pytest.mark.slow
-def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(mpirun: Mpi) -> None:
+def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
+    mpirun: Mpi, how: tuple[str, ...]
+) -> None:
     ranks = len(os.sched_getaffinity(0)) + 2
-    command = ["launch", "-n", str(ranks), "--check", "--interface", "lo"]
+    command = ["launch", *how, "-n", str(ranks), "--check", "--interface", "lo"]
     env = {**BARE, "MINE": "x y"}
     done = mpirun.run(SCRIPT, None, command=command, args=["7", "a b"], env=env, timeout=110).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
 
-def test_a_script_that_reads_its_input_to_the_end(mpirun: Mpi) -> None:
+@STARTS
+def test_a_script_that_reads_its_input_to_the_end(mpirun: Mpi, how: tuple[str, ...]) -> None:
     """A batch job has /dev/null, of which mpirun of Open MPI 5 never forwards the end."""
     script = "import sys; print(sys.stdin.read() + 'the end')"
     done = mpirun.run(
-        [*LAUNCH, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE, timeout=60
+        [*LAUNCH, *how, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE, timeout=60
     ).check()
     assert done.stdout == "the end\n"
 
@@ -60,21 +66,54 @@ NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_D
 
 
 @pytest.mark.quick(number=signal.SIGTERM)
+@STARTS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
+def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int, how: tuple[str, ...]) -> None:
     (tmp_path / "analysis.py").write_text(WAITS)
-    launch = [*LAUNCH[1:], "-n", "2", "--interface", "lo", str(tmp_path / "analysis.py")]
+    launch = [*LAUNCH[1:], *how, "-n", "2", "--interface", "lo", str(tmp_path / "analysis.py")]
     line = [sys.executable, "-c", NOT_IGNORED, sys.executable, *launch]
     job = mpirun.start(line, None, env=BARE)
     job.wait_for("^up")
     job.signal(number)
     done = job.wait(grace=10)  # no process is left behind
-    assert done.rc != 0
+    assert done.rc in ({signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number],) or (
+        how and done.rc
+    )
     assert done.seconds < 60
 
 
-def test_preflight_that_fails_ends_it(mpirun: Mpi) -> None:
-    command = ["launch", "--check", "--expect-gpus", "64", "--interface", "lo"]
+def test_one_node_needs_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
+    """Nor has any process of the job one, or another parent than `launch`."""
+    hidden = tmp_path / "mpi4py"
+    hidden.mkdir()
+    (hidden / "__init__.py").write_text("raise ImportError('no MPI here')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = {**BARE, "PYTHONPATH": path, "MINE": "x"}
+    command = ["launch", "-n", "2", "--check", "--interface", "lo"]
+    done = mpirun.run(SCRIPT, None, command=command, args=["7"], env=env, timeout=90).check(7)
+    assert facts(done) == {"workers": 2, "argv": ["7"], "mine": "x"}
+
+
+@pytest.mark.parametrize(("rank", "tolerated"), [(0, 0), (1, 0), (1, 1)])
+def test_a_rank_that_is_killed_without_a_launcher(
+    mpirun: Mpi, tmp_path: Path, rank: int, tolerated: int
+) -> None:
+    (tmp_path / "analysis.py").write_text(WAITS.replace("300", "15") + "raise SystemExit(6)\n")
+    options = ["-n", "3", "--interface", "lo", "--tolerate-lost-ranks", str(tolerated)]
+    job = mpirun.start([*LAUNCH, *options, str(tmp_path / "analysis.py")], None, env=BARE)
+    job.wait_for("^up")
+    os.kill(ranks_of(job)[rank], signal.SIGKILL)
+    done = job.wait(90, grace=15)
+    assert f"launch: rank {rank} was ended by SIGKILL" in done.stderr
+    if tolerated:
+        done.check(6)
+    else:
+        assert done.rc not in (0, 6), done.output
+
+
+@STARTS
+def test_preflight_that_fails_ends_it(mpirun: Mpi, how: tuple[str, ...]) -> None:
+    command = ["launch", *how, "--check", "--expect-gpus", "64", "--interface", "lo"]
     done = mpirun.run(WAITS, None, command=command, env=BARE).check(1)
     assert "up" not in done.stdout.split()
 
@@ -91,7 +130,7 @@ def test_check_without_a_script_ends(mpirun: Mpi) -> None:
 PROFILER = """
 import os, signal, subprocess, sys
 env = {**os.environ, "NVTX_INJECTION64_PATH": "/nothing"}
-child = subprocess.Popen(sys.argv[2:], env=env, close_fds=False)  # MPICH has given it one
+child = subprocess.Popen(sys.argv[2:], env=env, close_fds=False)  # MPICH or `launch` has given it one
 signal.signal(signal.SIGTERM, lambda *_: child.terminate())
 code = child.wait()
 open(f"{sys.argv[1]}/profile-{child.pid}", "w").close()
@@ -130,14 +169,15 @@ sys.exit(3)
 """
 
 
+@STARTS
 @pytest.mark.parametrize("profiled", [True, False])
 def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
-    mpirun: Mpi, tmp_path: Path, profiled: bool
+    mpirun: Mpi, tmp_path: Path, profiled: bool, how: tuple[str, ...]
 ) -> None:
     (tmp_path / "profiler.py").write_text(PROFILER)
     (tmp_path / "nvtx.py").write_text(NVTX)
     profile = ["--profile", f"{sys.executable} {tmp_path}/profiler.py {tmp_path}"] if profiled else []
-    command = ["launch", "-n", "1", *profile, "--nthreads", "1"]
+    command = ["launch", *how, "-n", "1", *profile, "--nthreads", "1"]
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     done = mpirun.run(TELL + LOOKS, None, command=command, env={**BARE, "PYTHONPATH": path}).check(3)
     (worker,) = facts(done)["workers"]

@@ -144,7 +144,7 @@ def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Pa
     (public / "script.py").write_text(LINK)
     words = [sys.executable, *COMMAND[1:], *options, str(public / "script.py")]
     if how == "launch":
-        words[3:3] = ["launch", "-n", "2", "--interface", "lo"]
+        words[3:3] = ["launch", "--launcher", "mpirun", "-n", "2", "--interface", "lo"]
     else:
         words = mpirun.command(words, 2, env={"OUTPUT": str(output)})
     mask = "077" if how == "private" else "022"

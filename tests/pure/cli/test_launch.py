@@ -62,6 +62,30 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     assert found.index("check") < found.index("&&") < found.index("run")
 
 
+def test_one_node_needs_neither_a_launcher_nor_an_mpi_library(
+    dry: Dry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> tuple[str, str]:
+        raise AssertionError("the MPI library is not needed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dask_gpu_mpi.sites.starter.ask_library", ask)
+        patch.setenv("PATH", "/gone")
+        for given in ((), ("--launcher", "auto"), ("--hosts", "localhost"), ("--profile", "perf record")):
+            found = dry("-n2", *given, "my.py")
+            assert found[found.index(START) - 2] == sys.executable
+            assert "--bind-to" not in found
+        patch.delenv("PATH")
+        for given in (("--launcher", "mpirun"), ("--hosts", "h1,h2"), ("--launcher-option=--tag-output",)):
+            with pytest.raises(AssertionError):
+                main(["launch", "--dry-run", *given, "my.py"])
+        patch.setenv("DGM_MPI", "pmix")
+        with pytest.raises(AssertionError):
+            main(["launch", "--dry-run", "my.py"])
+    found = dry("-n2", "--launcher", "mpirun", "my.py")
+    assert found[found.index(sys.executable) - 1] == "none"  # of --bind-to
+
+
 def test_options_for_the_launcher_come_after_ours(dry: Dry) -> None:
     given = ["--launcher-option=-genv A=1", "--launcher-option=--comment='a b'"]
     found = dry("-n", "2", *given, "my.py", "--launcher-option=x")

@@ -25,16 +25,18 @@ from dask_gpu_mpi.sites.command import (
     as_text,
     decide,
     library_command,
+    needs_launcher,
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
-from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, LOCAL, MPIRUNS
 from dask_gpu_mpi.sites.starter import Starter
 
-KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
+KINDS = {**BY_COMMAND, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
 TWO, UNEVEN = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 1}
 SLURM = Allocation("slurm", 2, 2, job="42")
 LAPTOP, FLUX = Allocation("local", 1, 4), Allocation("flux", 2, 2)
+ONE = Allocation("slurm", 1, 2, job="42")
 THREE_RANKS, PARTS = Allocation("slurm", 2, 3), Allocation("slurm", 3, 3, parts=2)
 HOSTS, LSF = Allocation("hosts", 2, 3, UNEVEN), Allocation("lsf", 2, 4, UNEVEN)
 PBS = Allocation("pbs", 2, 2, TWO, job="42.s")
@@ -216,11 +218,92 @@ def test_who_is_told_of_signals(
     where: Allocation, kind: str, environ: dict[str, str], end: bool, warning: bool
 ) -> None:
     launch = made(where, kind, environ=environ)
+    assert (launch.ranks, launch.tolerant) == (0, False)
     assert (launch.forwards_end, not launch.batch.signals_all) == (end, warning)
     # what a batch script of Slurm has started on other nodes ends with the script
     assert launch.lingers == (where is SLURM and kind == "openmpi")
     # a step beside the shell of an interactive job
     assert ("--overlap" in launch.run) == (kind == "srun" and environ is not BATCH)
+
+
+def test_ranks_without_a_launcher() -> None:
+    """The commands are those of one rank."""
+    launch = made(LAPTOP, "local", check=True, expect_gpus=1, options=("--interface", "lo"), tolerates=1)
+    assert launch.run == ("/v/python", "-c", START, "run", "--interface", "lo", "my.py", "a b")
+    assert launch.check == ("/v/python", "-c", START, "check", "--expect-gpus=1", *launch.run[4:])
+    assert (launch.ranks, launch.tolerant, launch.forwards_end, launch.lingers) == (4, True, True, False)
+    assert launch.mark == ""
+    text = as_text(launch)
+    assert text.startswith(
+        "# without a launcher: launch itself starts 4 ranks by the last command, and sets DGM_RANK,"
+    )
+    assert text.endswith(f"&&\n{shlex.join(launch.run)}")
+    launch = made(ONE, "local", environ={"SLURM_JOB_ID": "42"}, tolerates=1, profile=("nsys",))
+    assert launch.mark == "logs/42/ended"
+    assert launch.run[:2] == ("nsys", "profile")
+    assert launch.run[6:8] == ("--output=logs/42/rank-%q{DGM_RANK}-%h", "/v/python")
+    launch = made(Allocation("lsf", 1, 2, {"h1": 2}), "local")
+    assert not launch.forwards_end  # LSF tells the ranks itself
+    launch = made(LAPTOP, "local", container=inside("apptainer", "/i.sif"), cwd="/w")
+    assert launch.run[:3] == ("apptainer", "exec", "--nv")
+    assert launch.run[launch.run.index("python") - 1] == "/i.sif"
+
+
+HERE = os.uname().nodename
+SHELL = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("where", "environ", "needs"),
+    [
+        (LAPTOP, {}, False),
+        (Allocation("hosts", 1, 2, {"localhost": 2}), {}, False),
+        (Allocation("hosts", 1, 2, {HERE: 2}), {}, False),
+        (Allocation("hosts", 1, 2, {"another-host": 2}), {}, True),
+        (HOSTS, {}, True),
+        # a shell on the node: of `salloc`, or of `srun --pty`
+        (ONE, SHELL, False),
+        (ONE, SHELL | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, False),
+        # a shell on the login node; in another job; on the first of two nodes
+        (ONE, SHELL | {"SLURMD_NODENAME": ""}, True),
+        (ONE, SHELL | {"SLURMD_NODENAME": "n7"}, True),
+        (ONE, SHELL | {"SLURM_JOB_NODELIST": "n[1-2]"}, True),
+        (replace(ONE, parts=1), SHELL, True),
+        # Slurm sends no signals to a batch script
+        (ONE, SHELL | {"ENVIRONMENT": "BATCH"}, True),
+        (SLURM, SHELL, True),
+        (Allocation("pbs", 1, 2, {HERE: 2}, job="1"), {}, False),
+        (Allocation("pbs", 1, 2, {"another-host": 2}, job="1"), {}, True),
+        (Allocation("lsf", 1, 2, {HERE: 2}, job="1"), {}, False),
+        (Allocation("sge", 1, 2, {HERE: 2}, job="1"), {}, False),
+        (Allocation("sge", 1, 2, {"another-host": 2}, job="1"), {}, True),
+        (Allocation("sge", 1, 1, job="1"), {}, False),
+        (Allocation("flux", 1, 2, job="f1"), {"HOST": HERE}, False),
+        (Allocation("flux", 1, 2, job="f1"), {"HOST": "another-host"}, True),
+        (Allocation("flux", 1, 2, job="f1"), {"HOST": ""}, True),
+    ],
+)  # fmt: skip
+def test_a_launcher_is_needed_on_another_node(
+    where: Allocation, environ: dict[str, str], needs: bool
+) -> None:
+    def ask(command: Any) -> str:
+        assert command == ["flux", "getattr", "hostlist"]
+        return environ["HOST"] + "\n"
+
+    assert needs_launcher(Request((), ("my.py",)), environ, where, ask, chosen=False) is needs
+    assert needs_launcher(Request((), ("my.py",)), environ, where, ask, chosen=True)
+
+
+def test_options_that_need_a_launcher() -> None:
+    def needs(**given: Any) -> bool:
+        request = Request((), ("my.py",), **given)
+        return needs_launcher(request, {}, LAPTOP, lambda _: "", chosen=False)
+
+    assert needs(launcher_options=("--bind-to", "core"))
+    assert needs(stage=COPY)
+    for runtime in RUNTIMES:  # some give a rank only the variables that they know
+        assert needs(container=inside(runtime.name)) is (runtime.name not in ("apptainer", "singularity"))
+    assert not needs(profile=("nsys",), check=True, tolerates=1, log_directory="logs")
 
 
 def inside(runtime: str, image: str = "im age", **given: Any) -> Container:

@@ -6,10 +6,10 @@ import pytest
 
 from dask_gpu_mpi.sites.batch import Allocation
 from dask_gpu_mpi.sites.command import launch_environment
-from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, forwarded
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, LOCAL, MPIRUNS, forwarded
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-KINDS = {**BY_COMMAND, **{each.kind: each for each in MPIRUNS}}
+KINDS = {**BY_COMMAND, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
 SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
 
 
@@ -30,6 +30,7 @@ def changes(
 def test_nothing_on_a_laptop_but_leave_for_root() -> None:
     assert changes({"PATH": "/bin", "OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "1"}) == {}
     assert changes({}, root=True) == {}
+    assert changes({"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}, kind="local", root=True) == {}
     leave = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     assert changes({}, kind="openmpi", root=True) == leave
     assert changes(leave, kind="openmpi", root=True) == {}  # what is so already is not said again
@@ -44,8 +45,9 @@ def test_shell_that_is_a_rank_starts_none_below_itself() -> None:
         "SLURM_NTASKS": "1",
         "PMI_FD": "9",
     }
-    gone = {name for name, value in changes(environ, "slurm", "srun").items() if value is None}
-    assert gone == {"SLURM_STEP_ID", "SLURM_PROCID", "PMI_FD"}
+    for kind in ("srun", "local"):
+        gone = {name for name, value in changes(environ, "slurm", kind).items() if value is None}
+        assert gone == {"SLURM_STEP_ID", "SLURM_PROCID", "PMI_FD"}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,8 @@ def test_signal_before_the_walltime(system: str) -> None:
             "srun",
             {"SLURM_GPUS_PER_TASK": None, "SLURM_TRES_PER_TASK": None},
         ),
+        # without a launcher, ranks have what the shell has
+        ({"SLURM_GPUS_PER_NODE": "8"}, "local", {}),
         # daemons of mpirun: all cores; Hydra copies this node's GPUs to all
         ({}, "hydra", {"SLURM_CPU_BIND": "none", "CUDA_VISIBLE_DEVICES": None}),
         ({}, "openmpi", {"SLURM_CPU_BIND": "none"}),

@@ -31,6 +31,8 @@ def test_detect_reads_the_sample(launcher: Launcher) -> None:
         ({"HOME": "/root"}, None),
         # mpirun inside a step of srun, whose variables are those of its daemon
         ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", **OPEN_MPI}, "Open MPI's mpirun"),
+        # the script of a job without a launcher has started one
+        ({**SAMPLES["dask-gpu-mpi launch"], "DGM_RANK": "0", **OPEN_MPI}, "Open MPI's mpirun"),
         ({**SRUN, **HYDRA}, "the mpiexec of MPICH or Intel MPI (Hydra)"),
         # srun --mpi=pmi2
         ({**SRUN, "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, "srun"),
@@ -82,6 +84,11 @@ def of_open_mpi(**given: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name.upper()}": str(value) for name, value in given.items()}
 
 
+def ours(*, rank: int, size: int) -> dict[str, str]:
+    """A rank that `launch` has started."""
+    return {"DGM_RANK": str(rank), "DGM_SIZE": str(size), "DGM_MEETING_FD": "5"}
+
+
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}
 PMI_2 = {"PMI_RANK": "0", "PMI_SIZE": "2"}
 HYDRA_2 = PMI_2 | {"MPI_LOCALRANKID": "0"}
@@ -95,6 +102,8 @@ HYDRA_2 = PMI_2 | {"MPI_LOCALRANKID": "0"}
         (of_open_mpi(rank=1, size=2, local_size=1), True),
         (of_open_mpi(rank=1, size=2, local_size=2), False),
         (of_open_mpi(rank=1, size=2), False),
+        (ours(rank=0, size=1), True),
+        (ours(rank=0, size=2), False),
         (HYDRA_2 | {"MPI_LOCALNRANKS": "1"}, True),
         (HYDRA_2 | {"MPI_LOCALNRANKS": "2"}, False),
         (PMI_2, False),
@@ -117,6 +126,8 @@ def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
         ({}, True),
         (of_open_mpi(rank=4, size=8, local_rank=0), True),
         (of_open_mpi(rank=5, size=8, local_rank=1), False),
+        (ours(rank=0, size=2), True),
+        (ours(rank=1, size=2), False),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
         (PMI_2, False),  # the launcher does not say which is first
     ],
@@ -133,6 +144,7 @@ def test_first_on_host(environ: dict[str, str], first: bool) -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, False),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, True),
+        (ours(rank=1, size=2), True),
         ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, True),
         ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, False),
         (SRUN, False),
@@ -159,6 +171,7 @@ MPICH, OPEN_MPI_5 = "MPICH Version: 5.0.2", "Open MPI v5.0.11"
 @pytest.mark.parametrize(
     ("launcher", "library", "environ", "one_host", "said"),
     [
+        (launchers.LOCAL, "", {}, True, ""),
         (launchers.OPEN_MPI, OPEN_MPI_5, {"OMPI_MCA_mpi_ft_enable": "1"}, True, ""),
         (launchers.OPEN_MPI, OPEN_MPI_5, {"OMPI_MCA_mpi_ft_enable": "1"}, False, "but not a lost node"),
         (launchers.OPEN_MPI, OPEN_MPI_5, {}, True, "`mpirun --with-ft ulfm`"),

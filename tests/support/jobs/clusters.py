@@ -134,7 +134,8 @@ def environ_of(pid: int) -> dict[str, str]:
 
 def _rank(pid: int) -> int | None:
     environ = environ_of(pid)
-    rank = environ.get("OMPI_COMM_WORLD_RANK", environ.get("PMI_RANK"))
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "DGM_RANK")
+    rank = next((environ[name] for name in names if name in environ), None)
     return None if rank is None else int(rank)
 
 

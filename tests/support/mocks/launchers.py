@@ -8,6 +8,7 @@ __all__ = ["SAMPLES"]
 
 #: By the launcher's name in messages.
 SAMPLES: Mapping[str, Mapping[str, str]] = {
+    "dask-gpu-mpi launch": {"DGM_RANK": "1", "DGM_SIZE": "4", "DGM_MEETING_FD": "5"},
     "Open MPI's mpirun": {
         "OMPI_COMM_WORLD_RANK": "1",
         "OMPI_COMM_WORLD_SIZE": "4",
