@@ -64,7 +64,12 @@ class ClientEnd:
     """The changes that a cluster makes in the client's process, and the end of both; the script's `Session` uses it."""
 
     def __init__(
-        self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
+        self,
+        member: Member,
+        started: float,
+        on_signal: Callable[[int, FrameType | None], None],
+        *,
+        quiet: bool = False,
     ) -> None:
         global _current_end
         self.member = member
@@ -75,6 +80,7 @@ class ClientEnd:
         self.owner = os.getpid()
         self._address = member.joined.cluster.address
         self._started = started
+        self._quiet = quiet
         self._monitor = Monitor(member, self.walltime)
         self._reporter: Reporter | None = None
         self._settings: DaskSettings | None = None
@@ -224,7 +230,8 @@ class ClientEnd:
         if self._reporter is not None:
             self._reporter.close()
         atexit.unregister(self.finish)
-        say(f"ended after {time.monotonic() - self._started:.1f} s")
+        if not self._quiet:
+            say(f"ended after {time.monotonic() - self._started:.1f} s")
 
     def _make_reporter(self) -> Reporter:
         if self._reporter is None:
@@ -305,6 +312,10 @@ class Session:
         URL of the dashboard, for use on the scheduler's node.
     ready_seconds : float
         Seconds from the start of `initialize`, or of the command, until all workers were up.
+    warnings : tuple of str
+        The warnings of the start, each one line.
+    transport : str
+        How workers exchange data, in one line; empty for a single worker, or if it is Dask's protocol alone.
     """
 
     def __init__(self, end: ClientEnd) -> None:
@@ -315,6 +326,8 @@ class Session:
         self.address: str = cluster.address
         self.dashboard_link: str | None = cluster.dashboard
         self.ready_seconds: float = end.ready_seconds
+        self.warnings: tuple[str, ...] = all_warnings(end.member.joined)
+        self.transport: str = cluster.transport
         self._config = cluster.config
         self._end = end
         self._client: Client | None = None

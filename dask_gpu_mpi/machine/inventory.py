@@ -11,9 +11,9 @@ from typing import Any
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
-from dask_gpu_mpi.sites.batch import cpus_on_node
+from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Inventory:
     #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
     #: neither is known.
     cpu_quota: float | None = None
+    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank must use none.
+    allocated_gpus: int = 0
     #: The rank has not responded, and takes no part (``tolerate_lost_ranks``).
     absent: bool = False
 
@@ -82,6 +84,7 @@ def take_inventory(
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
         contexts=() if seen is None else own_contexts(),
+        allocated_gpus=0 if sees_none(environ.get(VISIBLE_DEVICES)) else gpus_on_node(environ),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             Problem(

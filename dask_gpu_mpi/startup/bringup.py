@@ -259,6 +259,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, channe
         warning = Problem(
             f"host {context.host}: {exposed_text(folder)}",
             fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+            what="scratch",
             hosts=(context.host,),
         )
         inventory = replace(inventory, warnings=(*inventory.warnings, warning))

@@ -219,6 +219,7 @@ class ReachabilityTest:
             unreached = Problem(
                 f"could not reach the scheduler's host at {as_host(node.address)}:{node.port} ({where}): {reach.error}",
                 fix="choose a network that leads there with interface (--interface), or open the port in the firewall",
+                what="network",
             )
             return Failure(unreached, InputError.exit_code)
         if encrypts and reach.ahead is not None and reach.ahead < -BACKDATED:
@@ -226,6 +227,7 @@ class ReachabilityTest:
                 f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({where}): the job's "
                 "certificate is not valid here yet",
                 fix="set the clocks by NTP or chrony, or leave this node out of the job",
+                what="clocks",
             )
             return Failure(behind, InputError.exit_code)
         return None
@@ -244,6 +246,7 @@ class ReachabilityTest:
             "workers exchange data)",
             fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
             "leave a node out of the job",
+            what="node pairs",
         )
         return Failure(problem, InputError.exit_code)
 
