@@ -86,11 +86,11 @@ class Evidence:
     #: Of the scheduler.
     address: str = ""
     #: Link to the dashboard; None: there is none.
-    dashboard: str | None = None
+    dashboard_link: str | None = None
     #: How workers exchange data, as a job prints it; empty: that is not worth a line.
     transport: str = ""
     #: The warnings that a job prints at its start.
-    warnings: tuple[str, ...] = ()
+    start_warnings: tuple[str, ...] = ()
     #: The MPI library; empty: unknown.
     library: str = ""
     #: Of the start.

@@ -44,7 +44,7 @@ def check_start(evidence: Evidence) -> Iterator[Finding]:
     """The warnings of the start for which there is no other line."""
     shown = {str(problem) for problem in evidence.plan.warnings}
     shown |= {str(problem) for one in evidence.observations.values() for problem in untested(one.versions)}
-    others = [warning for warning in evidence.warnings if warning not in shown]
+    others = [warning for warning in evidence.start_warnings if warning not in shown]
     for warning in others:
         found, _, fix = warning.partition(". Fix: ")
         yield Finding("warning", "start", found, fix)
@@ -218,7 +218,7 @@ def _rates(where: str, transfers: Sequence[Transfer]) -> Iterator[str]:
 def check_ports(evidence: Evidence) -> Iterator[Finding]:
     """The address of the scheduler, at which all workers have reached it, and that of the dashboard."""
     scheduler, wanted = evidence.plan.scheduler, evidence.options.dashboard_address
-    used = urlsplit(evidence.dashboard).port if evidence.dashboard else None
+    used = urlsplit(evidence.dashboard_link).port if evidence.dashboard_link else None
     port = host_and_port(wanted)[1] if evidence.options.scheduler else 0
     if used and port and used != port:
         found = f"the dashboard can't listen at {wanted}, and uses port {used}"

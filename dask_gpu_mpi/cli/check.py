@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.tables import is_terminal, show
 from dask_gpu_mpi.cli.options import RunCommand, read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
@@ -54,6 +55,7 @@ def check(
     try:
         code = run_check(lambda: read_texts(given), kernel=kernel, show=print_report, expect_gpus=expect_gpus)
     except DaskGpuMpiError as error:
+        report_error(error)
         # 2 is for options that can't be used; all else is a finding
         code = 1 if isinstance(error, InputError) and not isinstance(error, OptionError) else error.exit_code
     sys.exit(code)

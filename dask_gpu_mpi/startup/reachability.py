@@ -104,6 +104,7 @@ def choose_transport(
             f"{opened.text} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run "
             "code as you",
             fix="leave the setting out; within a node UCX needs no TCP",
+            what="transport",
         )
     return Transport(wanted, Problem(line), warning, not within)
 

@@ -1,0 +1,238 @@
+"""A start that fails, the options of a check, the pairs of workers, and the rounds of tasks, with a mock of Dask's client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.base.failures import Failure, one_report, report_by, report_error
+from dask_gpu_mpi.base.timeouts import CHECK_START
+from dask_gpu_mpi.check.report import Evidence
+from dask_gpu_mpi.check.run import (
+    LEAST,
+    MOST,
+    Rounds,
+    neighbours,
+    options_of_check,
+    report_of_failure,
+    transfer_size,
+)
+from dask_gpu_mpi.check.tasks import KernelResult, Received
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    MpiMissingError,
+    PlacementError,
+    Problem,
+    StartupError,
+    world_too_small,
+)
+from dask_gpu_mpi.options.model import Options
+from support.mocks.preflights import evidence, inventory, observed
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (LauncherError("no"), "launcher"),
+        (MpiMissingError("no"), "launcher"),
+        (PlacementError("no"), "placement"),
+        (world_too_small("no"), "placement"),
+        (StartupError("no"), "start"),
+        (InputError("no", what="scratch"), "scratch"),
+    ],
+)
+def test_the_line_of_an_error(error: DaskGpuMpiError, what: str) -> None:
+    report = report_of_failure(error, 1.5)
+    (finding,) = report.findings
+    assert (finding.level, finding.what, finding.found) == ("error", what, "no")
+    assert finding.fix
+    assert (report.exit_code, report.seconds) == (1, 1.5)
+
+
+def test_a_line_for_each_problem_of_a_start() -> None:
+    full = Failure(Problem("/tmp is full", expected="space", fix="empty it", what="scratch"), 2)
+    failures = {1: full, 2: full, 3: Failure(Problem("no answer"))}
+    error = one_report(failures, {1: "h2", 2: "h2", 3: "h3"}, 4).error(reported=False)
+    error = Failure.of(error).error(reported=True)  # as it arrives on another rank
+    found = [
+        (one.what, one.found, one.fix, one.ranks, one.hosts) for one in report_of_failure(error, 0.0).findings
+    ]
+    other_fix = "correct the cause, and run check again"
+    assert found == [
+        ("scratch", "/tmp is full (expected space)", "empty it", (1, 2), ("h2",)),
+        ("start", "no answer", other_fix, (3,), ("h3",)),
+    ]
+
+
+def test_an_error_is_printed_once_by_whoever_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    printed: list[DaskGpuMpiError] = []
+    refused, shown = StartupError("refused"), StartupError("shown")
+    with report_by(lambda error: error is shown and not printed.append(error)):  # type: ignore[func-returns-value]
+        for error in (refused, shown, shown):
+            report_error(error)
+    report_error(StartupError("later"))
+    assert printed == [shown]
+    assert capsys.readouterr().err.splitlines() == [
+        "dask_gpu_mpi: error: refused",
+        "dask_gpu_mpi: error: later",
+    ]
+
+
+def test_the_options_of_a_check() -> None:
+    files = {"report": "r.html", "log_directory": "logs", "scheduler_file": "s.json", "summary": True}
+    checked = options_of_check(Options(**files, nthreads=3))
+    assert checked == Options(nthreads=3, startup_timeout=CHECK_START)
+    chosen = Options(startup_timeout=300.0, explicit=frozenset({"startup_timeout"}))
+    assert options_of_check(chosen) == chosen
+    attached = Options(scheduler=False, scheduler_file="s.json", startup_timeout=CHECK_START)
+    assert options_of_check(attached) == attached
+
+
+def names(pairs: list[Any]) -> list[tuple[Any, Any]]:
+    return [(sender.name, receiver.name) for sender, receiver in pairs]
+
+
+def test_neighbours() -> None:
+    plan = evidence(inventory(0, size=3), inventory(1, size=3, gpus=3), inventory(2, size=3, gpus=1)).plan
+    within, between = neighbours(plan, plan.workers)
+    assert names(within) == [("0-0", "0-1"), ("0-1", "0-0"), ("1-0", "1-1"), ("1-1", "1-2"), ("1-2", "1-0")]
+    assert names(between) == [
+        ("0-0", "1-0"), ("0-1", "1-1"), ("1-0", "2-0"), ("1-1", "2-0"), ("1-2", "2-0"), ("2-0", "0-0"),
+    ]  # fmt: skip
+    within, between = neighbours(plan, [one for one in plan.workers if one.name in ("0-1", "2-0")])
+    assert (within, names(between)) == ([], [("0-1", "2-0"), ("2-0", "0-1")])
+    assert neighbours(plan, plan.workers[:1]) == neighbours(plan, ()) == ([], [])
+
+
+def test_workers_beside_gpus_come_last() -> None:
+    plan = evidence(inventory(0, size=1), cpu_workers=1, transfers=()).plan
+    assert names(neighbours(plan, plan.workers[::-1])[0])[-1] == ("0-cpu-0", "0-1")
+
+
+def test_the_workers_of_a_node_share_the_bytes() -> None:
+    one, many = (evidence(inventory(0, size=1, gpus=gpus)).plan for gpus in (1, 100))
+    assert transfer_size(one, on_device=True) == MOST > transfer_size(one, on_device=False)
+    assert transfer_size(many, on_device=False) == LEAST < transfer_size(many, on_device=True)
+
+
+class MockClient:
+    """Runs tasks at once, in a thread, with the results that a test has chosen by function and worker; None: none comes."""
+
+    loop = None
+
+    def __init__(self, **results: Callable[[Any], Any]) -> None:
+        self.results = results
+        self.pool = ThreadPoolExecutor(1)
+
+    def submit(self, function: Any, *arguments: Any, key: str, workers: list[Any], **_: Any) -> Any:
+        result = self.results[function.__name__](workers[0])
+        status = "pending" if result is None else "error" if isinstance(result, Exception) else "finished"
+        return MockFuture(key=key, status=status, result=result)
+
+
+class MockFuture(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evidence]:
+    def completed(futures: Any, **_: Any) -> Any:
+        late = False
+        for future in list(futures):
+            late |= future.status == "pending"
+            if future.status != "pending":
+                yield future, (type, future.result, None) if future.status == "error" else future.result
+        if late:
+            raise TimeoutError
+
+    monkeypatch.setattr("distributed.as_completed", completed)
+    fine = {
+        "observe": lambda name: observed(ahead=0.5),
+        "identity": lambda name: f"id of {name}",
+        "import_numba": lambda name: "",
+        "run_kernel": lambda name: (KernelResult(f"GPU-h1-{name[-1]}"),),
+        "make_data": lambda name: b"data",
+        "receive": lambda name: Received(0.5, True, True),
+        "last_look": lambda name: (0.25, {"10.0.0.2": "no device"} if name == "0-0" else {}),
+    }
+
+    def run(kernel: bool = True, **results: Callable[[Any], Any]) -> Evidence:
+        empty = {"observations": {}, "kernels": {}, "transfers": (), "clocks": {}}
+        start = replace(evidence(inventory(0, size=1)), kernel=kernel, **empty)
+        client: Any = MockClient(**{**fine, **results})
+        return Rounds(client, start).run()
+
+    return run
+
+
+def kinds(found: Evidence) -> dict[Any, str]:
+    return {name: result.kind for name, results in found.kernels.items() for result in results}
+
+
+def test_rounds_of_workers_without_a_problem(rounds: Callable[..., Evidence]) -> None:
+    found = rounds()
+    assert kinds(found) == {"0-0": "", "0-1": ""}
+    assert (found.clocks, found.without_ucx) == ({0: 0.25}, {0: {"10.0.0.2": "no device"}})
+    assert [(one.on_device, one.seconds, one.error) for one in found.transfers] == [(True, 0.5, "")] * 2
+    assert found.silent == {}
+    without = rounds(kernel=False, receive=lambda name: Received(0.5, False, False))
+    assert kinds(without) == {}
+    assert [(one.on_device, one.error) for one in without.transfers] == [
+        (False, "the received data differ from the sent data")
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("task", "result", "kind"),
+    [
+        ("run_kernel", None, "late"),
+        ("import_numba", None, "slow"),
+        ("run_kernel", ValueError("killed"), "died"),
+    ],
+)
+def test_rounds_without_a_worker_that_hangs(
+    rounds: Callable[..., Evidence], task: str, result: Any, kind: str
+) -> None:
+    results = {
+        name: lambda worker, name=name, value=value: (
+            value if worker == "0-0" else result if name == task else None
+        )
+        for name, value in (("import_numba", ""), ("run_kernel", (KernelResult("GPU-h1-0"),)))
+    }
+    if task == "run_kernel":
+        results["import_numba"] = lambda worker: ""
+    found = rounds(**results)
+    assert kinds(found) == {"0-0": "", "0-1": kind}
+    assert found.transfers == ()  # the other has no neighbour
+    assert found.clocks == {0: 0.25}
+
+
+def test_a_worker_that_has_been_restarted_has_died(rounds: Callable[..., Evidence]) -> None:
+    ids = iter(range(9))
+    found = rounds(run_kernel=lambda name: None, identity=lambda name: str(next(ids)))
+    assert kinds(found) == {"0-0": "died", "0-1": "died"}
+
+
+@pytest.mark.parametrize(
+    ("result", "why"), [(None, "no result within 10 s"), (OSError("no /proc"), "OSError: no /proc")]
+)
+def test_a_node_that_is_not_inspected(rounds: Callable[..., Evidence], result: Any, why: str) -> None:
+    found = rounds(observe=lambda name: result, run_kernel=lambda name: None)
+    assert found.silent == {0: why}
+    assert (found.observations, found.clocks) == ({}, {})
+    assert kinds(found) == {"0-1": "late"}  # that of the first has waited for the node
+
+
+def test_transfers_that_do_not_end(rounds: Callable[..., Evidence]) -> None:
+    found = rounds(receive=lambda name: None if name == "0-0" else ValueError("broken"))
+    assert [one.error for one in found.transfers] == [
+        "ValueError: broken",
+        "no data within 12 s after the start",
+    ]
