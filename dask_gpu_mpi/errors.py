@@ -70,7 +70,7 @@ class DaskGpuMpiError(Exception):
         fatal: bool = False,
     ) -> None:
         self.problem = found if isinstance(found, Problem) else Problem(found, expected, fix, where, what)
-        #: Its parts, if several ranks have reported different problems.
+        #: Its first parts, if ranks have reported several problems.
         self.problems: tuple[Problem, ...] = (self.problem,)
         super().__init__(str(self.problem))
         self.reported = reported

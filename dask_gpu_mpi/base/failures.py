@@ -40,7 +40,7 @@ class Failure:
     #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
     #: report, whatever the class.
     kind: str = field(default="", compare=False)
-    #: Its parts, if the report combines several problems.
+    #: Its first parts, if the report combines several problems.
     parts: tuple[Problem, ...] = ()
 
     @classmethod
@@ -94,8 +94,9 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
                 hosts=tuple(named),
             )
         problems.append(problem)
+    parts = [str(problem) for problem in problems[:MOST_PARTS]]
     if len(problems) > MOST_PARTS:
-        problems[MOST_PARTS:] = [Problem(f"and {len(problems) - MOST_PARTS} more failures of this kind")]
+        parts.append(f"and {len(problems) - MOST_PARTS} more failures of this kind")
     codes = {failure.exit_code for failure in ranks_of}
     code = codes.pop() if len(codes) == 1 else StartupError.exit_code
     kinds = {failure.kind for failure in failures.values()}
@@ -104,7 +105,7 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         kind = WorldTooSmallException.__name__
     if len(problems) == 1:
         return Failure(problems[0], code, kind)
-    return Failure(Problem("; ".join(map(str, problems))), code, kind, tuple(problems))
+    return Failure(Problem("; ".join(parts)), code, kind, tuple(problems[:MOST_PARTS]))
 
 
 #: Prints an error of this process, and returns whether it has; otherwise it is one line on standard error.

@@ -312,10 +312,6 @@ class Session:
         URL of the dashboard, for use on the scheduler's node.
     ready_seconds : float
         Seconds from the start of `initialize`, or of the command, until all workers were up.
-    warnings : tuple of str
-        The warnings of the start, each one line.
-    transport : str
-        How workers exchange data, in one line; empty for a single worker, or if it is Dask's protocol alone.
     """
 
     def __init__(self, end: ClientEnd) -> None:
@@ -326,8 +322,6 @@ class Session:
         self.address: str = cluster.address
         self.dashboard_link: str | None = cluster.dashboard
         self.ready_seconds: float = end.ready_seconds
-        self.warnings: tuple[str, ...] = all_warnings(end.member.joined)
-        self.transport: str = cluster.transport
         self._config = cluster.config
         self._end = end
         self._client: Client | None = None
@@ -349,6 +343,16 @@ class Session:
     def closed(self) -> bool:
         """Whether the cluster has been ended."""
         return self._end.closed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of the start, each one line."""
+        return all_warnings(self._end.member.joined)
+
+    @property
+    def transport(self) -> str:
+        """How workers exchange data, in one line; empty for a single worker, or if it is Dask's protocol alone."""
+        return self._end.member.joined.cluster.transport
 
     @property
     def security(self) -> Any:
