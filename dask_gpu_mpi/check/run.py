@@ -15,6 +15,8 @@ from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeouts import (
     CHECK_BETWEEN_NODES,
     CHECK_KERNELS,
+    CHECK_NODES,
+    CHECK_RESTARTS,
     CHECK_START,
     CHECK_TASKS,
     CHECK_WITHIN_NODES,
@@ -177,7 +179,7 @@ def _without_result(
 
 
 class Rounds:
-    """The tasks, round by round. A worker that has not ended the first round is left out of the others."""
+    """The tasks, round by round. A worker that has not ended one is left out of the next."""
 
     def __init__(self, client: Client, evidence: Evidence) -> None:
         self._client = client
@@ -194,68 +196,70 @@ class Rounds:
     def run(self) -> Evidence:
         """The evidence, with the results of all rounds."""
         usable = self._observe()
+        if self._evidence.kernel:
+            usable = self._compute(usable)
         within, between = neighbours(self._plan, usable)
         transfers = self._transfer(within, CHECK_WITHIN_NODES) + self._transfer(between, CHECK_BETWEEN_NODES)
-        futures = {worker.rank: self._submit(worker, tasks.last_look) for worker in reversed(usable)}
-        looks, _ = self._results(futures, CHECK_TASKS)
-        return replace(
-            self._evidence,
-            transfers=tuple(transfers),
-            # a worker that is busy measures a larger difference
-            clocks={
-                rank: min(ahead, self._evidence.observations[rank].ahead, key=abs)
-                for rank, (ahead, _) in sorted(looks.items())
-                if rank in self._evidence.observations
-            },
-            without_ucx={rank: reasons for rank, (_, reasons) in sorted(looks.items())},
+        looks, _ = self._results(
+            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
         )
+        clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
+        for worker in usable:
+            if worker.name in looks:
+                ahead, reasons = looks[worker.name]
+                # a worker that is busy measures a larger difference
+                before = clocks.get(worker.rank, self._evidence.observations[worker.rank].ahead)
+                clocks[worker.rank] = min(ahead, before, key=abs)
+                without_ucx.setdefault(worker.rank, {}).update(reasons)
+        return replace(self._evidence, transfers=tuple(transfers), clocks=clocks, without_ucx=without_ucx)
 
     def _observe(self) -> list[WorkerPlan]:
-        """Inspect the node of each rank, and let each GPU compute; returns the workers that have done all that."""
+        """Let a worker of each rank observe its node; returns the workers of the ranks that have done so."""
         gpus = {gpu.uuid: gpu for host in self._plan.hosts for gpu in host.gpus}
-        futures: dict[tuple[str, str | int], Future[Any]] = {}
-        ranks: dict[int, list[WorkerPlan]] = {}
+        by_tmpdir = self._evidence.options.local_directory is None
+        futures: dict[int, Future[Any]] = {}
         for worker in self._plan.workers:
-            ranks.setdefault(worker.rank, []).append(worker)
-        for workers in ranks.values():  # first, since a slow import may take all the time
-            of_rank = [gpus[uuid] for worker in workers for uuid in worker.devices]
-            by_tmpdir = self._evidence.options.local_directory is None
-            futures["node", workers[0].name] = self._submit(
-                workers[0], tasks.observe, of_rank, by_tmpdir, priority=1
-            )
-        for worker in self._plan.workers if self._evidence.kernel else ():
-            if worker.devices:
-                futures["id", worker.name] = self._submit(worker, tasks.identity)
-                futures["numba", worker.name] = numba = self._submit(worker, tasks.import_numba)
-                futures["kernel", worker.name] = self._submit(worker, tasks.run_kernel, numba, worker.devices)
-        done, failed = self._results(futures, CHECK_KERNELS)
-        late = [one for one in self._plan.workers if ("kernel", one.name) in futures.keys() - done.keys()]
-        again, _ = self._results(
-            {one.name: self._submit(one, tasks.identity) for one in late}, CHECK_WITHIN_NODES
-        )
-        usable, kernels, observations = [], dict[str | int, tuple[KernelResult, ...]](), {}
-        for worker in self._plan.workers:
-            kernel, node = ("kernel", worker.name), ("node", worker.name)
-            if kernel in done:
-                kernels[worker.name] = done[kernel]
-                if not any(result.kind for result in done[kernel]):
-                    self._computing.add(worker.name)
-            elif kernel in futures and (node in done or node not in futures):
-                # a nanny has replaced a process that has died
-                died = again.get(worker.name, done.get(("id", worker.name))) != done.get(("id", worker.name))
-                imported = ("numba", worker.name) in done
-                kernels[worker.name] = _without_result(worker.devices, failed.get(kernel), died, imported)
-            if node in done:
-                observations[worker.rank] = done[node]
-            if {kernel, node} & futures.keys() <= done.keys():
-                usable.append(worker)
+            if worker.rank not in futures:
+                devices = [device for one in self._plan.for_rank(worker.rank) for device in one.devices]
+                of_rank = [gpus[device] for device in devices]
+                futures[worker.rank] = self._submit(worker, tasks.observe, of_rank, by_tmpdir)
+        done, failed = self._results(futures, CHECK_NODES)
+        late = f"no result within {CHECK_NODES:.0f} s"
         silent = {
-            rank: one_line(failed[key]) if key in failed else f"no result within {CHECK_KERNELS:.0f} s"
-            for rank, workers in ranks.items()
-            if (key := ("node", workers[0].name)) not in done
+            rank: one_line(failed[rank]) if rank in failed else late for rank in futures if rank not in done
         }
-        self._evidence = replace(self._evidence, observations=observations, kernels=kernels, silent=silent)
-        return usable
+        observations = {rank: done[rank] for rank in futures if rank in done}
+        self._evidence = replace(self._evidence, observations=observations, silent=silent)
+        return [worker for worker in self._plan.workers if worker.rank in done]
+
+    def _compute(self, usable: Sequence[WorkerPlan]) -> list[WorkerPlan]:
+        """Let the GPUs of these workers compute; returns the workers that have done so, or have none."""
+        workers = {worker.name: worker for worker in usable if worker.devices}
+        before, _ = self._results(
+            {name: self._submit(worker, tasks.identity) for name, worker in workers.items()}, CHECK_NODES
+        )
+        imports = {name: self._submit(worker, tasks.import_numba) for name, worker in workers.items()}
+        futures = {
+            name: self._submit(worker, tasks.run_kernel, imports[name], worker.devices)
+            for name, worker in workers.items()
+        }
+        done, failed = self._results(futures, CHECK_KERNELS)
+        late = {name: worker for name, worker in workers.items() if name not in done}
+        # a nanny replaces a process that has died
+        after, _ = self._results(
+            {name: self._submit(worker, tasks.identity) for name, worker in late.items()}, CHECK_RESTARTS
+        )
+        kernels = dict[str | int, tuple[KernelResult, ...]](done)
+        for name, worker in late.items():
+            died = name in after and after[name] != before.get(name)
+            imported = imports[name].status == "finished"
+            kernels[name] = _without_result(worker.devices, failed.get(name), died, imported)
+        in_order = {worker.name: kernels[worker.name] for worker in usable if worker.name in kernels}
+        self._evidence = replace(self._evidence, kernels=in_order)
+        self._computing = {
+            name for name, results in kernels.items() if not any(result.kind for result in results)
+        }
+        return [worker for worker in usable if worker.name not in late]
 
     def _transfer(self, pairs: Sequence[Pair], limit: float) -> list[Transfer]:
         """Let all pairs transfer data at the same time, after short transfers, which make their connections."""
@@ -289,14 +293,10 @@ class Rounds:
         label = str(data.key).partition("-")[2]
         return self._submit(transfer.receiver, tasks.receive, data, label, seed)
 
-    def _submit(
-        self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any, priority: int = 0
-    ) -> Future[Any]:
+    def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         self._number += 1
         key = f"{function.__name__}-{self._prefix}-{self._number}"
-        return self._client.submit(
-            function, *arguments, key=key, workers=[worker.name], priority=priority, pure=False
-        )
+        return self._client.submit(function, *arguments, key=key, workers=[worker.name], pure=False)
 
     def _results(
         self, futures: Mapping[Item, Future[Any]], limit: float

@@ -25,12 +25,13 @@ def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
 
 #: What is shorter comes first.
 ORDERS = {
-    "check goes on without late kernels": (
+    "check goes on without late tasks": (
+        t.CHECK_NODES,
         t.CHECK_KERNELS,
+        t.CHECK_RESTARTS,
         t.CHECK_WITHIN_NODES,
-        t.CHECK_BETWEEN_NODES,
-        t.CHECK_TASKS,
     ),
+    "check ends with its last tasks": (t.CHECK_WITHIN_NODES, t.CHECK_BETWEEN_NODES, t.CHECK_TASKS),
     "check ends before a job's start would": (t.CHECK_START + t.CHECK_TASKS, Options().startup_timeout),
     "a connection without UCX stays on TLS": (t.UCX_START + t.UCX_PROOF, t.UCX_AGREEMENT),
     "a gang waits for the workers of another": (t.GANG_KILL, t.GANG_RETURN),
