@@ -31,6 +31,7 @@ from dask_gpu_mpi.errors import (
     MpiMissingError,
     OptionError,
     PlacementError,
+    StartupError,
     WorldTooSmallException,
 )
 from dask_gpu_mpi.job.start import prepare_process, start
@@ -128,7 +129,14 @@ def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
         ready_seconds=session.ready_seconds,
         kernel=kernel,
     )
-    with session.client(set_as_default=False, timeout=CHECK_TASKS) as client:
+    try:
+        client = session.client(set_as_default=False, timeout=CHECK_TASKS)
+    except (OSError, TimeoutError) as error:
+        raise StartupError(
+            f"check: could not connect to the scheduler at {session.address} ({one_line(error)})",
+            fix="run check again, with --log-level info",
+        ) from error
+    with client:
         return Rounds(client, evidence).run()
 
 
