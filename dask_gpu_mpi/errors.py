@@ -65,10 +65,13 @@ class DaskGpuMpiError(Exception):
         expected: str = "",
         fix: str = "",
         where: str = "",
+        what: str = "",
         reported: bool = False,
         fatal: bool = False,
     ) -> None:
-        self.problem = found if isinstance(found, Problem) else Problem(found, expected, fix, where)
+        self.problem = found if isinstance(found, Problem) else Problem(found, expected, fix, where, what)
+        #: Its first parts, if ranks have reported several problems.
+        self.problems: tuple[Problem, ...] = (self.problem,)
         super().__init__(str(self.problem))
         self.reported = reported
         self.fatal = fatal

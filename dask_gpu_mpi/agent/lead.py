@@ -14,7 +14,7 @@ from typing import Any
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.agent.hub import Hub
-from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH
@@ -138,20 +138,18 @@ class Leader:
             gc.enable()
         if isinstance(outcome, Cluster):
             self._run(outcome)
-        elif isinstance(outcome, DaskGpuMpiError):
-            # Printed before any rank can exit: a launcher ends all ranks when one fails.
-            report_error(outcome)
-            self._finish(Kind.FAIL, (Failure.of(outcome), outcome.fatal))
         else:
-            self._finish(Kind.DONE, outcome)
+            self._over = True  # the start ends without a cluster
+            if isinstance(outcome, DaskGpuMpiError):
+                # Rank 0 prints it before any other can exit: a launcher ends all ranks when one fails.
+                self._hub.send(COORDINATOR, Kind.FAIL, (Failure.of(outcome), outcome.fatal))
+            else:  # the coordinator has sent DONE to the others
+                self._hub.send(COORDINATOR, Kind.DONE, outcome)
 
-    def _finish(self, kind: Kind, payload: Any) -> None:
-        """The start ends without a cluster."""
-        self._over = True
-        if kind == Kind.FAIL:
-            self._hub.send_all(kind, payload)
-        else:  # the coordinator has sent DONE to the others
-            self._hub.send(COORDINATOR, kind, payload)
+    def spread(self, failure: Failure, fatal: bool) -> None:
+        """Send all other ranks the failure that rank 0 has printed."""
+        for rank in self._hub.connections:
+            self._hub.send(rank, Kind.FAIL, (failure, fatal))
 
     async def close(self) -> None:
         """Let the last messages leave."""

@@ -176,6 +176,9 @@ class Part:
                 self._leader.fail(rank, failure)
             elif self._entry is not None and rank == self._entry.rank:
                 self._send(Kind.FAILED, failure)
+        elif kind == Kind.FAIL:
+            if self._leader is not None:
+                self._leader.spread(*payload)
         else:
             self._send(kind, payload)
 
@@ -350,6 +353,7 @@ class Part:
         warning = Problem(
             f"host {inventory.host}: {exposed_text(folder)}",
             fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+            what="scratch",
             hosts=(inventory.host,),
         )
         return replace(inventory, warnings=(*inventory.warnings, warning))

@@ -269,11 +269,13 @@ def _failure(
             "where the scheduler runs",
             expected="an address of that node",
             fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
+            what="ports",
         )
     elif isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         problem = Problem(
             f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
             fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
+            what="ports",
         )
     elif isinstance(error, InputError):
         return Failure.of(error)

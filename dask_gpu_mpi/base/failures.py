@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi import errors
@@ -39,11 +40,14 @@ class Failure:
     #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
     #: report, whatever the class.
     kind: str = field(default="", compare=False)
+    #: Its first parts, if the report combines several problems.
+    parts: tuple[Problem, ...] = ()
 
     @classmethod
     def of(cls, error: DaskGpuMpiError) -> Failure:
         """The failure that carries `error`."""
-        return cls(error.problem, error.exit_code, type(error).__name__)
+        parts = error.problems if len(error.problems) > 1 else ()
+        return cls(error.problem, error.exit_code, type(error).__name__, parts)
 
     def error(self, *, reported: bool) -> DaskGpuMpiError:
         """The exception that it was made of, so that every rank raises the same."""
@@ -51,6 +55,7 @@ class Failure:
         made = world_too_small(self.problem) if small else self._class()(self.problem)
         if made.exit_code != self.exit_code:  # that of a signal
             made.exit_code = self.exit_code
+        made.problems = self.parts or (self.problem,)
         made.reported = reported
         return made
 
@@ -82,7 +87,12 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         if not problem.where and (len(ranks) < size or failure in of_ranks):
             named = sorted({hosts[rank] for rank in ranks if rank in hosts})
             on = f" on {listed(named)}" if named else ""
-            problem = replace(problem, where=f"{ranks_text(ranks)} of {size}{on}")
+            problem = replace(
+                problem,
+                where=f"{ranks_text(ranks)} of {size}{on}",
+                ranks=tuple(ranks),
+                hosts=tuple(named),
+            )
         problems.append(problem)
     parts = [str(problem) for problem in problems[:MOST_PARTS]]
     if len(problems) > MOST_PARTS:
@@ -93,11 +103,28 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
     kind = kinds.pop() if len(kinds) == 1 else ""
     if WorldTooSmallException.__name__ in kinds:  # users of dask-mpi catch it
         kind = WorldTooSmallException.__name__
-    return Failure(problems[0] if len(problems) == 1 else Problem("; ".join(parts)), code, kind)
+    if len(problems) == 1:
+        return Failure(problems[0], code, kind)
+    return Failure(Problem("; ".join(parts)), code, kind, tuple(problems[:MOST_PARTS]))
+
+
+#: Prints an error of this process, and returns whether it has; otherwise it is one line on standard error.
+_print: Callable[[DaskGpuMpiError], bool] = lambda error: False  # noqa: E731
+
+
+@contextlib.contextmanager
+def report_by(printer: Callable[[DaskGpuMpiError], bool]) -> Iterator[None]:
+    """Let `printer` print the errors that this process reports; what it returns False for is one line on standard error."""
+    global _print
+    before, _print = _print, printer
+    try:
+        yield
+    finally:
+        _print = before
 
 
 def report_error(error: DaskGpuMpiError) -> None:
-    """Print an error on standard error, once (`reported`)."""
-    if not error.reported:
+    """Print an error once (`reported`), on standard error unless `report_by` has chosen another way."""
+    if not error.reported and not _print(error):
         say(f"error: {error}")
     error.reported = True

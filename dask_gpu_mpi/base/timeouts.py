@@ -18,19 +18,14 @@ RANK_0_LOST = 30.0
 #: From the start, for the ranks to find each other and report, if the options that set a limit can't be read.
 WITHOUT_OPTIONS = 60.0
 
-# The command `check`, after the start of MPI.
+# The command `check`.
 
-#: All ranks have connected and sent their observations.
-OBSERVE_TIMEOUT = 10.0
-#: The scheduler's rank and one of each node open their ports, after the observations.
-LISTEN_TIMEOUT = 2.0
-#: The report.
-REPORT_TIMEOUT = 15.0
-#: Kernels and UCX's child are killed this much before the report, so that their ranks can still respond; and this much earlier
-#: the child itself stops waiting for other nodes.
-KERNEL_MARGIN, UCX_MARGIN = 1.5, 1.0
-#: Beyond the report: the watchdog of rank 0 reports in its place (`ALIVE` included), and the other ranks assume that it is dead.
-CHECK_HANGING, CHECK_RANK_0_LOST = 3.0, 4.0
+#: Its start, unless the user has set `startup_timeout`.
+CHECK_START = 60.0
+#: Its tasks, each counted from the start's end: on the nodes, kernels, workers that are restarted after them.
+CHECK_NODES, CHECK_KERNELS, CHECK_RESTARTS = 8.0, 11.0, 11.5
+#: Transfers within nodes and between them, and all tasks.
+CHECK_WITHIN_NODES, CHECK_BETWEEN_NODES, CHECK_TASKS = 13.0, 14.0, 15.0
 
 # UCX between two workers.
 

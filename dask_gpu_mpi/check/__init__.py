@@ -1,1 +1,1 @@
-"""The command `check`: each rank observes, rank 0 applies the rules, one report."""
+"""The command `check`: a real start, then tasks on its workers, rules that judge their results, one report."""

@@ -1,4 +1,4 @@
-"""The data of `check`: the observations of all ranks (`Evidence`), the rules' findings and the report, as a table and as JSON."""
+"""The data of `check`: the evidence, the rules' findings and the report, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dask_gpu_mpi.base.tables import MANY_NODES, styled, table, widths_of
 from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, grouped, ranks_text
-from dask_gpu_mpi.check.kernel import KernelResult
-from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.ucx import UcxErrors
+from dask_gpu_mpi.check.tasks import KernelResult, Observations
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, near
-from dask_gpu_mpi.network.reachability import Node, Reach
-from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.machine.gpus import near
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup.messages import Listening
+from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,72 +51,87 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """All that the rules need. Mappings are by rank, in the order of ranks."""
+class Transfer:
+    """Data that one worker has sent to another."""
 
-    #: Number of ranks.
+    sender: WorkerPlan
+    receiver: WorkerPlan
+    #: Bytes.
     size: int
-    #: Of rank 0.
+    #: Whether they were in the memory of GPUs.
+    on_device: bool = False
+    #: None: unknown.
+    seconds: float | None = None
+    #: Why it failed; empty: it did not.
+    error: str = ""
+
+    @property
+    def between_nodes(self) -> bool:
+        """Whether the workers are on two nodes."""
+        return self.sender.host != self.receiver.host
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None: unknown."""
+        return None if self.error or not self.seconds else self.size / self.seconds
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the rules need of a job that has started. Mappings are by rank, in the order of ranks."""
+
+    plan: Plan
+    #: Of the client's rank.
     options: Options = field(default_factory=Options)
-    observations: Mapping[int, Observations] = field(default_factory=dict)
-    #: Host of each rank, and its step in its last message to rank 0.
-    steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    plan: Plan | None = None
-    #: Why there is no plan.
-    plan_problem: Problem | None = None
-    #: Why no addresses could be chosen.
-    network_problem: Problem | None = None
-    #: The address of the scheduler.
+    #: Of the scheduler.
     address: str = ""
-    listening: Listening | None = None
-    #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
-    nodes: tuple[Node, ...] = ()
-    reached: Mapping[int, Reach] = field(default_factory=dict)
-    #: The results of the tests of a rank; it has kernels, perhaps none, once it has ended all of them.
-    kernels: Mapping[int, tuple[KernelResult, ...]] = field(default_factory=dict)
-    #: Of the ranks that have tested UCX.
-    ucx: Mapping[int, UcxErrors] = field(default_factory=dict)
-    #: Ranks that did not respond in time.
-    silent: tuple[int, ...] = ()
+    #: Link to the dashboard; None: there is none.
+    dashboard_link: str | None = None
+    #: How workers exchange data, as a job prints it; empty: that is not worth a line.
+    transport: str = ""
+    #: The warnings that a job prints at its start.
+    start_warnings: tuple[str, ...] = ()
+    #: The MPI library; empty: unknown.
+    library: str = ""
+    #: Of the start.
+    ready_seconds: float = 0.0
+    #: Of each rank that has a worker and has responded.
+    observations: Mapping[int, Observations] = field(default_factory=dict)
+    #: Why the worker of a rank has not observed its node.
+    silent: Mapping[int, str] = field(default_factory=dict)
+    #: By the name of the GPU worker.
+    kernels: Mapping[str | int, tuple[KernelResult, ...]] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
+    #: Seconds by which clocks are ahead of the scheduler's.
+    clocks: Mapping[int, float] = field(default_factory=dict)
+    #: The addresses with which the last worker of a rank that was asked has not used UCX, with the reasons.
+    without_ucx: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     #: Whether kernels run (``--kernel``).
     kernel: bool = True
     #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
 
-    @property
-    def scheduler_rank(self) -> int:
-        """The rank of the scheduler."""
-        return max(0, min(self.options.scheduler_rank, self.size - 1))
-
-    @property
-    def gpus(self) -> dict[str, Gpu]:
-        """All visible GPUs by UUID, each as the last rank saw it."""
-        inventories = [each.inventory for each in self.observations.values() if each.inventory]
-        return {gpu.uuid: gpu for inventory in inventories for gpu in inventory.gpus}
-
-    @property
-    def abilities(self) -> dict[int, UcxAbility]:
-        """The ability of each rank to use UCX."""
-        return {rank: observed.ucx for rank, observed in self.observations.items()}
-
     def host(self, rank: int) -> str:
         """The host of a rank; empty: unknown."""
-        if rank in self.observations:
-            return self.observations[rank].host
-        return self.steps.get(rank, ("", ""))[0]
+        return next((host.host for host in self.plan.hosts if rank in host.ranks), "")
 
-    def by_host(self) -> list[list[Observations]]:
-        """The observations of the ranks of each node: the same host name and boot id."""
-        return grouped(self.observations.values(), lambda observed: (observed.host, observed.boot_id))
+    def of_host(self, host: HostPlan) -> dict[int, Observations]:
+        """The observations of the ranks of a host."""
+        return {rank: self.observations[rank] for rank in host.ranks if rank in self.observations}
+
+    @property
+    def results(self) -> dict[str, KernelResult]:
+        """The result of each GPU's kernel, by UUID."""
+        return {result.uuid: result for results in self.kernels.values() for result in results}
 
 
 @dataclass(frozen=True)
 class Report:
     """The result of a check."""
 
-    evidence: Evidence
     findings: tuple[Finding, ...]
-    #: Since the start of MPI.
+    #: None: the start has failed.
+    evidence: Evidence | None = None
     seconds: float = 0.0
 
     @property
@@ -134,14 +146,6 @@ class Report:
         return int(self.level == "error")
 
 
-def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Finding]:
-    """The problems that ranks observed."""
-    for rank, observed in evidence.observations.items():
-        for problem in observed.problems:
-            if problem.what == what:
-                yield Finding.of("error", what, problem, default_fix, (rank,))
-
-
 def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, those that differ in their ranks alone as one; each with the hosts of its ranks."""
     ranks: dict[Finding, list[int]] = {}
@@ -153,7 +157,7 @@ def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...
     )
 
 
-# The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share an entry.
+# The report, as a table for people and as plain data for programs; many nodes that are alike share an entry.
 
 #: Lines of one level about one thing that the table shows; the JSON has them all.
 MOST_LINES = 12
@@ -164,17 +168,13 @@ _HEADER = ("GPU", "name", "UUID", "memory", "cores", "in use", "ECC", "kernel")
 
 def as_data(report: Report) -> dict[str, Any]:
     """Plain data, for JSON: sizes in bytes, times in seconds, ``null`` for unknown values."""
-    evidence = report.evidence
-    return {
+    data: dict[str, Any] = {
         "level": report.level,
         "exit_code": report.exit_code,
         "seconds": round(report.seconds, 3),
-        "world_size": evidence.size,
-        "scheduler": {
-            "rank": evidence.scheduler_rank,
-            "host": evidence.host(evidence.scheduler_rank),
-            "address": evidence.address or None,
-        },
+        "world_size": None,
+        "mpi_library": None,
+        "scheduler": None,
         "findings": [
             {
                 "level": finding.level,
@@ -186,20 +186,46 @@ def as_data(report: Report) -> dict[str, Any]:
             }
             for finding in report.findings
         ],
-        "hosts": [_host_data(evidence, ranks) for ranks in evidence.by_host()],
+        "hosts": [],
+        "transfers": [],
+        "versions": [],
+    }
+    if (evidence := report.evidence) is None:
+        return data
+    plan = evidence.plan
+    return data | {
+        "world_size": plan.world_size,
+        "mpi_library": evidence.library or None,
+        "scheduler": {
+            **vars(plan.scheduler),
+            "address": host_and_port(evidence.address.rpartition("://")[2])[0],
+        },
+        "hosts": [_host_data(evidence, host) for host in plan.hosts],
+        "transfers": [
+            {
+                "from": transfer.sender.name,
+                "to": transfer.receiver.name,
+                "between_nodes": transfer.between_nodes,
+                "gpu_memory": transfer.on_device,
+                "bytes": transfer.size,
+                "rate": None if transfer.rate is None else round(transfer.rate),
+                "error": transfer.error or None,
+            }
+            for transfer in evidence.transfers
+        ],
         "versions": [
-            {"ranks": [observed.rank for observed in alike], "versions": dict(alike[0].versions)}
-            for alike in grouped(evidence.observations.values(), lambda each: tuple(each.versions.items()))
+            {"ranks": [rank for rank, _ in alike], "versions": dict(alike[0][1].versions)}
+            for alike in grouped(evidence.observations.items(), lambda one: tuple(one[1].versions.items()))
         ],
     }
 
 
-def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, Any]:
-    kernels = _kernels(evidence, ranks)
-    inventory = ranks[0].inventory
+def _host_data(evidence: Evidence, host: HostPlan) -> dict[str, Any]:
+    observed, results = evidence.of_host(host), evidence.results
+    ecc = _ecc(observed.values())
     gpus = []
-    for gpu in _gpus(ranks):
-        kernel = kernels.get(gpu.uuid)
+    for gpu in host.gpus:
+        kernel = results.get(gpu.uuid)
         gpus.append(
             {
                 "index": gpu.index,
@@ -211,44 +237,51 @@ def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, A
                 "numa": gpu.numa if gpu.numa >= 0 else None,
                 "nics": gpu.nics,
                 "in_use": gpu.busy,
-                "ecc_uncorrected": _ecc(ranks, gpu),
+                "ecc_uncorrected": ecc.get(gpu.uuid),
                 "kernel": None if kernel is None else kernel.kind or "ok",
                 "kernel_seconds": None if kernel is None else round(kernel.seconds, 3),
             }
         )
     return {
-        "host": ranks[0].host,
-        "ranks": [observed.rank for observed in ranks],
-        "cpus": sorted({cpu for observed in ranks if observed.inventory for cpu in observed.inventory.cpus}),
-        "memory": inventory.memory if inventory else None,
-        "driver": ranks[0].driver or None,
+        "host": host.host,
+        "ranks": list(host.ranks),
+        "cpus": _cpus(evidence, host),
+        "memory": host.memory or None,
+        "driver": _driver(observed.values()) or None,
         "gpus": gpus,
         "scratch": [
             {
-                "ranks": [observed.rank for observed in ranks if observed.scratch.path == scratch.path],
+                "ranks": [rank for rank, one in observed.items() if one.scratch.path == scratch.path],
                 "path": scratch.path,
                 "filesystem": scratch.filesystem or None,
                 "free": scratch.free if scratch.free >= 0 else None,
             }
-            for scratch in {observed.scratch.path: observed.scratch for observed in ranks}.values()
+            for scratch in {one.scratch.path: one.scratch for one in observed.values()}.values()
         ],
-        "clock_ahead": _ahead(evidence, ranks),
+        "clock_ahead": _ahead(evidence, host),
     }
 
 
 def display(report: Report, *, terminal: bool = False) -> Iterator[RenderableType]:
     """A report as lines and tables: the findings, then each node with its GPUs; on a terminal, tables are folded to its width."""
     evidence = report.evidence
-    by_host = evidence.by_host()
-    if by_host:
-        ranks, nodes = counted(evidence.size, "rank"), counted(len(by_host), "node")
+    if evidence is not None:
+        ranks, nodes = counted(evidence.plan.world_size, "rank"), counted(len(evidence.plan.hosts), "node")
         yield f"check of {ranks} on {nodes}, {report.seconds:.1f} s"
         yield ""
-    if report.findings:
-        yield table(("", "", ""), _finding_rows(report))
-    groups = [[observations] for observations in by_host]
+    yield table(("", "", ""), _finding_rows(report))
+    if evidence is not None:
+        yield from _nodes(evidence, terminal=terminal)
+    counts = Counter(finding.level for finding in report.findings)
+    yield ""
+    summary = f": {counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
+    yield styled(*_LABELS[report.level]).append(summary)
+
+
+def _nodes(evidence: Evidence, *, terminal: bool) -> Iterator[RenderableType]:
+    groups = [[host] for host in evidence.plan.hosts]
     if len(groups) > MANY_NODES:
-        groups = grouped(by_host, lambda observations: _look(evidence, observations))
+        groups = grouped(evidence.plan.hosts, lambda host: _look(evidence, host))
     tables = [_rows(evidence, group) for group in groups]
     widths = () if terminal else widths_of([_HEADER, *(row for rows in tables for row in rows)])
     for group, rows in zip(groups, tables, strict=True):
@@ -256,19 +289,15 @@ def display(report: Report, *, terminal: bool = False) -> Iterator[RenderableTyp
         yield styled(_title(evidence, group))
         if rows:
             yield table(_HEADER, rows, widths=widths)
-    counts = Counter(finding.level for finding in report.findings)
-    yield ""
-    summary = f": {counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
-    yield styled(*_LABELS[report.level]).append(summary)
 
 
 def _finding_rows(report: Report) -> Iterator[tuple[str | Text, str, str]]:
+    size = 0 if report.evidence is None else report.evidence.plan.world_size
     counts: Counter[tuple[Level, str]] = Counter()
     for finding in report.findings:
         counts[finding.level, finding.what] += 1
         if counts[finding.level, finding.what] <= MOST_LINES:
-            where = _where(finding, report.evidence.size)
-            yield _label(finding.level), finding.what, f"{where}{finding.found}"
+            yield _label(finding.level), finding.what, f"{_where(finding, size)}{finding.found}"
             if finding.fix:
                 yield "", "", f"Fix: {finding.fix}"
     for (level, what), count in counts.items():
@@ -289,76 +318,73 @@ def _where(finding: Finding, size: int) -> str:
     return f"{ranks_text(finding.ranks)}{hosts}: "
 
 
-def _gpus(ranks: Sequence[Observations]) -> list[Gpu]:
-    return gpus_of_host(
-        (observed.inventory.pid, observed.inventory.gpus) for observed in ranks if observed.inventory
-    )
+def _cpus(evidence: Evidence, host: HostPlan) -> list[int]:
+    """The cores of the workers of a node."""
+    return sorted({cpu for rank in host.ranks for one in evidence.plan.for_rank(rank) for cpu in one.cpus})
 
 
-def _kernels(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, KernelResult]:
-    return {result.uuid: result for each in ranks for result in evidence.kernels.get(each.rank, ())}
+def _ecc(observed: Iterable[Observations]) -> dict[str, int]:
+    return {uuid: count for one in observed for uuid, count in one.ecc.items()}
 
 
-def _ecc(ranks: Sequence[Observations], gpu: Gpu) -> int | None:
-    return next(
-        (observed.ecc[gpu.uuid] for observed in ranks if observed.ecc and gpu.uuid in observed.ecc), None
-    )
+def _driver(observed: Iterable[Observations]) -> str:
+    return next((one.driver for one in observed if one.driver), "")
 
 
-def _ahead(evidence: Evidence, ranks: Sequence[Observations]) -> float | None:
-    for observed in ranks:
-        reached = evidence.reached.get(observed.rank)
-        if reached is not None and reached.ahead is not None:
-            return round(reached.ahead, 4)
-    return None
+def _ahead(evidence: Evidence, host: HostPlan) -> float | None:
+    return next((round(evidence.clocks[rank], 4) for rank in host.ranks if rank in evidence.clocks), None)
 
 
-def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
+def _look(evidence: Evidence, host: HostPlan) -> Hashable:
     """A value that is equal if two nodes share an entry: all data but names, UUIDs, free bytes and the first rank."""
-    offsets = tuple(observed.rank - ranks[0].rank for observed in ranks)
+    offsets = tuple(rank - host.ranks[0] for rank in host.ranks)
     # the rows of a group of two nodes have no UUIDs
-    return offsets, tuple(_facts(ranks, free=-1)), tuple(_rows(evidence, [ranks, ranks]))
+    return offsets, tuple(_facts(evidence, [host], free=False)), tuple(_rows(evidence, [host, host]))
 
 
-def _facts(ranks: Sequence[Observations], free: int) -> Iterator[str]:
-    """A node in words; `free`: bytes in its scratch directory, negative if unknown."""
-    first = ranks[0]
-    if first.inventory is not None:
-        cpus = (cpu for observed in ranks if observed.inventory for cpu in observed.inventory.cpus)
+def _facts(evidence: Evidence, group: Sequence[HostPlan], *, free: bool) -> Iterator[str]:
+    """The nodes of a group in words; `free`: with the free bytes of their scratch directories."""
+    first, observed = group[0], evidence.of_host(group[0])
+    if cpus := _cpus(evidence, first):
         yield f"cores {fold_numbers(cpus)}"
-        yield format_bytes(first.inventory.memory) if first.inventory.memory else "memory unknown"
-    if first.driver:
-        yield f"driver {first.driver}"
-    space = f", {format_bytes(free)} free" if free >= 0 else ""
-    yield f"scratch {first.scratch.path} ({first.scratch.filesystem or 'unknown'}{space})"
+    yield format_bytes(first.memory) if first.memory else "memory unknown"
+    if driver := _driver(observed.values()):
+        yield f"driver {driver}"
+    for scratch in [one.scratch for one in observed.values()][:1]:
+        least = min((_scratch(evidence, host).free for host in group), default=-1)
+        space = f", {format_bytes(least)} free" if free and least >= 0 else ""
+        yield f"scratch {scratch.path} ({scratch.filesystem or 'unknown'}{space})"
 
 
-def _title(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> str:
-    parts = ", ".join(_facts(group[0], min(ranks[0].scratch.free for ranks in group)))
-    every = ranks_text(observed.rank for ranks in group for observed in ranks)
+def _scratch(evidence: Evidence, host: HostPlan) -> Scratch:
+    return next((one.scratch for one in evidence.of_host(host).values()), Scratch(""))
+
+
+def _title(evidence: Evidence, group: Sequence[HostPlan]) -> str:
+    parts = ", ".join(_facts(evidence, group, free=True))
+    every = ranks_text(rank for host in group for rank in host.ranks)
     if len(group) == 1:
         ahead = _ahead(evidence, group[0])
         clock = f", clock {ahead:+.3f} s" if ahead is not None else ""
-        return f"node {group[0][0].host}: {every}, {parts}{clock}"
-    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {parts}"
+        return f"node {group[0].host}: {every}, {parts}{clock}"
+    return f"{len(group)} nodes {fold_names(host.host for host in group)}: {every}; on each {parts}"
 
 
-def _rows(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> list[tuple[str, ...]]:
-    kernels = _kernels(evidence, group[0])
+def _rows(evidence: Evidence, group: Sequence[HostPlan]) -> list[tuple[str, ...]]:
+    results, ecc = evidence.results, _ecc(evidence.of_host(group[0]).values())
     rows: list[tuple[str, ...]] = []
-    for gpu in _gpus(group[0]):
-        ecc, kernel = _ecc(group[0], gpu), kernels.get(gpu.uuid)
-        place = str(gpu.index) if gpu.slice < 0 else f"{gpu.index}:{gpu.slice}"
+    for gpu in group[0].gpus:
+        kernel = results.get(gpu.uuid)
         rows.append(
             (
-                place,
+                str(gpu.index) if gpu.slice < 0 else f"{gpu.index}:{gpu.slice}",
                 gpu.name,
                 gpu.uuid if len(group) == 1 else "-",
                 format_bytes(gpu.memory) if gpu.memory else "-",
                 near(gpu.cpus, gpu.numa, gpu.nics) or "-",
                 "-" if not gpu.processes else "some" if gpu.busy is None else format_bytes(gpu.busy),
-                "-" if ecc is None else str(ecc),
-                "-" if kernel is None else "FAILED" if kernel.kind else "ok",
+                str(ecc.get(gpu.uuid, "-")),
+                "-" if kernel is None or not kernel.ran else "FAILED" if kernel.kind else "ok",
             )
         )
     return rows

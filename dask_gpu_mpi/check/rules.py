@@ -1,164 +1,137 @@
-"""The rules of `check`: pure functions from the observations of all ranks to findings. Those about versions: `version_rules`."""
+"""The rules of `check`: pure functions from the evidence to findings. Those about versions: `version_rules`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
-from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, listed, ranks_text
-from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, merge, problems
+from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, listed
+from dask_gpu_mpi.base.versions import untested
+from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, Transfer, merge
+from dask_gpu_mpi.check.tasks import KernelResult
 from dask_gpu_mpi.check.version_rules import check_known_issues, check_versions
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
-from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
-from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
-from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, count_pairs
-from dask_gpu_mpi.options.model import Protocol, WorkerUcx
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
-from dask_gpu_mpi.startup.reachability import choose_transport
+
+Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 def apply_rules(evidence: Evidence) -> tuple[Finding, ...]:
     """All findings, in the order of the report; at least one for each thing that was inspected."""
-    found = [*check_ranks(evidence)]
-    if evidence.observations:
-        for rule in (
-            check_versions, check_known_issues, check_gpus, check_placement, check_kernels, check_transport,
-            check_ports, check_network, check_node_pairs, check_clocks, check_scratch,
-        ):  # fmt: skip
-            found += rule(evidence)
-    return merge(evidence, found)
+    rules: tuple[Rule, ...] = (
+        check_ranks, check_versions, check_known_issues, check_gpus, check_placement, check_start, check_kernels,
+        check_transport, check_ports, check_clocks, check_scratch,
+    )  # fmt: skip
+    return merge(evidence, (finding for rule in rules for finding in rule(evidence)))
 
 
 def check_ranks(evidence: Evidence) -> Iterator[Finding]:
-    """Launcher and MPI, the ranks that respond, and whether these could inspect their nodes."""
-    wrong = [*problems(evidence, "launcher", "use the mpirun of the MPI library that mpi4py loads")]
-    yield from wrong
-    if not wrong and not evidence.silent:
-        nodes = counted(len(evidence.by_host()), "node")
-        yield Finding(
-            "ok", "launcher", f"MPI and launcher agree: {counted(evidence.size, 'rank')} on {nodes}"
-        )
-    for rank in evidence.silent:
-        if rank in evidence.steps:
-            found = f"no response; last step: {evidence.steps[rank][1]}"
-        else:
-            found = "no response; the rank may be stopped or swapped out, or its node is down"
+    """The ranks, which have met, and those whose workers do not respond."""
+    plan, by = evidence.plan, f" by {evidence.library}" if evidence.library else ""
+    ranks, nodes = counted(plan.world_size, "rank"), counted(len(plan.hosts), "node")
+    yield Finding("ok", "launcher", f"{ranks} on {nodes} have met{by}")
+    for rank, why in evidence.silent.items():
+        found = f"its worker has not inspected the node and its local directory: {why}"
         yield Finding(
             "error", "ranks", found, f"inspect that node ({INSPECT_COMMAND}, df); {LEAVE_OUT}", (rank,)
         )
-    yield from problems(evidence, "host", LEAVE_OUT)
+
+
+def check_start(evidence: Evidence) -> Iterator[Finding]:
+    """The warnings of the start for which there is no other line."""
+    shown = {str(problem) for problem in evidence.plan.warnings}
+    shown |= {str(problem) for one in evidence.observations.values() for problem in untested(one.versions)}
+    others = [warning for warning in evidence.start_warnings if warning not in shown]
+    for warning in others:
+        found, _, fix = warning.partition(". Fix: ")
+        yield Finding("warning", "start", found, fix)
+    if not others:
+        workers = counted(len(evidence.plan.workers), "worker")
+        yield Finding("ok", "start", f"{workers} ready after {evidence.ready_seconds:.1f} s")
 
 
 def check_placement(evidence: Evidence) -> Iterator[Finding]:
     """The plan and its warnings."""
-    if evidence.plan_problem:
-        yield Finding.of("error", "placement", evidence.plan_problem, "correct the options")
-    elif evidence.plan is not None:
-        for warning in evidence.plan.warnings:
-            if warning.what != "GPUs":  # they have other lines
-                yield Finding.of("warning", "placement", warning)
-        kinds = [worker.kind for worker in evidence.plan.workers]
-        workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
-        yield Finding("ok", "placement", ", ".join(workers))
+    for warning in evidence.plan.warnings:
+        if warning.what != "GPUs":
+            yield Finding.of("warning", warning.what or "placement", warning)
+    kinds = [worker.kind for worker in evidence.plan.workers]
+    workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
+    yield Finding("ok", "placement", ", ".join(workers))
 
 
 def check_gpus(evidence: Evidence) -> Iterator[Finding]:
-    """NVML, memory errors, drivers, kinds and numbers."""
-    drivers: dict[str, list[int]] = {}
-    kinds: dict[str, list[int]] = {}
+    """Lost GPUs, memory errors, drivers, kinds and numbers."""
+    drivers: dict[str, list[str]] = {}
     for rank, observed in evidence.observations.items():
-        if observed.inventory is None:
-            continue
         if observed.driver:
-            drivers.setdefault(observed.driver, []).append(rank)
-        kinds.setdefault(_kinds(gpu.name for gpu in observed.inventory.gpus), []).append(rank)
-    wrong = [
-        *problems(evidence, "GPUs", f"correct {VISIBLE_DEVICES}, or leave the node out of the job"),
-        *_unhealthy(evidence),
-        *_missing(evidence),
+            drivers.setdefault(observed.driver, []).append(evidence.host(rank))
+    kinds: dict[str, list[str]] = {}
+    for host in evidence.plan.hosts:
+        kinds.setdefault(_kinds(gpu.name for gpu in host.gpus), []).append(host.host)
+    lost = [
+        Finding.of("error", "GPUs", problem, LEAVE_OUT)
+        for problem in evidence.plan.warnings
+        if problem.what == "GPUs"
     ]
+    wrong = [*lost, *_memory_errors(evidence), *_missing(evidence)]
     if len(drivers) > 1:
-        wrong.append(
-            Finding(
-                "warning", "GPUs", f"NVIDIA drivers differ: {_for_ranks(drivers)}",
-                "ask the operators for one version, or choose nodes with the same driver",
-            )
-        )  # fmt: skip
+        fix = "ask the operators for one version, or choose nodes with the same driver"
+        wrong.append(Finding("warning", "GPUs", f"NVIDIA drivers differ: {_on_hosts(drivers)}", fix))
     if len(kinds) > 1:
-        wrong.append(
-            Finding(
-                "warning", "GPUs", f"ranks see GPUs of different number or kind: {_for_ranks(kinds)}",
-                "request the same GPUs on every node, unless that is intended",
-            )
-        )  # fmt: skip
+        found = f"nodes have GPUs of different number or kind: {_on_hosts(kinds)}"
+        fix = "request the same GPUs on every node, unless that is intended"
+        wrong.append(Finding("warning", "GPUs", found, fix))
     yield from wrong
     if not wrong:
         driver = f", driver {next(iter(drivers))}" if drivers else ""
-        yield Finding("ok", "GPUs", f"{_kinds(gpu.name for gpu in evidence.gpus.values())}{driver}")
+        names = (gpu.name for host in evidence.plan.hosts for gpu in host.gpus)
+        yield Finding("ok", "GPUs", f"{_kinds(names)}{driver}")
 
 
-def _unhealthy(evidence: Evidence) -> Iterator[Finding]:
-    """Lost GPUs, and those with memory errors, each from the first rank that reports it."""
-    seen: set[str] = set()
-    for rank, observed in evidence.observations.items():
-        if observed.inventory is None:
-            continue
-        for warning in observed.inventory.warnings:
-            yield Finding.of("error", "GPUs", warning, LEAVE_OUT, (rank,))
-        for gpu in observed.inventory.gpus:
-            count = (observed.ecc or {}).get(gpu.uuid, 0)
-            if count and gpu.uuid not in seen:
-                errors = counted(count, "uncorrected memory error")
-                found = f"GPU {gpu.index} ({gpu.uuid}) has {errors} since its last reset"
-                yield Finding("error", "GPUs", found, f"reset it ({RESET_COMMAND}), or {LEAVE_OUT}", (rank,))
-            seen.add(gpu.uuid)
+def _memory_errors(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.plan.hosts:
+        places = {gpu.uuid: gpu.index for gpu in host.gpus}
+        for rank, observed in evidence.of_host(host).items():
+            for uuid, count in observed.ecc.items():
+                if count:
+                    errors = counted(count, "uncorrected memory error")
+                    found = f"GPU {places.get(uuid, '?')} ({uuid}) has {errors} since its last reset"
+                    fix = f"reset it ({RESET_COMMAND}), or {LEAVE_OUT}"
+                    yield Finding("error", "GPUs", found, fix, (rank,))
 
 
 def _missing(evidence: Evidence) -> Iterator[Finding]:
-    """Nodes whose ranks together see fewer GPUs than expected.
-
-    A node without NVML is an error only if GPUs are expected there, since nodes without GPUs do not have it.
-    """
-    if len(evidence.observations) < evidence.size:
-        return  # the GPUs of the silent ranks are unknown, and these ranks are red already
-    for ranks in evidence.by_host():
-        expected, source = _expected(evidence, ranks)
-        inventories = [observed.inventory for observed in ranks if observed.inventory is not None]
-        seen = len({gpu.uuid for inventory in inventories for gpu in inventory.gpus})
-        if len(inventories) < len(ranks) or seen >= expected:
+    """Nodes with fewer GPUs than expected; a job of CPU workers alone counts none."""
+    if evidence.options.worker_kind == "cpu":
+        return
+    for host in evidence.plan.hosts:
+        expected, source = host.allocated_gpus, f"{GPUS_ON_NODE}={host.allocated_gpus}"
+        if evidence.expect_gpus is not None:
+            expected, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
+        seen = len(host.gpus)
+        if seen >= expected:
             continue
         visible = f"only {counted(seen, 'GPU')}" if seen else "no GPU"
-        yield Finding(
-            "error", "GPUs", f"{visible} visible on the node (expected {expected}: {source})",
-            f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
-            f"{LEAVE_OUT}"
-            if seen
-            else f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); "
-            f"or {LEAVE_OUT}",
-            tuple(observed.rank for observed in ranks),
-        )  # fmt: skip
+        fix = f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); or "
+        if seen:
+            fix = f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
+        found = f"{visible} visible on the node (expected {expected}: {source})"
+        yield Finding("error", "GPUs", found, fix + LEAVE_OUT, host.ranks)
 
 
-def _expected(evidence: Evidence, ranks: Iterable[Observations]) -> tuple[int, str]:
-    """The number of GPUs that a node should have, and its source."""
-    if evidence.expect_gpus is not None:
-        return evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
-    allocated = max(observed.allocated_gpus for observed in ranks)
-    return allocated, f"{GPUS_ON_NODE}={allocated}"
-
-
-def _for_ranks(ranks: Mapping[str, Iterable[int]]) -> str:
-    return "; ".join(f"{text} for {ranks_text(of)}" for text, of in ranks.items())
+def _on_hosts(hosts: Mapping[str, Iterable[str]]) -> str:
+    return "; ".join(f"{text} on {fold_names(dict.fromkeys(of))}" for text, of in hosts.items())
 
 
 def _kinds(names: Iterable[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in Counter(sorted(names)).items()) or "no GPU"
 
 
-#: By `kernel.KernelResult.kind`.
+#: By `tasks.KernelResult.kind`.
 FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
     "system, or in a container image",
@@ -173,144 +146,107 @@ FIXES = {
 
 def check_kernels(evidence: Evidence) -> Iterator[Finding]:
     """Each GPU with a worker must compute the right result in time."""
-    results = [(rank, result) for rank, each in evidence.kernels.items() for result in each]
-    if not evidence.kernel or not results:
-        if evidence.gpus:
-            why = ": there is no plan that assigns the GPUs to ranks"
-            if not evidence.kernel:
-                why = " (--no-kernel): whether these GPUs compute is unknown"
-            yield Finding("warning", "kernel", f"not run{why}")
-        return
+    if not evidence.kernel and any(worker.devices for worker in evidence.plan.workers):
+        yield Finding("warning", "kernel", "not run (--no-kernel): whether these GPUs compute is unknown")
+    rank_of = {worker.name: worker.rank for worker in evidence.plan.workers}
     failures: dict[tuple[str, str], dict[str, int]] = {}
-    for rank, result in results:
-        if result.kind:
-            failures.setdefault((result.kind, result.text), {})[result.uuid] = rank
-    for (kind, text), rank_of in failures.items():
-        named = listed([*rank_of])
-        ranks = tuple(dict.fromkeys(rank_of.values()))
-        if kind == "slow":  # nothing has run on the GPU
-            found = f"not run on {named}: {text}; the file system is probably slow"
-            yield Finding("warning", "kernel", found, FIXES[kind], ranks)
-        else:
-            yield Finding("error", "kernel", f"failed on {named}: {text}", FIXES[kind], ranks)
-    if not failures:
-        slowest = max(result.seconds for _, result in results)
-        gpus = counted(len(results), "GPU")
+    for name, results in evidence.kernels.items():
+        for result in results:
+            if result.kind:
+                failures.setdefault((result.kind, result.text), {})[result.uuid] = rank_of[name]
+    for (kind, text), of in failures.items():
+        ran = KernelResult("", kind).ran
+        level: Level = "error" if ran else "warning"
+        how = "failed" if ran else "not run"
+        ranks = tuple(dict.fromkeys(of.values()))
+        yield Finding(level, "kernel", f"{how} on {listed([*of])}: {text}", FIXES[kind], ranks)
+    if evidence.kernels and not failures:
+        results_of = evidence.results.values()
+        slowest = max(result.seconds for result in results_of)
+        gpus = counted(len(results_of), "GPU")
         yield Finding("ok", "kernel", f"correct result from {gpus}, after {slowest:.1f} s at most")
+
+
+#: In the line of a transport that is not UCX although it could be (`startup`).
+NO_UCX = "No UCX: "
+UCX_FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
+BETWEEN_FIX = (
+    "open the nodes' TCP ports to each other, or set UCX_NET_DEVICES to their network (docs/transports.md)"
+)
+PORTS_FIX = (
+    "open the workers' ports between these nodes in the firewall, choose another network with interface (--interface), or leave "
+    "a node out of the job"
+)
+
+
+def check_transport(evidence: Evidence) -> Iterator[Finding]:
+    """The transfers between workers, and whether they have used UCX, if they could."""
+    line, _, fix = evidence.transport.partition(". Fix: ")
+    wrong = []
+    if NO_UCX in line:
+        wrong.append(Finding("warning", "transport", line, fix or UCX_FIX))
+    for rank, reasons in evidence.without_ucx.items():
+        for address, reason in reasons.items():
+            found = (
+                f"UCX does not work with {address}: {reason}; data to and from workers there goes over TLS"
+            )
+            wrong.append(Finding("warning", "transport", found, BETWEEN_FIX, (rank,)))
+    for transfer in evidence.transfers:
+        if transfer.error:
+            sender = transfer.sender
+            found = f"could not receive data of worker {sender.name} on {sender.host}: {transfer.error}"
+            wrong.append(Finding("error", "transport", found, PORTS_FIX, (transfer.receiver.rank,)))
+    yield from wrong
+    parts = [line] if line and NO_UCX not in line else []
+    for where, between in (("within nodes", False), ("between nodes", True)):
+        parts += _rates(where, [one for one in evidence.transfers if one.between_nodes is between])
+    if parts:
+        yield Finding("ok", "transport", "; ".join(parts))
+
+
+def _rates(where: str, transfers: Sequence[Transfer]) -> Iterator[str]:
+    """The slowest and the fastest of these transfers, in words."""
+    rates = [one.rate for one in transfers if one.rate is not None]
+    if rates:
+        kind = "GPU memory" if all(one.on_device for one in transfers) else "host memory"
+        if len({one.on_device for one in transfers}) > 1:
+            kind = "host and GPU memory"
+        texts = [*dict.fromkeys(f"{rate / 1e9:.2g}" for rate in (min(rates), max(rates)))]
+        yield f"{where} {' to '.join(texts)} GB/s ({kind}, {counted(len(rates), 'transfer')} at the same time)"
+
+
+def check_ports(evidence: Evidence) -> Iterator[Finding]:
+    """The address of the scheduler, at which all workers have reached it, and that of the dashboard."""
+    scheduler, wanted = evidence.plan.scheduler, evidence.options.dashboard_address
+    used = urlsplit(evidence.dashboard_link).port if evidence.dashboard_link else None
+    port = host_and_port(wanted)[1] if evidence.options.scheduler else 0
+    if used and port and used != port:
+        found = f"the dashboard can't listen at {wanted}, and uses port {used}"
+        fix = "choose a free one with dashboard_address (--dashboard-address)"
+        yield Finding("warning", "ports", found, fix, (scheduler.rank,))
+    where = (
+        f"on rank {scheduler.rank} on {scheduler.host}" if evidence.options.scheduler else "of another job"
+    )
+    yield Finding("ok", "network", f"all workers have reached the scheduler {where} at {evidence.address}")
 
 
 #: Seconds by which clocks may differ without a warning.
 CLOCK_TOLERANCE = 1.0
 
 
-def check_ports(evidence: Evidence) -> Iterator[Finding]:
-    """The scheduler's rank must be able to listen at the addresses of the scheduler and its dashboard."""
-    listening, head = evidence.listening, (evidence.scheduler_rank,)
-    if listening is None:
-        return
-    port, dashboard = evidence.options.scheduler_port, evidence.options.dashboard_address
-    place = f"{evidence.address}, {f'port {port}' if port else 'any port'}"
-    if listening.error:
-        fix = "choose another network with interface (--interface)"
-        if port:
-            fix = "choose another port with scheduler_port (--scheduler-port), or leave it out for any free port"
-        found = f"the scheduler can't listen at {place}: {listening.error}"
-        yield Finding("error", "ports", found, fix, head)
-    elif listening.elsewhere:
-        yield Finding(
-            "error", "ports",
-            f"dashboard_address (--dashboard-address): {dashboard!r} is not on "
-            f"{evidence.host(evidence.scheduler_rank)}, where the scheduler runs (expected an address of that node)",
-            "leave the option out, or give the port alone (':8787'), for all addresses of the node", head,
-        )  # fmt: skip
-    elif listening.dashboard:
-        yield Finding(
-            "warning", "ports",
-            f"the dashboard can't listen at {dashboard} ({listening.dashboard}) and will use another port",
-            "choose a free one with dashboard_address (--dashboard-address)", head,
-        )  # fmt: skip
-    else:
-        yield Finding("ok", "ports", f"the scheduler can listen at {place}")
-
-
-def check_network(evidence: Evidence) -> Iterator[Finding]:
-    """All ranks must reach the scheduler's address."""
-    if evidence.network_problem:
-        fix = "choose another with interface (--interface)"
-        yield Finding.of("error", "network", evidence.network_problem, fix)
-    if evidence.listening is None or evidence.listening.error:
-        return
-    scheduler = f"the scheduler's rank {evidence.scheduler_rank} on {evidence.host(evidence.scheduler_rank)}"
-    reached = evidence.reached
-    wrong = {rank: reach for rank, reach in reached.items() if reach.error}
-    for rank, reach in wrong.items():
-        yield Finding(
-            "error", "network",
-            f"can't reach {scheduler} at {as_host(evidence.address)}:{evidence.listening.scheduler}: {reach.error}",
-            "let all nodes of the job reach each other's ports (a firewall?), or choose another network with interface "
-            "(--interface)",
-            (rank,),
-        )  # fmt: skip
-    if reached and not wrong:
-        slowest = 1000 * max(reach.round_trip for reach in reached.values())
-        yield Finding(
-            "ok", "network",
-            f"all ranks reach {scheduler} at {evidence.address} (round trip {slowest:.1f} ms at most)",
-        )  # fmt: skip
-
-
-def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
-    """All nodes must reach each other: their workers exchange data."""
-    nodes = evidence.nodes
-    for node in nodes:
-        if not node.port:
-            yield Finding(
-                "warning", "node pairs", f"workers can't listen at {node.address}: no other node could connect to it",
-                "choose other ports with worker_options (worker_port)", (node.rank,),
-            )  # fmt: skip
-    if not nodes or not evidence.reached:
-        return
-    fix = (
-        "open the workers' ports between these nodes in the firewall, choose another network with interface (--interface), or "
-        "leave a node out of the job"
-    )
-    lost = {rank: reached.lost for rank, reached in evidence.reached.items() if reached.lost}
-    for rank, missed in lost.items():
-        for error, hosts in missed.items():
-            found = f"can't reach {fold_names(hosts)}: {error}; workers that exchange data would wait for each other"
-            yield Finding("error", "node pairs", found, fix, (rank,))
-    if not lost:
-        tested, total = count_pairs(len(nodes), MOST_IN_CHECK)
-        which = "all" if tested == total else f"a ring and a sample of {total}"
-        yield Finding(
-            "ok", "node pairs", f"{counted(tested, 'pair')} of nodes ({which}) connected in both directions"
-        )
-
-
 def check_clocks(evidence: Evidence) -> Iterator[Finding]:
-    """Clocks must agree well enough for certificates, log files and the walltime."""
-    clocks = {rank: reach.ahead for rank, reach in evidence.reached.items() if reach.ahead is not None}
-    wrong = []
-    level: Level
-    for rank, ahead in clocks.items():
-        other = evidence.scheduler_rank
-        # Rank 0 makes the certificates, and dates them back.
-        since = ahead - clocks.get(0, 0.0)
-        if evidence.options.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
-            level, effect = "error", "the job's certificates are not valid there"
-            ahead, other = since, 0
-        elif abs(ahead) > CLOCK_TOLERANCE:
-            level, effect = "warning", "times in log files and the remaining walltime are wrong there"
-        else:
-            continue
+    """Clocks must agree well enough for log files and the walltime; for certificates, the start requires that."""
+    wrong = {rank: ahead for rank, ahead in evidence.clocks.items() if abs(ahead) > CLOCK_TOLERANCE}
+    for rank, ahead in wrong.items():
         side = "ahead of" if ahead > 0 else "behind"
-        found = f"the clock is {abs(ahead):.1f} s {side} that of rank {other}: {effect}"
-        wrong.append(
-            Finding(level, "clocks", found, f"set the clocks by NTP or chrony; {LEAVE_OUT}", (rank,))
+        found = (
+            f"the clock is {abs(ahead):.1f} s {side} that of rank {evidence.plan.scheduler.rank}: times in log files and the "
+            "remaining walltime are wrong there"
         )
-    yield from wrong
-    if clocks and not wrong:
-        most = max(map(abs, clocks.values()))
+        fix = f"set the clocks by NTP or chrony; {LEAVE_OUT}"
+        yield Finding("warning", "clocks", found, fix, (rank,))
+    if evidence.clocks and not wrong:
+        most = max(map(abs, evidence.clocks.values()))
         yield Finding("ok", "clocks", f"they differ by {most:.3f} s at most")
 
 
@@ -330,18 +266,17 @@ NODE_LOCAL = "choose a node-local directory with local_directory (--local-direct
 
 def check_scratch(evidence: Evidence) -> Iterator[Finding]:
     """Local directories must be writable, local, and large enough."""
-    observations = evidence.observations.values()
+    scratches = {rank: observed.scratch for rank, observed in evidence.observations.items()}
+    memory = {rank: host.memory for host in evidence.plan.hosts for rank in host.ranks}
     found = [
-        Finding(level, "scratch", text, fix, (observed.rank,))
-        for observed in observations
-        for level, text, fix in _flaws(
-            observed.scratch, observed.inventory.memory if observed.inventory else 0
-        )
+        Finding(level, "scratch", text, fix, (rank,))
+        for rank, scratch in scratches.items()
+        for level, text, fix in _flaws(scratch, memory[rank])
     ]
     yield from found
-    if not found:
-        named = listed([*dict.fromkeys(observed.scratch.path for observed in observations)])
-        least = max(0, min(observed.scratch.free for observed in observations))
+    if scratches and not found:
+        named = listed([*dict.fromkeys(scratch.path for scratch in scratches.values())])
+        least = max(0, min(scratch.free for scratch in scratches.values()))
         yield Finding("ok", "scratch", f"{named}: local, writable, {format_bytes(least)} free at least")
 
 
@@ -351,8 +286,6 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
     if scratch.error:
         yield "error", f"{path} can't be written ({scratch.error})", NODE_LOCAL
         return
-    if scratch.exposed:
-        yield "warning", exposed_text(scratch.exposed), f"chmod +t {scratch.exposed}, or {NODE_LOCAL}"
     if scratch.ignored:
         found = f"TMPDIR={scratch.ignored} can't be written; using {path} instead"
         yield "warning", found, "make that directory on every node, or unset TMPDIR"
@@ -371,41 +304,3 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
         sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
         found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"
         yield "warning", found, NODE_LOCAL
-
-
-FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
-
-BETWEEN_FIX = (
-    "open the nodes' TCP ports to each other, or set UCX_NET_DEVICES to their network (docs/transports.md)"
-)
-
-
-def check_transport(evidence: Evidence) -> Iterator[Finding]:
-    """The data that workers will send over UCX, and whether UCX works on and between nodes; nothing if UCX is not requested."""
-    if evidence.plan is None or evidence.options.worker_ucx is WorkerUcx.OFF:
-        return
-    try:
-        chosen, line, warning, between_nodes = choose_transport(
-            evidence.options.worker_ucx, evidence.plan, evidence.abilities
-        )
-    except InputError as refused:
-        yield Finding.of("error", "transport", refused.problem, FIX)
-        return
-    if chosen is WorkerUcx.OFF:
-        if line.found:
-            yield Finding.of("warning", "transport", line, FIX)
-        return
-    if warning:
-        yield Finding.of("warning", "transport", warning, FIX)
-    for rank, errors in evidence.ucx.items():
-        for host, error in errors.items():
-            found, fix = f"UCX does not work: {error}; data to and from workers there goes over TLS", FIX
-            if host:
-                found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
-                fix = BETWEEN_FIX
-            yield Finding("warning", "transport", found, fix, (rank,))
-    if not any(evidence.ucx.values()):
-        where = f"within {counted(len(evidence.ucx), 'node')}"
-        if between_nodes and len(evidence.ucx) > 1:
-            where += " and from each to the next"
-        yield Finding("ok", "transport", f"{line}; UCX works {where}")

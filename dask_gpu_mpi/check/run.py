@@ -1,451 +1,325 @@
-"""The command `check`: the start up to the scheduler, with tests. All deadlines together are below 20 s.
-
-Its phases are those of the start (`startup.coordinator`), with the same messages. There are three differences. A rank sends more
-when it registers (`Observations`). Kernels and UCX are tested while the ranks connect. A problem of a rank is evidence, not an
-error: only options that can't be used end a check at once.
-"""
+"""The command `check`: the real start of a job, then tasks on its workers. All tasks together have `CHECK_TASKS` seconds."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
-import queue
-import socket
-import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dask_gpu_mpi.base.signals import Signals
+from dask_gpu_mpi.base.failures import report_by, report_error
 from dask_gpu_mpi.base.streams import flush
-from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import (
-    ALIVE,
-    CHECK_HANGING,
-    CHECK_RANK_0_LOST,
-    FLUSH,
-    KERNEL_MARGIN,
-    LISTEN_TIMEOUT,
-    OBSERVE_TIMEOUT,
-    REPORT_TIMEOUT,
+    CHECK_BETWEEN_NODES,
+    CHECK_KERNELS,
+    CHECK_NODES,
+    CHECK_RESTARTS,
+    CHECK_START,
+    CHECK_TASKS,
+    CHECK_WITHIN_NODES,
 )
-from dask_gpu_mpi.check.kernel import KernelResult, run_kernels
-from dask_gpu_mpi.check.observations import Observations, observe, of_rank
-from dask_gpu_mpi.check.report import Evidence, Finding, Report
+from dask_gpu_mpi.check import tasks
+from dask_gpu_mpi.check.report import Evidence, Finding, Report, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.ucx import UcxErrors, UcxOrder, UcxPairs, UcxPeer, UcxTrial
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem, StartupError
-from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_IN_CHECK, Node
-from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.check.tasks import KernelResult, one_line
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    LauncherError,
+    MpiMissingError,
+    OptionError,
+    PlacementError,
+    StartupError,
+    WorldTooSmallException,
+)
+from dask_gpu_mpi.job.start import prepare_process, start
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import Plan, WorkerPlan
 from dask_gpu_mpi.sites.launchers import library_name
-from dask_gpu_mpi.startup.bringup import report_only
-from dask_gpu_mpi.startup.coordinator import FailureCoordinator, Phase, addresses_of, plan_of
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Kind
-from dask_gpu_mpi.startup.reachability import Connecting, ReachabilityTest, choose_transport
-from dask_gpu_mpi.startup.start_context import StartContext, until_over
 
-DEADLINE_NAME = f"the deadline of check ({OBSERVE_TIMEOUT:g} s)"
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
+    from dask_gpu_mpi.job.session import Session
 
-class CheckKind(StrEnum):
-    """Kinds of messages that a check has in addition to those of the start (`startup.messages.Kind`)."""
-
-    #: Rank 0 to all: a `RankTests`.
-    TEST = "test"
-    #: A rank that tests UCX to rank 0: UCX's address of its child; empty: UCX does not work there.
-    UCX_ADDRESS = "UCX address"
-    #: Rank 0 to such a rank: a `UcxPeer`.
-    UCX_PEER = "UCX peer"
-    #: Every rank to rank 0: a `Tested`.
-    TESTED = "tested"
-
-
-@dataclass(frozen=True)
-class RankTests:
-    """The tests for a rank while it connects to others."""
-
-    #: Until they must have ended.
-    seconds: float
-    #: UUIDs of the GPUs on which to run a kernel.
-    kernels: tuple[str, ...] = ()
-    #: None: UCX is not tested here.
-    ucx: UcxOrder | None = None
-
-
-#: The results of a rank's tests: of its kernels, and of UCX; None: UCX was not tested here.
-Tested = tuple[tuple[KernelResult, ...], UcxErrors | None]
-#: The type of each kind's payload, in addition to those of the start.
-PAYLOADS: Mapping[str, Any] = {
-    Kind.REGISTRATION: Observations,
-    CheckKind.TEST: RankTests,
-    CheckKind.UCX_ADDRESS: bytes,
-    CheckKind.UCX_PEER: UcxPeer,
-    CheckKind.TESTED: Tested,
-}
+Item = TypeVar("Item")
 
 
 def run_check(
-    options: Options | InputError,
+    read_options: Callable[[], Options],
     *,
     kernel: bool,
     show: Callable[[Report], None],
     expect_gpus: int | None = None,
-    has_client: bool = True,
 ) -> int:
-    """Check this allocation, and return the exit code, the same on all ranks. `show` prints the report, on one rank.
+    """Start the job, run the tasks, and return the exit code of this rank. `show` prints the report, on one rank.
 
-    Raises a DaskGpuMpiError on all ranks if the options can't be used (`options` is then the error), or if rank 0 does not
-    respond. `has_client`: the job will run a script. The others are as in `CheckCoordinator`.
+    `kernel`: run a kernel on each GPU. `expect_gpus`: GPUs that each node must have (None: as many as the batch system has
+    allocated). Raises a DaskGpuMpiError on all ranks if the start fails. It is reported then: by `show`, or as one line if the
+    options can't be used.
     """
-    environ, host = os.environ, socket.gethostname()
-    for name in ("psutil", "pynvml"):
-        # Before the deadlines begin, which must not depend on the file system of these modules.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    try:
-        mpi = load_mpi(environ, host)
-    except InputError as error:
-        return _alone(error, error.reported, show)
-    started = time.monotonic()
-    context = StartContext(
-        environ,
-        None,
-        has_client,
-        started,
-        started + OBSERVE_TIMEOUT,
-        Signals(),
-        Timeline("rank"),
-        host=host,
-        payloads=PAYLOADS,
-        deadline_name=DEADLINE_NAME,
-        hanging=CHECK_HANGING - ALIVE,
-        rank_0_lost=CHECK_RANK_0_LOST,
-        quiet=True,
-        report_hanging=lambda channels: _hanging(channels, host, started, show),
-    )
-    if isinstance(options, InputError):
-        report_only(options, context)
-    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-    library = mpi.Get_library_version()
-    problems: list[Problem] = []
-    try:
-        launcher_check.cross_check(environ, size, rank, host, library=library)
-    except LauncherError as error:
-        if size == 1:  # each rank is a separate world
-            return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
-        problems.append(of_rank(error.problem, "launcher"))
-    with context.ending_in_order(None):
-        try:
-            channels = context.meet(None)
-        except StartupError as error:
-            if rank == COORDINATOR:
-                _alone(error, False, show)
-                error.reported = True
-            error.fatal = True
-            raise
-        context.deadline = started + REPORT_TIMEOUT
-        me = CheckingRank(options, channels, context)
-        try:
-            me.register(library_name(library), problems)
-            if rank != COORDINATOR:
-                return int(until_over(channels, context, None, me))
-            coordinator = CheckCoordinator(
-                channels.mailbox.hosts,
-                options,
-                kernel=kernel,
-                expect_gpus=expect_gpus,
-                send=channels.send,
-                started=started,
-            )
-            return _report(channels, until_over(channels, context, coordinator, me), started, show)
-        finally:
-            me.close()
+    began = time.monotonic()
+    options = Options()
 
+    def read() -> Options:
+        nonlocal options
+        options = options_of_check(read_options())
+        return options
 
-class CheckingRank:
-    """The part of every rank in a check, including rank 0."""
-
-    def __init__(self, options: Options, channels: Channels, context: StartContext) -> None:
-        self._options = options
-        self._channels = channels
-        self._context = context
-        self._connecting = Connecting(options, channels)
-        self._results: queue.SimpleQueue[Tested] = queue.SimpleQueue()
-        self._ucx: UcxTrial | None = None
-        self._ucx_address_sent = False
-
-    def register(self, library: str, problems: Sequence[Problem]) -> None:
-        """Send rank 0 the observations of this rank."""
-        options, channels, context = self._options, self._channels, self._context
-        observed = observe(
-            channels.rank,
-            channels.size,
-            options,
-            context.environ,
-            library,
-            problems,
-            channels.begin_step,
-            has_client=context.has_client,
-        )
-        channels.send(COORDINATOR, Kind.REGISTRATION, observed)
-
-    def on_event(self, event: Event) -> None:
-        """Carry out an order of rank 0."""
-        kind, payload = event.kind, event.payload
-        if kind == CheckKind.TEST:
-            self._channels.begin_step(
-                "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
-            )
-            if payload.ucx is not None:
-                # in this thread: a child dies with the thread that has started it
-                self._ucx = UcxTrial(payload.ucx, self._context.environ, payload.seconds)
-            # in another thread, so that this one can still receive
-            threading.Thread(target=self._test, args=(payload,), daemon=True).start()
-        elif kind == CheckKind.UCX_PEER and self._ucx is not None:
-            self._ucx.introduce(payload)
-        else:
-            self._connecting.on_message(kind, payload)
-
-    def poll(self) -> None:
-        """Send rank 0 the address of UCX and the results of the tests, as soon as they are known."""
-        self._connecting.poll()
-        if (
-            self._ucx is not None
-            and not self._ucx_address_sent
-            and (address := self._ucx.address) is not None
-        ):
-            self._channels.send(COORDINATOR, CheckKind.UCX_ADDRESS, address)
-            self._ucx_address_sent = True
-        with contextlib.suppress(queue.Empty):
-            self._channels.send(COORDINATOR, CheckKind.TESTED, self._results.get_nowait())
-
-    def _test(self, tests: RankTests) -> None:
-        kernels = run_kernels(tests.kernels, self._context.environ, tests.seconds)
-        ucx = self._ucx.result() if self._ucx is not None else None
-        self._results.put((kernels, ucx))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._connecting.close()
-
-
-def _report(channels: Channels, evidence: Evidence, started: float, show: Callable[[Report], None]) -> int:
-    """Show the report, let the other ranks end, and return the exit code."""
-    report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
-    # Before any rank exits, since a launcher ends all ranks when one fails.
-    show(report)
-    flush()
-    if evidence.silent:
-        abort(report.exit_code)
-    channels.mailbox.send_all(Kind.DONE, report.exit_code)
-    channels.mailbox.flush(FLUSH)
-    return report.exit_code
-
-
-def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:
-    """The report of a rank that has no connection to the others."""
-    if not silent:
-        finding = Finding.of("error", "launcher", error.problem, "see above")
-        show(Report(Evidence(size=0), (finding,)))
-    return 1
-
-
-def _hanging(channels: Channels, host: str, started: float, show: Callable[[Report], None]) -> int:
-    """Report that rank 0 itself hangs: its main thread, in NVML or a file system."""
-    rank = channels.rank
-    evidence = Evidence(channels.size, steps={rank: (host, channels.step)}, silent=(rank,))
-    report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
-    show(report)
-    return report.exit_code
-
-
-# Rank 0.
-
-
-class CheckCoordinator(FailureCoordinator):
-    """Rank 0's part of a check; the outcome is the `Evidence`.
-
-    `options` are those of rank 0. `kernel`: run a kernel on each GPU.
-    `expect_gpus`: GPUs that each node must have (None: as many as the batch system has allocated). `send(rank, kind, payload)`
-    sends a message. `started`: when MPI was started (``time.monotonic()``). `hosts`: host of each rank.
-    """
-
-    def __init__(
-        self,
-        hosts: Mapping[int, str],
-        options: Options,
-        *,
-        kernel: bool,
-        expect_gpus: int | None,
-        send: Callable[[int, str, Any], None],
-        started: float,
-    ) -> None:
-        super().__init__(hosts, deadline=started + OBSERVE_TIMEOUT)
-        self._options = options
-        self._kernel = kernel
-        self._expect_gpus = expect_gpus
-        self._send = send
-        self._started = started
-        self._test = ReachabilityTest(range(self.size), send)
-        self._pairs = UcxPairs({})
-        self._tested: dict[int, Tested] = {}
-        #: The evidence before the tests.
-        self._evidence = Evidence(self.size)
-
-    def handle(self, event: Event, now: float) -> bool:
-        """Handle one message; False if it is not for rank 0's part of the check."""
-        source, kind, payload = event
-        if super().handle(event, now):
-            return True
-        if source is None:
+    def show_failure(error: DaskGpuMpiError) -> bool:
+        if isinstance(error, OptionError):
             return False
-        if kind == Kind.LISTENING:
-            self._test.on_listening(source, payload)
-        elif kind == Kind.REACHED:
-            self._test.on_reached(source, payload)
-        elif kind == CheckKind.TESTED:
-            self._tested[source] = payload
-        elif kind == CheckKind.UCX_ADDRESS:
-            for rank, peer in self._pairs.add(source, payload):
-                self._send(rank, CheckKind.UCX_PEER, peer)
-        else:
-            return False
+        show(report_of_failure(error, time.monotonic() - began))
+        flush()
         return True
 
-    def tick(self, now: float) -> None:
-        """Go on to the next phase when it is time to."""
-        if self._failures or self.outcome is not None:
-            super().tick(now)
-        elif self.phase is Phase.REGISTER:
-            if len(self._registrations) == self.size or now > self.deadline:
-                self._observed(now)
-        elif self.phase is Phase.REACH:
-            if not self._test.awaited or now > self.deadline:
-                self._begin_tests(now)
-        elif not (self._test.awaited or self._missing(self._tested)) or now > self.deadline:
-            self._finish()
-
-    def _missing(self, answers: Mapping[int, object]) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.size) if rank not in answers)
-
-    def _observed(self, now: float) -> None:
-        """Make the plan, and let ranks listen; without tests if ranks are silent."""
-        found = self._registrations
-        observations = {rank: each for rank, each in sorted(found.items()) if isinstance(each, Observations)}
-        plan, plan_problem = self._make_plan(observations)
-        options = self._options
-        self._evidence = Evidence(
-            size=self.size,
-            options=options,
-            observations=observations,
-            plan=plan,
-            plan_problem=plan_problem,
-            silent=self._missing(observations),
-            kernel=self._kernel,
-            # without GPU workers no rank lists its GPUs
-            expect_gpus=None if options.worker_kind == "cpu" else self._expect_gpus,
-        )
-        head = self._evidence.scheduler_rank
-        if self._evidence.silent:
-            self._finish()
-            return
+    prepare_process()
+    with report_by(show_failure):
         try:
-            addresses = addresses_of([*observations.values()])
-        except InputError as error:
-            self._evidence = replace(self._evidence, network_problem=error.problem)
-            self._begin_tests(now)
-            return
-        self._evidence = replace(self._evidence, address=addresses[head])
-        firsts = [observed[0] for observed in self._evidence.by_host()]
-        nodes = [Node(first.host, first.rank, addresses[first.rank]) for first in firsts]
-        self.phase, self.deadline = Phase.REACH, now + LISTEN_TIMEOUT
-        self._test.listen(head, observations[head].host, nodes, addresses, dashboard=True)
-
-    def _make_plan(self, observations: Mapping[int, Observations]) -> tuple[Plan | None, Problem | None]:
-        """The plan, or why there is none; neither if a rank has no inventory, which is another finding."""
-        found = [observed for observed in observations.values() if observed.inventory is not None]
-        if len(found) < self.size:
-            return None, None
-        try:
-            return plan_of(found, self._options), None
+            member, session = start(read, quiet=True)
         except DaskGpuMpiError as error:
-            return None, error.problem
-
-    def _begin_tests(self, now: float) -> None:
-        """Let each rank run a kernel on the GPUs of its workers, and connect to the scheduler's address and to other nodes.
-
-        One rank of each node tests UCX as well, if workers will use it.
-        """
-        has_addresses = self.phase is Phase.REACH
-        self.phase, self.deadline = Phase.TESTS, self._started + REPORT_TIMEOUT
-        seconds = self.deadline - KERNEL_MARGIN - now
-        if has_addresses:
-            listening, nodes = self._test.scheduler, self._test.nodes
-            self._evidence = replace(self._evidence, listening=listening, nodes=nodes)
-        gpus: dict[int, list[str]] = {}
-        plan = self._evidence.plan
-        for worker in plan.workers if plan is not None and self._kernel else ():
-            if worker.device is not None:
-                gpus.setdefault(worker.rank, []).append(worker.device)
-        devices, between_nodes = _tries_of_ucx(self._evidence)
-        observations = self._evidence.observations
-        self._pairs = UcxPairs({rank: observations[rank].host for rank in devices if between_nodes})
-        nics = {worker.device: worker.nics for worker in (plan.workers if plan is not None else ())}
-        ucx = {
-            rank: UcxOrder(device, self._pairs.peers_of(rank), nics.get(device, ""))
-            for rank, device in devices.items()
-        }
-        for rank in range(self.size):
-            tests = RankTests(seconds, tuple(gpus.get(rank, ())), ucx.get(rank))
-            self._send(rank, CheckKind.TEST, tests)
-        if has_addresses:
-            self._test.connect(MOST_IN_CHECK, min(CONNECT_TIMEOUT, seconds / 2))
-
-    def _finish(self) -> None:
-        evidence = self._evidence
-        if not evidence.silent:
-            tests = {
-                rank: tested
-                for rank, tested in sorted(self._tested.items())
-                if rank not in self._test.awaited
-            }
-            evidence = replace(
-                evidence,
-                kernels={rank: kernels for rank, (kernels, _) in tests.items()},
-                ucx={rank: ucx for rank, (_, ucx) in tests.items() if ucx is not None},
-                reached=dict(sorted(self._test.reached.items())),
-                silent=self._missing(tests),
-            )
-        steps = {rank: (self.hosts[rank], step) for rank, step in self.steps.items()}
-        self.outcome = replace(evidence, steps=steps)
+            report_error(error)  # of a rank that has not met the others
+            raise
+    if session is None:
+        return member.serve()
+    evidence = replace(collect(session, options, kernel=kernel), expect_gpus=expect_gpus)
+    report = Report(apply_rules(evidence), evidence, time.monotonic() - began)
+    show(report)
+    flush()
+    return report.exit_code
 
 
-def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
-    """The ranks that test UCX, one of each node, each with the GPU of its first worker (empty: none); and whether UCX is tested
-    between nodes as well.
-    """
-    if evidence.plan is None:
-        return {}, False
+def options_of_check(options: Options) -> Options:
+    """The options of the job without its files, and with a shorter start unless the user has chosen its time."""
+    timeout = options.startup_timeout if "startup_timeout" in options.explicit else CHECK_START
+    file = None if options.scheduler else options.scheduler_file
+    return replace(
+        options, report=None, summary=False, log_directory=None, scheduler_file=file, startup_timeout=timeout
+    )
+
+
+def report_of_failure(error: DaskGpuMpiError, seconds: float) -> Report:
+    """The report of a start that has failed: a line for each problem."""
+    what = "start"
+    if isinstance(error, LauncherError | MpiMissingError):
+        what = "launcher"
+    elif isinstance(error, PlacementError | WorldTooSmallException):
+        what = "placement"
+    findings = []
+    for problem in error.problems:
+        text = (replace(problem, where="") if problem.ranks else problem).text
+        fix = problem.fix or "correct the cause, and run check again"
+        findings.append(Finding("error", problem.what or what, text, fix, problem.ranks, problem.hosts))
+    return Report(tuple(findings), seconds=seconds)
+
+
+def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
+    """Run the tasks on the workers of this session, and return all that is known of the job."""
+    evidence = Evidence(
+        plan=session.plan,
+        options=options,
+        address=session.address,
+        dashboard_link=session.dashboard_link,
+        transport=session.transport,
+        start_warnings=session.warnings,
+        library=library_name(session.mpi_library),
+        ready_seconds=session.ready_seconds,
+        kernel=kernel,
+    )
     try:
-        transport = choose_transport(evidence.options.worker_ucx, evidence.plan, evidence.abilities)
-    except InputError:
-        return {}, False
-    if transport.ucx is WorkerUcx.OFF:
-        return {}, False
-    devices: dict[int, str] = {}
-    for worker in evidence.plan.workers:
-        if worker.kind == "gpu" or transport.ucx is WorkerUcx.ALL:
-            devices.setdefault(worker.rank, worker.devices[0] if worker.devices else "")
-    firsts: dict[int, str] = {}
-    for observed in evidence.by_host():
-        able = [each.rank for each in observed if each.rank in devices and not each.ucx.obstacle]
-        if able:
-            firsts[able[0]] = devices[able[0]]
-    return firsts, transport.between_nodes
+        client = session.client(set_as_default=False, timeout=CHECK_TASKS)
+    except (OSError, TimeoutError) as error:
+        raise StartupError(
+            f"check: could not connect to the scheduler at {session.address} ({one_line(error)})",
+            fix="run check again, with --log-level info",
+        ) from error
+    with client:
+        return Rounds(client, evidence).run()
+
+
+#: The worker that sends, and the one that receives.
+Pair = tuple[WorkerPlan, WorkerPlan]
+
+
+def neighbours(plan: Plan, usable: Sequence[WorkerPlan]) -> tuple[list[Pair], list[Pair]]:
+    """The pairs within nodes, each worker with the next one, and those between nodes, each with one of the next node."""
+    of_host: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
+    for worker in sorted(usable, key=lambda worker: worker.kind != "gpu"):
+        of_host[worker.host].append(worker)
+    nodes = [workers for workers in of_host.values() if workers]
+    between = []
+    for here, there in _ring(nodes):
+        between += [(worker, there[place % len(there)]) for place, worker in enumerate(here)]
+    return [pair for workers in nodes for pair in _ring(workers)], between
+
+
+def _ring(items: Sequence[Item]) -> list[tuple[Item, Item]]:
+    """Each with the next, the last with the first; none if there is only one."""
+    return [*zip(items, [*items[1:], items[0]], strict=True)] if len(items) > 1 else []
+
+
+#: Bytes that the workers of a node send at the same time, and bytes of one worker at least and at most.
+ON_HOST, ON_DEVICE, LEAST, MOST = 64 << 20, 512 << 20, 1 << 20, 128 << 20
+#: Bytes of the transfer that makes the connection, before the one that is measured.
+WARM_UP = 1 << 10
+
+
+def transfer_size(plan: Plan, *, on_device: bool) -> int:
+    """The bytes of one transfer: well below a second, even if all workers of a node send them encrypted at the same time."""
+    hosts = [worker.host for worker in plan.workers]
+    share = max(map(hosts.count, set(hosts)))
+    return max(LEAST, min(MOST, (ON_DEVICE if on_device else ON_HOST) // share))
+
+
+def _without_result(
+    devices: Sequence[str], error: BaseException | None, died: bool, imported: bool
+) -> tuple[KernelResult, ...]:
+    """The results of a worker whose kernel has not ended."""
+    kind, text = "late", f"no result within {CHECK_KERNELS:.0f} s"
+    if error is not None or died:
+        kind, text = "died", "the worker's process ended" if error is None else one_line(error)
+    elif not imported:
+        kind, text = "slow", f"the import of numba took longer than {CHECK_KERNELS:.0f} s"
+    return tuple(KernelResult(uuid, kind, text) for uuid in devices)
+
+
+class Rounds:
+    """The tasks, round by round. A worker that has not ended one is left out of the next."""
+
+    def __init__(self, client: Client, evidence: Evidence) -> None:
+        self._client = client
+        self._evidence = evidence
+        self._plan = evidence.plan
+        self._began = time.monotonic()
+        self._prefix = (
+            f"check-{uuid.uuid4().hex[:8]}"  # other checks may run on this cluster (--no-scheduler)
+        )
+        self._number = 0
+        #: Names of the workers whose GPUs have computed.
+        self._computing: set[str | int] = set()
+
+    def run(self) -> Evidence:
+        """The evidence, with the results of all rounds."""
+        usable = self._observe()
+        if self._evidence.kernel:
+            usable = self._compute(usable)
+        within, between = neighbours(self._plan, usable)
+        transfers = self._transfer(within, CHECK_WITHIN_NODES) + self._transfer(between, CHECK_BETWEEN_NODES)
+        looks, _ = self._results(
+            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
+        )
+        clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
+        for worker in usable:
+            if worker.name in looks:
+                ahead, reasons = looks[worker.name]
+                # a worker that is busy measures a larger difference
+                before = clocks.get(worker.rank, self._evidence.observations[worker.rank].ahead)
+                clocks[worker.rank] = min(ahead, before, key=abs)
+                without_ucx.setdefault(worker.rank, {}).update(reasons)
+        return replace(self._evidence, transfers=tuple(transfers), clocks=clocks, without_ucx=without_ucx)
+
+    def _observe(self) -> list[WorkerPlan]:
+        """Let a worker of each rank observe its node; returns the workers of the ranks that have done so."""
+        gpus = {gpu.uuid: gpu for host in self._plan.hosts for gpu in host.gpus}
+        by_tmpdir = self._evidence.options.local_directory is None
+        futures: dict[int, Future[Any]] = {}
+        for worker in self._plan.workers:
+            if worker.rank not in futures:
+                devices = [device for one in self._plan.for_rank(worker.rank) for device in one.devices]
+                of_rank = [gpus[device] for device in devices]
+                futures[worker.rank] = self._submit(worker, tasks.observe, of_rank, by_tmpdir)
+        done, failed = self._results(futures, CHECK_NODES)
+        late = f"no result within {CHECK_NODES:.0f} s"
+        silent = {
+            rank: one_line(failed[rank]) if rank in failed else late for rank in futures if rank not in done
+        }
+        observations = {rank: done[rank] for rank in futures if rank in done}
+        self._evidence = replace(self._evidence, observations=observations, silent=silent)
+        return [worker for worker in self._plan.workers if worker.rank in done]
+
+    def _compute(self, usable: Sequence[WorkerPlan]) -> list[WorkerPlan]:
+        """Let the GPUs of these workers compute; returns the workers that have done so, or have none."""
+        workers = {worker.name: worker for worker in usable if worker.devices}
+        before, _ = self._results(
+            {name: self._submit(worker, tasks.identity) for name, worker in workers.items()}, CHECK_NODES
+        )
+        imports = {name: self._submit(worker, tasks.import_numba) for name, worker in workers.items()}
+        futures = {
+            name: self._submit(worker, tasks.run_kernel, imports[name], worker.devices)
+            for name, worker in workers.items()
+        }
+        done, failed = self._results(futures, CHECK_KERNELS)
+        late = {name: worker for name, worker in workers.items() if name not in done}
+        # a nanny replaces a process that has died
+        after, _ = self._results(
+            {name: self._submit(worker, tasks.identity) for name, worker in late.items()}, CHECK_RESTARTS
+        )
+        kernels = dict[str | int, tuple[KernelResult, ...]](done)
+        for name, worker in late.items():
+            died = name in after and after[name] != before.get(name)
+            imported = imports[name].status == "finished"
+            kernels[name] = _without_result(worker.devices, failed.get(name), died, imported)
+        in_order = {worker.name: kernels[worker.name] for worker in usable if worker.name in kernels}
+        self._evidence = replace(self._evidence, kernels=in_order)
+        self._computing = {
+            name for name, results in kernels.items() if not any(result.kind for result in results)
+        }
+        return [worker for worker in usable if worker.name not in late]
+
+    def _transfer(self, pairs: Sequence[Pair], limit: float) -> list[Transfer]:
+        """Let all pairs transfer data at the same time, after short transfers, which make their connections."""
+        made = []
+        for sender, receiver in pairs:
+            on_device = {sender.name, receiver.name} <= self._computing
+            made.append(Transfer(sender, receiver, transfer_size(self._plan, on_device=on_device), on_device))
+        data: dict[int, list[Future[Any]]] = {
+            place: [
+                self._submit(one.sender, tasks.make_data, place, size, one.on_device)
+                for size in (WARM_UP, one.size)
+            ]
+            for place, one in enumerate(made)
+        }
+        self._results(
+            {place: self._receive(made[place], place, few) for place, (few, _) in data.items()}, limit
+        )
+        second = {place: self._receive(made[place], place, many) for place, (_, many) in data.items()}
+        done, failed = self._results(second, limit)
+        late = f"no data within {limit:.0f} s after the start"
+        for place, one in enumerate(made):
+            if place in done:
+                found = done[place]
+                error = "" if found.right else "the received data differ from the sent data"
+                made[place] = replace(one, on_device=found.on_device, seconds=found.seconds, error=error)
+            else:
+                made[place] = replace(one, error=one_line(failed[place]) if place in failed else late)
+        return made
+
+    def _receive(self, transfer: Transfer, seed: int, data: Future[Any]) -> Future[Any]:
+        label = str(data.key).partition("-")[2]
+        return self._submit(transfer.receiver, tasks.receive, data, label, seed)
+
+    def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        self._number += 1
+        key = f"{function.__name__}-{self._prefix}-{self._number}"
+        return self._client.submit(function, *arguments, key=key, workers=[worker.name], pure=False)
+
+    def _results(
+        self, futures: Mapping[Item, Future[Any]], limit: float
+    ) -> tuple[dict[Item, Any], dict[Item, BaseException]]:
+        """The results and the errors of those that end within `limit` seconds of the beginning of all rounds."""
+        from distributed import as_completed
+
+        names = {future: name for name, future in futures.items()}
+        done, failed = dict[Item, Any](), dict[Item, BaseException]()
+        seconds = max(0.0, self._began + limit - time.monotonic())
+        completed = as_completed(
+            futures.values(), loop=self._client.loop, with_results=True, raise_errors=False, timeout=seconds
+        )
+        with contextlib.suppress(TimeoutError):
+            for future, result in completed:
+                if future.status == "finished":
+                    done[names[future]] = result
+                else:  # the type, the error and its traceback, or one that it was cancelled with
+                    failed[names[future]] = result[1] if isinstance(result, tuple) else result
+        return done, failed

@@ -11,8 +11,8 @@ from packaging.version import Version
 
 from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
-from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.report import Evidence, Finding
+from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.options.model import Protocol
 
 #: In place of a specifier: the package is not installed.
@@ -135,10 +135,10 @@ def _fits(version: str, wanted: str) -> bool:
 
 #: Versions that must not differ between processes that send each other tasks. Other differences may be harmless.
 MUST_AGREE = frozenset(
-    {MPI_LIBRARY, "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "cloudpickle", "msgpack"}
+    {"dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "cloudpickle", "msgpack"}
 )
 #: Versions that `check` lists if there is no problem.
-SHOWN = (PYTHON, "distributed", "dask-cuda", MPI_LIBRARY)
+SHOWN = (PYTHON, "distributed", "dask-cuda")
 
 
 def check_versions(evidence: Evidence) -> Iterator[Finding]:
@@ -160,10 +160,10 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
             "error" if bad else "warning", "versions", f"{name} differs: {found}",
             "use the same environment on all nodes (a shared directory or one container image)",
         )  # fmt: skip
-    if not different:
+    if ranks_of and not different:
         shown = {name: version for name in SHOWN for version in ranks_of.get(name, ())}
-        texts = (version if name == MPI_LIBRARY else f"{name} {version}" for name, version in shown.items())
-        yield Finding("ok", "versions", f"{', '.join(texts)}; all versions are the same on all ranks")
+        texts = ", ".join(f"{name} {version}" for name, version in shown.items())
+        yield Finding("ok", "versions", f"{texts}; all versions are the same on all ranks")
 
 
 def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
@@ -171,9 +171,9 @@ def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
     circumstances = frozenset(
         name
         for name, applies in (
-            ("gpus", evidence.gpus),
+            ("gpus", any(host.gpus for host in evidence.plan.hosts)),
             ("ucx", evidence.options.protocol == Protocol.UCX),
-            ("hosts", len({observed.host for observed in evidence.observations.values()}) > 1),
+            ("hosts", len(evidence.plan.hosts) > 1),
         )
         if applies
     )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.tables import is_terminal, show
-from dask_gpu_mpi.cli.options import RunCommand, fail, resolve_texts, split_run
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.cli.options import RunCommand, read_texts, split_run
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
 def check(
     kernel: bool, expect_gpus: int | None, as_json: bool, program: tuple[str, ...], **given: Any
 ) -> None:
-    """Check whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
+    """Check whether a job in this allocation would work: start its cluster, run small tasks on its workers, end it.
 
-    Give it the arguments that the job will have after `run`. SCRIPT is ignored. Ends within 20 seconds, with code 1 if
-    something is wrong (red), else 0.
+    Give it the arguments that the job will have after `run`. SCRIPT is ignored. Takes as long as the start, and at most 15
+    seconds more; then ends with code 1 if something is wrong (red), else 0.
     """
     from dask_gpu_mpi.check.report import as_data, display
     from dask_gpu_mpi.check.run import run_check
@@ -50,12 +51,11 @@ def check(
         else:
             show(display(report, terminal=is_terminal()))
 
+    given, _ = split_run(given, program)
     try:
-        given, program = split_run(given, program)
-        options = resolve_texts(given)
-        code = run_check(
-            options, kernel=kernel, show=print_report, expect_gpus=expect_gpus, has_client=bool(program)
-        )
+        code = run_check(lambda: read_texts(given), kernel=kernel, show=print_report, expect_gpus=expect_gpus)
     except DaskGpuMpiError as error:
-        fail(error)
+        report_error(error)
+        # 2 is for options that can't be used; all else is a finding
+        code = 1 if isinstance(error, InputError) and not isinstance(error, OptionError) else error.exit_code
     sys.exit(code)

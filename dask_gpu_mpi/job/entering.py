@@ -403,8 +403,12 @@ class Entering:
                 raise self._lost_rank_0()
             case Kind.FAIL:
                 failure, fatal = payload
-                error = failure.error(reported=True)
+                error = failure.error(reported=rank != COORDINATOR)
                 if rank == COORDINATOR:
+                    # printed before any other rank can exit: a launcher ends all ranks when one fails
+                    report_error(error)
+                    if self._agent is not None:
+                        self._agent.send(Kind.FAIL, payload)
                     self._spread(failure, fatal=fatal)
                     error.fatal = fatal
                 raise error

@@ -64,7 +64,12 @@ class ClientEnd:
     """The changes that a cluster makes in the client's process, and the end of both; the script's `Session` uses it."""
 
     def __init__(
-        self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
+        self,
+        member: Member,
+        started: float,
+        on_signal: Callable[[int, FrameType | None], None],
+        *,
+        quiet: bool = False,
     ) -> None:
         global _current_end
         self.member = member
@@ -75,6 +80,7 @@ class ClientEnd:
         self.owner = os.getpid()
         self._address = member.joined.cluster.address
         self._started = started
+        self._quiet = quiet
         self._monitor = Monitor(member, self.walltime)
         self._reporter: Reporter | None = None
         self._settings: DaskSettings | None = None
@@ -221,7 +227,8 @@ class ClientEnd:
         if self._reporter is not None:
             self._reporter.close()
         atexit.unregister(self.finish)
-        say(f"ended after {time.monotonic() - self._started:.1f} s")
+        if not self._quiet:
+            say(f"ended after {time.monotonic() - self._started:.1f} s")
 
     def _make_reporter(self) -> Reporter:
         if self._reporter is None:
@@ -333,6 +340,21 @@ class Session:
     def closed(self) -> bool:
         """Whether the cluster has been ended."""
         return self._end.closed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of the start, each one line."""
+        return all_warnings(self._end.member.joined)
+
+    @property
+    def mpi_library(self) -> str:
+        """Version text of the MPI library with which the ranks have met; empty: none was needed."""
+        return self._end.member.joined.world.library
+
+    @property
+    def transport(self) -> str:
+        """How workers exchange data, in one line; empty for a single worker, or if it is Dask's protocol alone."""
+        return self._end.member.joined.cluster.transport
 
     @property
     def security(self) -> Any:

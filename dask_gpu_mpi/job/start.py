@@ -47,13 +47,15 @@ def start(
     has_client: bool = True,
     check: Callable[[int, Options], None] | None = None,
     by_command: bool = False,
+    quiet: bool = False,
 ) -> tuple[Member, Session | None]:
     """Join the cluster; returns a session on the client rank, None elsewhere and without a script.
 
     `read_options` imports Dask's configuration, which takes long; its InputError is reported once for all ranks. `comm`: None is
     ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises an
     InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts the cluster, and `initialize` in
-    its script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
+    its script returns that session (`command_session`). `quiet`: print nothing about the cluster that is up. Raises a
+    DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
     joined, started, signals = _enter(
@@ -67,14 +69,15 @@ def start(
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     if not joined.is_client:
         return member, None
-    announce(joined, time.monotonic() - started)
+    if not quiet:
+        announce(joined, time.monotonic() - started)
     if not has_client:
         if joined.options.recorded:
             name = "summary" if joined.options.report is None else "report"
             say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(joined.options)
         return member, None
-    end = ClientEnd(member, started, on_signal)
+    end = ClientEnd(member, started, on_signal, quiet=quiet)
     _open(end, joined.options, signals)
     return member, Session(end)
 

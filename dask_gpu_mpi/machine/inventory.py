@@ -10,9 +10,9 @@ from typing import Any
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
-from dask_gpu_mpi.sites.batch import cpus_on_node
+from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Inventory:
     #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
     #: neither is known.
     cpu_quota: float | None = None
+    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank must use none.
+    allocated_gpus: int = 0
     #: The rank has not responded, and takes no part (``tolerate_lost_ranks``).
     absent: bool = False
 
@@ -85,6 +87,7 @@ def take_inventory(
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
         contexts=() if seen is None else tuple(contexts),
+        allocated_gpus=0 if sees_none(environ.get(VISIBLE_DEVICES)) else gpus_on_node(environ),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             Problem(

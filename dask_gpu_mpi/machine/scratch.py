@@ -136,6 +136,7 @@ def make_scratch(path: str) -> None:
         raise InputError(
             f"the local directory {parent!r} can't be used: {wrong}",
             fix="give another one with local_directory (--local-directory)",
+            what="scratch",
         )
     try:
         with located(path, make=True, follow=False) as (folder, name):
@@ -144,6 +145,7 @@ def make_scratch(path: str) -> None:
         raise InputError(
             f"the local directory {parent!r} can't be written ({error.strerror})",
             fix="give a writable one of that node with local_directory (--local-directory)",
+            what="scratch",
         ) from None
 
 

@@ -111,6 +111,7 @@ def choose_addresses(
             raise InputError(
                 f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
                 fix="choose one that reaches them with interface (--interface), or leave it out",
+                what="network",
             )
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:
@@ -131,7 +132,9 @@ def choose_addresses(
         for rank in ranks[:8]
     )
     raise InputError(
-        f"the nodes share no network: {seen}", fix="set the interface to use with interface (--interface)"
+        f"the nodes share no network: {seen}",
+        fix="set the interface to use with interface (--interface)",
+        what="network",
     )
 
 
@@ -147,6 +150,7 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
         raise InputError(
             f"rank {rank} on {host} {problem} (it has: {have})",
             fix="choose one that every node has with interface (--interface), or leave it out everywhere",
+            what="network",
         )
     return found
 

@@ -48,8 +48,8 @@ PROOF_SIZE = 64
 #: distributed's serialisers that leave memory on the GPU.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
 _boot_id = functools.cache(boot_id)
-#: Hosts with which a connection has stayed on TLS, to warn of each once.
-_without_ucx: set[str] = set()
+#: Addresses with which a connection has stayed on TLS, with the reason; each is warned of once.
+without_ucx: dict[str, str] = {}
 
 
 def use_ucx_between_workers(
@@ -304,11 +304,11 @@ def _on_close(reference: weakref.ref[WorkerComm]) -> None:
 
 
 def _warn_once(peer: str, reason: str) -> None:
-    host = peer.rpartition(":")[0]
-    if host not in _without_ucx:
-        _without_ucx.add(host)
+    host = peer.rpartition(":")[0].partition("://")[2]
+    if host not in without_ucx:
+        without_ucx[host] = reason
         say(
-            f"warning: {socket.gethostname()}: transfers between it and {host.partition('://')[2]} go over TLS, not UCX: "
+            f"warning: {socket.gethostname()}: transfers between it and {host} go over TLS, not UCX: "
             f"{reason}. Fix: run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
         )
 

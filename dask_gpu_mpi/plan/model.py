@@ -36,6 +36,8 @@ class HostPlan:
     memory: int
     #: CPU time that its ranks may use, in cores: the smallest quota that they report. None: no quota.
     cpu_quota: float | None = None
+    #: GPUs that the batch system has allocated on it; 0: unknown, or its ranks must use none.
+    allocated_gpus: int = 0
 
 
 @dataclass(frozen=True)

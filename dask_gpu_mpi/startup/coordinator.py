@@ -108,6 +108,7 @@ class FailureCoordinator:
                     f"{text} before the start-up timeout (startup_timeout){last}",
                     fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
                     "startup_timeout (--startup-timeout)",
+                    what="ranks",
                     ranks=(rank,),
                 )
                 self._failures[rank] = Failure(silent)

@@ -101,6 +101,7 @@ def choose_transport(
             f"{opened.text} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run "
             "code as you",
             fix="leave the setting out; within a node UCX needs no TCP",
+            what="transport",
         )
     return Transport(wanted, Problem(line), warning, not within)
 
@@ -213,6 +214,7 @@ class ReachabilityTest:
             unreached = Problem(
                 f"could not reach the scheduler's host at {as_host(node.address)}:{node.port} ({where}): {reach.error}",
                 fix="choose a network that leads there with interface (--interface), or open the port in the firewall",
+                what="network",
             )
             return Failure(unreached, InputError.exit_code)
         if encrypts and reach.ahead is not None and reach.ahead < -BACKDATED:
@@ -220,6 +222,7 @@ class ReachabilityTest:
                 f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({where}): the job's "
                 "certificate is not valid here yet",
                 fix="set the clocks by NTP or chrony, or leave this node out of the job",
+                what="clocks",
             )
             return Failure(behind, InputError.exit_code)
         return None
@@ -238,6 +241,7 @@ class ReachabilityTest:
             "workers exchange data)",
             fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
             "leave a node out of the job",
+            what="node pairs",
         )
         return Failure(problem, InputError.exit_code)
 

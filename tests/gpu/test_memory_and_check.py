@@ -110,12 +110,16 @@ def test_context_before_the_cluster(mpirun: Mpi, gpus: Any) -> None:
 
 
 def test_check(mpirun: Mpi, gpus: Any) -> None:
-    """The preflight runs a kernel on each GPU, and leaves none in use."""
-    done = mpirun.run([*COMMAND, "check", "--json"], 2, timeout=60)
+    """The preflight runs a kernel on each GPU, and transfers the memory of GPUs; it leaves none in use."""
+    done = mpirun.run([*COMMAND, "check", "--json"], 2, timeout=100)
     data = json.loads(done.stdout)
     (host,) = data["hosts"]
     assert [gpu["uuid"] for gpu in host["gpus"]] == list(gpus.uuids)
-    (kernel,) = [found for found in data["findings"] if found["what"] == "kernel"]
+    kernel, *_ = [found for found in data["findings"] if found["what"] == "kernel"]
     assert kernel["level"] == "ok", kernel
     assert data["exit_code"] == done.rc == 0, data["findings"]
+    assert len(data["transfers"]) == (len(gpus.uuids) if len(gpus.uuids) > 1 else 0)
+    assert all(one["gpu_memory"] and one["rate"] and not one["error"] for one in data["transfers"]), data[
+        "transfers"
+    ]
     gpus.check_idle()

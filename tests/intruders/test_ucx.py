@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from support.intruders.jobs import ATTACKS, Attacked, attacked, start
-from support.intruders.listeners import Census, Listener, beyond_loopback
-from support.jobs.clusters import COMMAND, until
+from support.intruders.listeners import beyond_loopback
 from support.jobs.mpi import Mpi
 from support.jobs.ucx import needs_ucx
 
@@ -82,56 +81,3 @@ def test_without_security_they_do_get_in(jobs: Mpi) -> None:
     found = attacked_job(jobs, {"ucx": ((WITHOUT,),)}, protocol="ucx", security=False)
     assert all(outcome.startswith("in") for outcome in found.outcomes[WITHOUT].values()), found.outcomes
     assert found.exploded
-
-
-#: As sitecustomize: a process that tries UCX for `check` is held at its end, with all that it has opened, until the census.
-HELD = """
-import os, sys, time
-from pathlib import Path
-
-def exit(code, leave=os._exit):
-    (here / f"held-{os.getpid()}").touch()
-    limit = time.monotonic() + 20
-    while not (here / "go").exists() and time.monotonic() < limit:
-        time.sleep(0.02)
-    leave(code)
-
-here = Path(FOLDER)
-if "dask_gpu_mpi.check.ucx" in sys.orig_argv:
-    os._exit = exit
-"""
-
-
-def listeners_of_check(
-    mpirun: Mpi, request: pytest.FixtureRequest, names: list[str], **chosen: str
-) -> list[Listener]:
-    """All but the launcher's."""
-    folder = request.getfixturevalue("tmp_path")
-    (folder / "sitecustomize.py").write_text(HELD.replace("FOLDER", repr(str(folder))))
-    bed = {"bed": request.getfixturevalue("hosts"), "hosts": names} if names else {}
-    command = [*COMMAND, "check", "--protocol", "ucx"]
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    env = {"PYTHONPATH": path, "OMPI_MCA_btl": None, "OMPI_MCA_pml": None, **chosen}
-    job = mpirun.start(command, 3, env=env, **bed)
-    with Census(job) as census:
-        nodes = len(set(names)) or 1
-        until(lambda: len([*folder.glob("held-*")]) >= nodes, 60, "processes that try UCX")
-        census.look()
-        (folder / "go").touch()
-        done = job.wait(60)
-        found = census.listeners([])
-    assert "UCX works within" in done.stdout
-    return [each for each in found if each.role != "launcher"]
-
-
-@pytest.mark.parametrize("names", [[], ["h1", "h1", "h2"]], ids=["one host", "two hosts"])
-def test_check_opens_no_other_port(mpirun: Mpi, request: pytest.FixtureRequest, names: list[str]) -> None:
-    """Its ranks listen while they test the network; its processes that try UCX, on each host, do not."""
-    found = listeners_of_check(mpirun, request, names)
-    assert {each.role for each in found} == {"rank"}, found
-
-
-def test_check_whose_user_wants_tcp_does_open_a_port(mpirun: Mpi, request: pytest.FixtureRequest) -> None:
-    """Which shows that the test above would see one: that of a process that tries UCX."""
-    found = listeners_of_check(mpirun, request, [], UCX_TLS="tcp,self")
-    assert [each for each in found if "dask_gpu_mpi.check.ucx" in each.role], found

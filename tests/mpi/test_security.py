@@ -6,10 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
-from dask_gpu_mpi.check.kernel import run_kernels
-from dask_gpu_mpi.check.ucx import UcxOrder, UcxTrial
 from support.jobs.clusters import TELL, facts, foreign_lines
 from support.jobs.mpi import Mpi
 
@@ -89,14 +85,3 @@ def test_modules_of_the_working_directory_are_not_run_by_launch(mpirun: Mpi, tmp
     line = [*launch, "-n", "1", "-m", "module"]
     done = mpirun.run(line, None, cwd=tmp_path / "own").check()
     assert done.stdout == f"5 {[str(tmp_path / 'own')]}\n"
-
-
-def test_modules_of_the_working_directory_are_not_run_by_the_preflight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor by the processes that try GPUs and UCX, also where those are not installed."""
-    ran = plant(tmp_path / "shared")
-    monkeypatch.chdir(tmp_path / "shared")
-    run_kernels(["GPU-a"], os.environ, 60.0)
-    UcxTrial(UcxOrder(""), os.environ, 60.0).result()
-    assert not ran.exists(), ran.read_text()

@@ -29,7 +29,6 @@ WITHOUT_FIX = {
     "the scheduler did not start: {}": "what the scheduler raised",
     "the scheduler's process ended before it listened": "its output says more",
     "could not be made: {}": "what the worker's class raised",
-    "could not inspect this node": "the line of check has the fix",
     "the agent can't read its orders": "a defect of this package",
     "the monitor of the cluster failed": "a defect of this package",
     "this rank could not end the cluster": "a defect of this package",

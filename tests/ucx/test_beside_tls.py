@@ -193,28 +193,28 @@ def transport(done: CompletedJob) -> list[dict[str, Any]]:
     return [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
 
 
-def test_check_tries_ucx(mpirun: Mpi) -> None:
+def test_check_uses_ucx(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 2, timeout=90).check()
     (finding,) = transport(done)
     assert finding["level"] == "ok"
-    assert "UCX works within 1 node" in finding["found"]
+    assert "UCX for large data between workers of a node" in finding["found"]
+    assert "within nodes " in finding["found"]
 
 
-def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
+def test_check_uses_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     opened, found = transport(mpirun.run(CHECK, 3, env=OPEN, bed=hosts, timeout=90))
     assert opened["level"] == "warning"
     assert "can run code as you" in opened["found"]
     assert found["level"] == "ok"
-    assert "UCX works within 3 nodes and from each to the next" in found["found"]
+    assert "between nodes " in found["found"]
 
 
 def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBed) -> None:
     env = {**OPEN, "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo"}
     done = mpirun.run(CHECK, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90)
-    _, *found = transport(done)
-    assert [(each["level"], each["ranks"]) for each in found] == [("warning", [0]), ("warning", [1])]
-    assert "UCX does not work to h2" in found[0]["found"]
-    assert "UCX does not work to h1" in found[1]["found"]
+    found = [each for each in transport(done) if each["found"].startswith("UCX does not work with ")]
+    assert {each["level"] for each in found} == {"warning"}
+    assert sorted(rank for each in found for rank in each["ranks"]) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
-from dask_gpu_mpi.check import run as check
 from dask_gpu_mpi.job import ending as cluster
 from dask_gpu_mpi.mpi.rendezvous import RankKey
 from dask_gpu_mpi.options.model import Protocol
@@ -25,7 +24,7 @@ from dask_gpu_mpi.startup import messages as startup
 
 PAYLOADS: dict[str, Any] = {
     f"{module.__name__} {kind}": hint
-    for module in (startup, cluster, check)
+    for module in (startup, cluster)
     for kind, hint in module.PAYLOADS.items()
 } | {"rank key": RankKey}
 

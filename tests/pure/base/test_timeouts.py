@@ -23,12 +23,16 @@ def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
     assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise(reports))
 
 
-TESTS = t.OBSERVE_TIMEOUT + t.LISTEN_TIMEOUT
 #: What is shorter comes first.
 ORDERS = {
-    "check reports after its tests": (TESTS + t.UCX_MARGIN + t.KERNEL_MARGIN, t.REPORT_TIMEOUT),
-    "check ends within 20 seconds": (t.REPORT_TIMEOUT + t.CHECK_RANK_0_LOST, 20),
-    "rank 0 reports before it is given up": (0, t.ALIVE, t.CHECK_HANGING, t.CHECK_RANK_0_LOST),
+    "check goes on without late tasks": (
+        t.CHECK_NODES,
+        t.CHECK_KERNELS,
+        t.CHECK_RESTARTS,
+        t.CHECK_WITHIN_NODES,
+    ),
+    "check ends with its last tasks": (t.CHECK_WITHIN_NODES, t.CHECK_BETWEEN_NODES, t.CHECK_TASKS),
+    "check ends before a job's start would": (t.CHECK_START + t.CHECK_TASKS, Options().startup_timeout),
     "a connection without UCX stays on TLS": (t.UCX_START + t.UCX_PROOF, t.UCX_AGREEMENT),
     "a gang waits for the workers of another": (t.GANG_KILL, t.GANG_RETURN),
     "a gang is lost after its workers": (t.GANG_KILL + t.GANG_RETURN, t.GANG_LOST),

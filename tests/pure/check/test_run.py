@@ -1,118 +1,238 @@
-"""A check from its start to its end on one rank, without MPI; with it: tests/mpi/test_check.py."""
+"""A start that fails, the options of a check, the pairs of workers, and the rounds of tasks, with a mock of Dask's client."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.report import Report
-from dask_gpu_mpi.check.run import run_check
-from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
-from dask_gpu_mpi.mpi.mailbox import Event
+from dask_gpu_mpi.base.failures import Failure, one_report, report_by, report_error
+from dask_gpu_mpi.base.timeouts import CHECK_START
+from dask_gpu_mpi.check.report import Evidence
+from dask_gpu_mpi.check.run import (
+    LEAST,
+    MOST,
+    Rounds,
+    neighbours,
+    options_of_check,
+    report_of_failure,
+    transfer_size,
+)
+from dask_gpu_mpi.check.tasks import KernelResult, Received
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    MpiMissingError,
+    PlacementError,
+    Problem,
+    StartupError,
+    world_too_small,
+)
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup import start_context
-from dask_gpu_mpi.startup.messages import Kind
-from support.mocks.preflights import MockMailbox
-
-CPUS = Options(worker_class="distributed.Nanny", interface="lo")
+from support.mocks.preflights import evidence, inventory, observed
 
 
-class Process:
-    """What `run_check` finds in its process: MPI and its launcher."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 1) -> None:
-        self.reports: list[Report] = []
-        self.codes: list[int] = []
-        self.mailbox: Any = MockMailbox(size=size)
-        self.raises: dict[str, Exception] = {}
-        world = SimpleNamespace(Get_rank=lambda: self.mailbox.rank, Get_size=lambda: size)
-        mpi = SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "Open MPI v5.0.11, package")
-        monkeypatch.setattr(module, "load_mpi", lambda *_: self._maybe("load_mpi") or mpi)
-        monkeypatch.setattr(start_context, "load_mpi", lambda *_: mpi)
-        monkeypatch.setattr(start_context, "Mailbox", self._mailbox)
-        monkeypatch.setattr(start_context, "abort", self.codes.append)
-        monkeypatch.setattr(module.launcher_check, "cross_check", lambda *_, **__: self._maybe("cross_check"))
-
-    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **more: Any) -> Any:
-        assert payloads == self.mailbox.payloads
-        assert abs(deadline - time.monotonic() - module.OBSERVE_TIMEOUT) < 1
-        assert more["deadline_name"] == "the deadline of check (10 s)"
-        self._maybe("Mailbox")
-        return self.mailbox
-
-    def _maybe(self, what: str) -> None:
-        if what in self.raises:
-            raise self.raises[what]
-
-    def run(self, options: Options | InputError = CPUS) -> int:
-        return run_check(options, kernel=True, show=self.reports.append)
-
-    @property
-    def found(self) -> list[tuple[str, str, str]]:
-        (report,) = self.reports
-        return [(one.what, one.found, one.fix) for one in report.findings if one.level == "error"]
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (LauncherError("no"), "launcher"),
+        (MpiMissingError("no"), "launcher"),
+        (PlacementError("no"), "placement"),
+        (world_too_small("no"), "placement"),
+        (StartupError("no"), "start"),
+        (InputError("no", what="scratch"), "scratch"),
+    ],
+)
+def test_the_line_of_an_error(error: DaskGpuMpiError, what: str) -> None:
+    report = report_of_failure(error, 1.5)
+    (finding,) = report.findings
+    assert (finding.level, finding.what, finding.found) == ("error", what, "no")
+    assert finding.fix
+    assert (report.exit_code, report.seconds) == (1, 1.5)
 
 
-def test_launcher_and_library_that_do_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = Process(monkeypatch, size=2)
-    two.mailbox.rank = 1
-    two.raises["cross_check"] = LauncherError("2 ranks", expected="3", fix="use srun", where="rank 1 of 3")
-    two.mailbox.on_send = lambda rank, kind, payload: (
-        two.mailbox.mails.append(Event(0, Kind.DONE, 1)) if kind == Kind.REGISTRATION else None
-    )
-    assert two.run() == 1
-    observed = two.mailbox.sent[-1][2]
-    assert observed.problems == (Problem("2 ranks", "3", "use srun", what="launcher"),)
-    assert two.reports == []
+def test_a_line_for_each_problem_of_a_start() -> None:
+    full = Failure(Problem("/tmp is full", expected="space", fix="empty it", what="scratch"), 2)
+    failures = {1: full, 2: full, 3: Failure(Problem("no answer"))}
+    error = one_report(failures, {1: "h2", 2: "h2", 3: "h3"}, 4).error(reported=False)
+    error = Failure.of(error).error(reported=True)  # as it arrives on another rank
+    found = [
+        (one.what, one.found, one.fix, one.ranks, one.hosts) for one in report_of_failure(error, 0.0).findings
+    ]
+    other_fix = "correct the cause, and run check again"
+    assert found == [
+        ("scratch", "/tmp is full (expected space)", "empty it", (1, 2), ("h2",)),
+        ("start", "no answer", other_fix, (3,), ("h3",)),
+    ]
 
 
-@pytest.mark.parametrize("reported", [True, False])
-def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch, reported: bool) -> None:
-    process = Process(monkeypatch)
-    process.raises["load_mpi"] = InputError("no MPI library", reported=reported)
-    assert process.run() == 1
-    assert [report.evidence.size for report in process.reports] == ([] if reported else [0])
-    if not reported:
-        assert process.found == [("launcher", "no MPI library", "see above")]
+def test_an_error_is_printed_once_by_whoever_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    printed: list[DaskGpuMpiError] = []
+    refused, shown = StartupError("refused"), StartupError("shown")
+    with report_by(lambda error: error is shown and not printed.append(error)):  # type: ignore[func-returns-value]
+        for error in (refused, shown, shown):
+            report_error(error)
+    report_error(StartupError("later"))
+    assert printed == [shown]
+    assert capsys.readouterr().err.splitlines() == [
+        "dask_gpu_mpi: error: refused",
+        "dask_gpu_mpi: error: later",
+    ]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_do_not_connect(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+def test_the_options_of_a_check() -> None:
+    files = {"report": "r.html", "log_directory": "logs", "scheduler_file": "s.json", "summary": True}
+    checked = options_of_check(Options(**files, nthreads=3))
+    assert checked == Options(nthreads=3, startup_timeout=CHECK_START)
+    chosen = Options(startup_timeout=300.0, explicit=frozenset({"startup_timeout"}))
+    assert options_of_check(chosen) == chosen
+    attached = Options(scheduler=False, scheduler_file="s.json", startup_timeout=CHECK_START)
+    assert options_of_check(attached) == attached
+
+
+def names(pairs: list[Any]) -> list[tuple[Any, Any]]:
+    return [(sender.name, receiver.name) for sender, receiver in pairs]
+
+
+def test_neighbours() -> None:
+    plan = evidence(inventory(0, size=3), inventory(1, size=3, gpus=3), inventory(2, size=3, gpus=1)).plan
+    within, between = neighbours(plan, plan.workers)
+    assert names(within) == [("0-0", "0-1"), ("0-1", "0-0"), ("1-0", "1-1"), ("1-1", "1-2"), ("1-2", "1-0")]
+    assert names(between) == [
+        ("0-0", "1-0"), ("0-1", "1-1"), ("1-0", "2-0"), ("1-1", "2-0"), ("1-2", "2-0"), ("2-0", "0-0"),
+    ]  # fmt: skip
+    within, between = neighbours(plan, [one for one in plan.workers if one.name in ("0-1", "2-0")])
+    assert (within, names(between)) == ([], [("0-1", "2-0"), ("2-0", "0-1")])
+    assert neighbours(plan, plan.workers[:1]) == neighbours(plan, ()) == ([], [])
+
+
+def test_workers_beside_gpus_come_last() -> None:
+    plan = evidence(inventory(0, size=1), cpu_workers=1, transfers=()).plan
+    assert names(neighbours(plan, plan.workers[::-1])[0])[-1] == ("0-cpu-0", "0-1")
+
+
+def test_the_workers_of_a_node_share_the_bytes() -> None:
+    one, many = (evidence(inventory(0, size=1, gpus=gpus)).plan for gpus in (1, 100))
+    assert transfer_size(one, on_device=True) == MOST > transfer_size(one, on_device=False)
+    assert transfer_size(many, on_device=False) == LEAST < transfer_size(many, on_device=True)
+
+
+class MockClient:
+    """Runs tasks at once, in a thread, with the results that a test has chosen by function and worker; None: none comes."""
+
+    loop = None
+
+    def __init__(self, **results: Callable[[Any], Any]) -> None:
+        self.results = results
+        self.pool = ThreadPoolExecutor(1)
+
+    def submit(self, function: Any, *arguments: Any, key: str, workers: list[Any], **_: Any) -> Any:
+        result = self.results[function.__name__](workers[0])
+        status = "pending" if result is None else "error" if isinstance(result, Exception) else "finished"
+        return MockFuture(key=key, status=status, result=result)
+
+
+class MockFuture(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evidence]:
+    def completed(futures: Any, **_: Any) -> Any:
+        late = False
+        for future in list(futures):
+            late |= future.status == "pending"
+            if future.status != "pending":
+                yield future, (type, future.result, None) if future.status == "error" else future.result
+        if late:
+            raise TimeoutError
+
+    monkeypatch.setattr("distributed.as_completed", completed)
+    fine = {
+        "observe": lambda name: observed(ahead=0.5),
+        "identity": lambda name: f"id of {name}",
+        "import_numba": lambda name: "",
+        "run_kernel": lambda name: (KernelResult(f"GPU-h1-{name[-1]}"),),
+        "make_data": lambda name: b"data",
+        "receive": lambda name: Received(0.5, True, True),
+        "last_look": lambda name: (0.25, {"10.0.0.2": "no device"} if name == "0-0" else {}),
+    }
+
+    def run(kernel: bool = True, **results: Callable[[Any], Any]) -> Evidence:
+        empty = {"observations": {}, "kernels": {}, "transfers": (), "clocks": {}}
+        start = replace(evidence(inventory(0, size=1)), kernel=kernel, **empty)
+        client: Any = MockClient(**{**fine, **results})
+        return Rounds(client, start).run()
+
+    return run
+
+
+def kinds(found: Evidence) -> dict[Any, str]:
+    return {name: result.kind for name, results in found.kernels.items() for result in results}
+
+
+def test_rounds_of_workers_without_a_problem(rounds: Callable[..., Evidence]) -> None:
+    found = rounds()
+    assert kinds(found) == {"0-0": "", "0-1": ""}
+    assert (found.clocks, found.without_ucx) == ({0: 0.25}, {0: {"10.0.0.2": "no device"}})
+    assert [(one.on_device, one.seconds, one.error) for one in found.transfers] == [(True, 0.5, "")] * 2
+    assert found.silent == {}
+    without = rounds(kernel=False, receive=lambda name: Received(0.5, False, False))
+    assert kinds(without) == {}
+    assert [(one.on_device, one.error) for one in without.transfers] == [
+        (False, "the received data differ from the sent data")
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("task", "result", "kind"),
+    [
+        ("run_kernel", None, "late"),
+        ("import_numba", None, "slow"),
+        ("run_kernel", ValueError("killed"), "died"),
+    ],
+)
+def test_rounds_without_a_worker_that_hangs(
+    rounds: Callable[..., Evidence], task: str, result: Any, kind: str
 ) -> None:
-    process = Process(monkeypatch, size=2)
-    process.mailbox.rank = rank
-    process.raises["Mailbox"] = StartupError("rank 1 of 2: no response. Fix: leave it out")
-    with pytest.raises(StartupError):
-        process.run()
-    assert process.codes == [1]
-    assert len(process.reports) == (rank == 0)
-    assert capsys.readouterr().err.count("no response") == (rank != 0)
-
-
-def test_the_exit_code_goes_to_all_after_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(monkeypatch)
-    assert run_check(Options(interface="lo"), kernel=True, show=process.reports.append, expect_gpus=9) == 1
-    assert process.mailbox.sent[-1] == (-1, Kind.DONE, 1)
-    assert [what for what, _, _ in process.found] == ["GPUs"]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_options_that_can_not_be_used(
-    monkeypatch: pytest.MonkeyPatch, rank: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    process = Process(monkeypatch, size=rank + 1)
-    process.mailbox.rank = rank
-    if rank:
-        process.mailbox.on_send = lambda _, kind, payload: process.mailbox.mails.append(
-            Event(0, Kind.FAIL, payload)
+    results = {
+        name: lambda worker, name=name, value=value: (
+            value if worker == "0-0" else result if name == task else None
         )
-    with pytest.raises(OptionError, match="--nthreads: invalid") as caught:
-        process.run(OptionError("--nthreads: invalid"))
-    assert caught.value.reported
-    assert process.reports == []
-    assert capsys.readouterr().err == ("" if rank else "dask_gpu_mpi: error: --nthreads: invalid\n")
+        for name, value in (("import_numba", ""), ("run_kernel", (KernelResult("GPU-h1-0"),)))
+    }
+    if task == "run_kernel":
+        results["import_numba"] = lambda worker: ""
+    found = rounds(**results)
+    assert kinds(found) == {"0-0": "", "0-1": kind}
+    assert found.transfers == ()  # the other has no neighbour
+    assert found.clocks == {0: 0.25}
+
+
+def test_a_worker_that_has_been_restarted_has_died(rounds: Callable[..., Evidence]) -> None:
+    ids = iter(range(9))
+    found = rounds(run_kernel=lambda name: None, identity=lambda name: str(next(ids)))
+    assert kinds(found) == {"0-0": "died", "0-1": "died"}
+
+
+@pytest.mark.parametrize(
+    ("result", "why"), [(None, "no result within 8 s"), (OSError("no /proc"), "OSError: no /proc")]
+)
+def test_a_node_that_is_not_inspected(rounds: Callable[..., Evidence], result: Any, why: str) -> None:
+    found = rounds(observe=lambda name: result)
+    assert found.silent == {0: why}
+    assert (found.observations, found.clocks) == ({}, {})
+    assert kinds(found) == {}
+
+
+def test_transfers_that_do_not_end(rounds: Callable[..., Evidence]) -> None:
+    found = rounds(receive=lambda name: None if name == "0-0" else ValueError("broken"))
+    assert [one.error for one in found.transfers] == [
+        "ValueError: broken",
+        "no data within 13 s after the start",
+    ]

@@ -6,40 +6,31 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
-from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, known_bad
 from dask_gpu_mpi.options.model import Protocol
-from support.mocks.preflights import VERSIONS, bad, evidence, observed
+from support.mocks.preflights import VERSIONS, bad, evidence, inventory, observed
 
 
 @pytest.mark.parametrize(
     ("name", "other", "level"),
     [
         ("dask-cuda", NOT_INSTALLED, "error"),
-        (MPI_LIBRARY, "MPICH Version: 5.0.2", "error"),
         (PYTHON, "3.13.1", "error"),
         (PYTHON, "3.12.8", "warning"),
         ("numpy", "2.0", "warning"),
     ],
 )
 def test_versions_that_differ(name: str, other: str, level: str) -> None:
-    two = observed(1, versions={name: other, "tornado": "6.9"})
+    two = observed({name: other, "tornado": "6.9"})
     findings = {
-        one.found.partition(" ")[0]: one for one in bad(evidence(observed(0), two)) if one.what == "versions"
+        one.found.partition(" ")[0]: one for one in bad(evidence(ranks={1: two})) if one.what == "versions"
     }
     assert findings.keys() == {name.partition(" ")[0], "tornado"}
     finding = findings[name.partition(" ")[0]]
     assert finding.level == level
     assert finding.found.startswith(f"{name} differs")
     assert f"{other} for rank 1 on h2" in finding.found
-
-
-def test_versions_that_agree_are_named() -> None:
-    found = {finding.what: finding.found for finding in apply_rules(evidence())}
-    assert found["versions"] == (
-        "Python 3.12.9, distributed 2026.7.1, dask-cuda 26.10.0, Open MPI v5.0.11; all versions are the same on all ranks"
-    )
 
 
 UCX_121, NO_DASK_CUDA = {"libucx-cu13": "1.21"}, {"dask-cuda": NOT_INSTALLED}
@@ -58,14 +49,16 @@ UCX_121, NO_DASK_CUDA = {"libucx-cu13": "1.21"}, {"dask-cuda": NOT_INSTALLED}
 def test_known_issues_depend_on_nodes_protocol_and_gpus(
     versions: dict[str, str], more: dict[str, Any], protocol: Protocol, level: str | None
 ) -> None:
-    both = [observed(rank, versions=versions, **more) for rank in (0, 1)]
-    found = [one for one in bad(evidence(*both, protocol=protocol)) if one.what == "known versions"]
+    nodes = [inventory(rank, **more) for rank in (0, 1)]
+    ranks = dict.fromkeys((0, 1), observed(versions))
+    found = [
+        one for one in bad(evidence(*nodes, ranks=ranks, protocol=protocol)) if one.what == "known versions"
+    ]
     assert [(one.level, one.ranks) for one in found] == [(level, (0, 1))] * (level is not None)
 
 
 def test_what_is_newer_than_tested_is_a_warning() -> None:
-    both = [observed(rank, versions={"distributed": "2027.1.0"}) for rank in (0, 1)]
-    (found,) = bad(evidence(*both))
+    (found,) = bad(evidence(ranks=dict.fromkeys((0, 1), observed({"distributed": "2027.1.0"}))))
     assert (found.level, found.what, found.ranks) == ("warning", "known versions", (0, 1))
     assert found.found.startswith("distributed 2027.1.0 is newer than")
     assert found.fix == "if something fails, install one of these"

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.report import Evidence, Finding, Report
+from dask_gpu_mpi.check.report import Finding, Report
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, StartupError
 
-REPORT = Report(Evidence(2), (Finding("error", "GPUs", "no GPU", "reset it"),))
+REPORT = Report((Finding("error", "GPUs", "no GPU", "reset it"),))
 
 
 @pytest.fixture
@@ -31,11 +31,28 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_an_error_is_reported_once(check: Callable[..., Any]) -> None:
-    done = check(raises=OptionError("--nthreads: invalid"))
-    assert (done.exit_code, done.stderr) == (2, "dask_gpu_mpi: error: --nthreads: invalid\n")
-    assert check(raises=OptionError("--nthreads: invalid", reported=True)).stderr == ""
-    assert isinstance(check("--nthreads", "x").given.args[0], OptionError)
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OptionError("x"), 2), (InputError("x"), 1), (StartupError("x"), 1)],
+)
+def test_an_error_is_reported_once(check: Callable[..., Any], error: DaskGpuMpiError, code: int) -> None:
+    """Code 2 is for options that can't be used; all else is a finding."""
+    done = check(raises=error)
+    assert (done.exit_code, done.stderr) == (code, "dask_gpu_mpi: error: x\n")
+    assert check(raises=error).stderr == ""
+
+
+def test_the_code_of_a_signal(check: Callable[..., Any]) -> None:
+    error = StartupError("SIGTERM came", reported=True)
+    error.exit_code = 143
+    assert check(raises=error).exit_code == 143
+
+
+def test_options_are_read_by_the_start(check: Callable[..., Any]) -> None:
+    read = check("--nthreads", "x", "--no-kernel", "--expect-gpus", "3").given
+    assert (read.kwargs["kernel"], read.kwargs["expect_gpus"]) == (False, 3)
+    with pytest.raises(OptionError, match="--nthreads"):
+        read.args[0]()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -126,7 +126,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(ucx_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
     for name in ("loopback", "leads", "warned"):
         monkeypatch.setattr(ucx_comm.Ucx, name, False)
-    monkeypatch.setattr(ucx_comm, "_without_ucx", set())
+    monkeypatch.setattr(ucx_comm, "without_ucx", {})
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):

@@ -27,7 +27,7 @@ from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
 from dask_gpu_mpi.startup.start_context import StartContext
 from support.mocks.inputs import rank as rank_inventory
-from support.mocks.preflights import MockMailbox
+from support.mocks.mailboxes import MockMailbox
 from support.mocks.starts import start_context as context
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)

@@ -19,7 +19,7 @@ from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.messages import Channels, Cluster, Kind, Registration, Start
 from dask_gpu_mpi.startup.start_context import NAMED, Progress, StartContext, until_over
-from support.mocks.preflights import MockMailbox
+from support.mocks.mailboxes import MockMailbox
 from support.mocks.starts import start_context as context
 
 
