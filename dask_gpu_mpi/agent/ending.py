@@ -93,10 +93,18 @@ class EndCoordinator:
             case Kind.GONE:
                 self._lose(source, now, "its process has ended")
 
-    def disconnected(self, rank: int, now: float) -> None:
-        """The connection to a rank's agent has ended: the rank starts another one, if it still lives."""
-        if rank not in self.lost_ranks and not (self.ended and rank in self._closed):
+    def disconnected(self, rank: int, now: float, *, unreachable: bool = False) -> None:
+        """The connection to a rank's agent has ended: the rank starts another one, if it still lives.
+
+        `unreachable`: its node does not answer.
+        """
+        if unreachable:
+            self._lose(rank, now, "its node is down, or its network")
+        elif rank not in self.lost_ranks and not (self.ended and rank in self._closed):
             self._away[rank] = now + AGENT_RETURN
+            if rank == self._plan.scheduler.rank and self._is_owner and not (self.stopped or self.ended):
+                lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
+                self.end_cluster(now, final=False, lost=lost)
 
     def tick(self, now: float) -> None:
         """Give up ranks that have been away, or have not closed, for too long."""
@@ -178,14 +186,16 @@ class EndCoordinator:
         self._away.pop(rank, None)
         if rank in self.lost_ranks:
             return
-        if self.stopped or self.ended:
-            self.lost_ranks.add(rank)
-            self._check_closed()
-        elif self._tolerated:
+        if self._tolerated and not (self.stopped or self.ended):
             self._on_workers_ended(rank, now, failed=True, why=why)
-        else:
-            self.lost_ranks.add(rank)
-            self.end_cluster(now, final=False, lost=f"{self._called(rank)} lost: {why}")
+            return
+        self.lost_ranks.add(rank)
+        # nobody else could end the job
+        has_script = self._has_client and rank == self._plan.client.rank
+        if has_script or not (self.stopped or self.ended):
+            lost = f"{self._called(rank)} lost: {why}"
+            self.end_cluster(now, final=has_script, lost=lost, code=ClusterLostError.exit_code)
+        self._check_closed()
 
     def _called(self, rank: int) -> str:
         host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")

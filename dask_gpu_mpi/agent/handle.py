@@ -82,7 +82,10 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def import_path() -> list[str]:
-    """``sys.path`` for the agent, and for MPI's process. The empty entry stands for the working directory; Python ignores entries that are not str."""
+    """``sys.path`` for the agent, and for MPI's process.
+
+    The empty entry stands for the working directory; Python ignores entries that are not str.
+    """
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it was deleted: nothing can be imported from there

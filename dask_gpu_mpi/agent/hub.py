@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import struct
@@ -24,6 +25,8 @@ _LENGTH = struct.Struct("<I")
 LARGEST = 64 << 20
 #: Seconds for a visitor's TLS handshake and first message.
 HANDSHAKE = 60.0
+#: The errors of a connection whose other node is down, or can't be reached.
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def encode(kind: str, payload: Any) -> bytes:
@@ -113,7 +116,8 @@ async def connect(hub: tuple[str, int], config: dict[str, Any], seconds: float) 
 class Hub:
     """The connections of all ranks' agents; rank 0's own is a call (`local`).
 
-    ``on_event(event)`` is called for each message, ``on_lost(rank)`` when a connection has ended.
+    ``on_event(event)`` is called for each message, ``on_lost(rank, unreachable)`` when a connection has ended: because its agent
+    has ended, or because its node does not answer.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class Hub:
         size: int,
         local: Callable[[str, Any], None],
         on_event: Callable[[Event], None],
-        on_lost: Callable[[int], None],
+        on_lost: Callable[[int, bool], None],
     ) -> None:
         self._size = size
         self._local = local
@@ -143,7 +147,7 @@ class Hub:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer)
-        rank = -1
+        rank, unreachable = -1, False
         # A visitor without the certificate has not come this far; one that sends something else is not one of ours.
         try:
             async with asyncio.timeout(HANDSHAKE):
@@ -157,13 +161,14 @@ class Hub:
             while True:
                 self._on_event(Event(rank, kind, payload))
                 kind, payload = await connection.receive()
-        except (EOFError, OSError, PlainDataError):
-            pass
+        # Cancelled at the end of the agent, of which asyncio would print a traceback.
+        except (EOFError, OSError, PlainDataError, asyncio.CancelledError) as error:
+            unreachable = getattr(error, "errno", None) in UNREACHABLE
         finally:
             connection.close()
             if self.connections.get(rank) is connection:
                 del self.connections[rank]
-                self._on_lost(rank)
+                self._on_lost(rank, unreachable)
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         """Send a message to a rank's agent, if it is connected."""

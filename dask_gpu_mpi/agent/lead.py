@@ -105,10 +105,10 @@ class Leader:
             self._coordinator.handle(event, now)
             self._look(now)
 
-    def _on_lost(self, rank: int) -> None:
+    def _on_lost(self, rank: int, unreachable: bool) -> None:
         now = time.monotonic()
         if self._ending is not None:
-            self._ending.disconnected(rank, now)
+            self._ending.disconnected(rank, now, unreachable=unreachable)
         elif self._coordinator.outcome is None:
             self._coordinator.fail(rank, _gone("its agent"), now)
 
@@ -150,6 +150,11 @@ class Leader:
         """Send all other ranks the failure that rank 0 has printed."""
         for rank in self._hub.connections:
             self._hub.send(rank, Kind.FAIL, (failure, fatal))
+
+    def end(self) -> None:
+        """Rank 0 has ended: so does the job, unless it has already."""
+        if self._ending is not None and not self._ending.ended:
+            self._ending.end_cluster(time.monotonic(), final=True)
 
     async def close(self) -> None:
         """Let the last messages leave."""

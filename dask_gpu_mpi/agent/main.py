@@ -114,7 +114,8 @@ def run(
         try:
             scratch, read = _configure(configuration.options, configuration.dask_config)
             configuration = replace(configuration, options=read)
-            close = [control] if gpus is None else [control, gpus.fd]
+            # ENTER may have come already, with the hub's socket, which is this process's alone
+            close = [control, *([] if gpus is None else [gpus.fd]), *reader.fds]
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
             timeline.lap("configure")

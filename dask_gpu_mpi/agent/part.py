@@ -19,6 +19,7 @@ from typing import Any
 from dask_gpu_mpi.agent.hub import Connection, connect, encode
 from dask_gpu_mpi.agent.lead import Leader
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.plain_data import PlainDataError
 from dask_gpu_mpi.base.streams import say
@@ -71,7 +72,8 @@ FOR_RANK = (Kind.DONE, Kind.CLIENT, Kind.SIGNAL, Kind.BUSY)
 class Part:
     """Receives messages of the rank by `reader`, and answers to the descriptor `reply`; see `messages.Kind`.
 
-    `scratch` is the agent's directory, `rank` the process id of the rank. `look`: of the child that inspects the GPUs, if one does.
+    `scratch` is the agent's directory, `rank` the process id of the rank. `look`: the answer of the child that inspects the
+    GPUs, if there is one.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Part:
         self._connection: Connection | None = None
         self._is_client = False
         self._deadline = configuration.deadline
+        #: Failures of ranks that came before this agent led the start.
+        self._early: list[tuple[int, Failure]] = []
         #: Whether the cluster is over; whether the job is.
         self._closing = self._ended = False
         self._released = asyncio.Event()
@@ -159,9 +163,11 @@ class Part:
             self._leave()
 
     def _leave(self) -> None:
-        """The rank has ended: the hub must not wait for it."""
+        """The rank has ended: the hub must not wait for it, and if it is rank 0, the job is over."""
         if not self._stop.is_set():
-            if not self._ended:
+            if self._leader is not None:
+                self._leader.end()
+            elif not self._ended:
                 self._send(Kind.GONE)
             self._stop.set()
 
@@ -174,8 +180,10 @@ class Part:
             rank, failure = payload
             if self._leader is not None:
                 self._leader.fail(rank, failure)
-            elif self._entry is not None and rank == self._entry.rank:
+            elif self._connection is not None:
                 self._send(Kind.FAILED, failure)
+            else:
+                self._early.append((rank, failure))  # for the leader that this agent is about to become
         elif kind == Kind.FAIL:
             if self._leader is not None:
                 self._leader.spread(*payload)
@@ -200,7 +208,7 @@ class Part:
         self._send(Kind.STEP, step)
 
     def _fail(self, error: BaseException) -> None:
-        """This rank can't take part, or an order has failed."""
+        """Report that this rank can't take part, or that an order has failed."""
         failure = failure_of(error)
         if self._connection is None and self._leader is None:
             self.answer(Kind.FAILED, failure)
@@ -218,6 +226,8 @@ class Part:
             leader = Leader(self._configuration, entry, self._timeline, self._on_hub, self._on_over)
             await leader.listen(sock)
             self._leader = leader
+            for rank, failure in self._early:
+                leader.fail(rank, failure)
         else:
             left = max(1.0, self._deadline - time.monotonic())
             try:
@@ -226,8 +236,8 @@ class Part:
                 why = str(error) or "no answer in time"
                 raise StartupError(
                     f"could not reach rank 0 at {entry.hub[0]}:{entry.hub[1]} ({why})",
-                    fix="choose a network that leads there with interface (--interface), or open the ports between the job's nodes "
-                    "in the firewall",
+                    fix="choose a network that leads there with interface (--interface), or open the ports between the job's "
+                    "nodes in the firewall",
                 ) from None
             self._send(Kind.ENTERED, (entry.rank, entry.again))
             self._begin(self._listen_to_hub(self._connection))

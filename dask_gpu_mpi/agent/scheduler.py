@@ -49,7 +49,8 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, for its agent; until `start`, `send` and `close` do nothing.
 
-    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_message(kind, payload)`` for `Kind.CLIENT`.
+    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_message(kind, payload)`` for later
+    messages.
     """
 
     def __init__(

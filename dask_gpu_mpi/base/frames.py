@@ -118,6 +118,8 @@ class FrameReader:
             return b""
         finally:
             sock.detach()
+        for fd in fds:
+            os.set_inheritable(fd, False)
         self.fds += fds
         return chunk
 

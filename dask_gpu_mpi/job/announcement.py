@@ -123,8 +123,8 @@ def _mpi_warnings(joined: Joined) -> list[str]:
     if not joined.world.is_own or joined.size == 1:
         return []
     return [
-        "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the cluster), "
-        "and ports of MPI libraries have no authentication: anyone who reaches one can read and write the memory of the rank. "
+        "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the "
+        "cluster), and ports of MPI libraries have no authentication: anyone who reaches one can read and write a rank's memory. "
         "Fix: initialize() first and without exit=False, or a network that you trust"
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,21 +25,21 @@ RANK_PID = "DGM_RANK_PID"
 
 
 def mark_children() -> None:
-    """Mark the script's children, for `refuse_children`.
-
-    The mark stays after the cluster: children still have the rank's variables, with which their MPI would wait forever.
-    """
+    """Mark the script's children, for `refuse_children`; the mark stays after the cluster."""
     os.environ[RANK_PID] = str(os.getpid())
 
 
 def refuse_children() -> None:
-    """Raise an InputError in a child of a rank: with the rank's variables its MPI would join as that rank, and wait forever."""
-    rank = os.environ.get(RANK_PID)
-    launched = launchers.detect(os.environ)
-    if rank is not None and launched is not None and is_child_of(int(rank)):
-        size = "" if launched.size is None else f" of {launched.size}"
+    """Raise an InputError in a child of a rank that would start a cluster again.
+
+    A process of `multiprocessing` runs the script again if that has no guard. Another child is a job by itself, unless it has the
+    rank's variables, with which its MPI would join as that rank, and wait forever.
+    """
+    rank = os.environ.get(RANK_PID, "")
+    is_again = launchers.detect(os.environ) is not None or multiprocessing.parent_process() is not None
+    if is_again and rank.isdecimal() and is_child_of(int(rank)):
         raise InputError(
-            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already",
+            "initialize: called in a child process of a rank that has its cluster already",
             expected="once per rank",
             fix='put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each child; a '
             "child may connect with a plain Client()",

@@ -1,4 +1,4 @@
-"""The start of one rank: it meets the others, lets its agent enter the job, and waits for the cluster, or for the report of a failure.
+"""The start of one rank: it meets the others, lets its agent enter the job, and waits for the cluster, or for the one report.
 
 A rank that can't take part, because of its options, its node or its agent, sends that failure, and waits for the one report.
 """
@@ -35,8 +35,6 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
-    LauncherError,
-    MpiMissingError,
     Problem,
     StartupError,
 )
@@ -102,8 +100,8 @@ class Joined:
 class Entering:
     """One rank's way into the job.
 
-    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason. ``check(rank)`` raises
-    an InputError if this rank can't do its part. `world`: of the launcher.
+    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason. ``check(rank)``
+    raises an InputError if this rank can't do its part. `world` makes that of the launcher.
     """
 
     def __init__(
@@ -184,12 +182,12 @@ class Entering:
                 if now > self._deadline + MPI_GRACE:
                     raise self._alone(
                         StartupError(
-                            "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started "
-                            "but does not run (stopped, or its node is down), or can't reach the others",
+                            "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was "
+                            "started but does not run (stopped, or its node is down), or can't reach the others",
                             fix="run it again without the node of a rank that printed nothing, or with a longer startup_timeout",
                         )
                     )
-        except (MpiMissingError, LauncherError) as error:
+        except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
             raise
@@ -223,8 +221,8 @@ class Entering:
     def _end_without_launcher(self) -> None:
         if launchers.detect(self._environ) is not None and os.getppid() != _PARENT:
             say(
-                f"error: the launcher of process {os.getpid()} on {self._context.host} (process {_PARENT}) has ended, and this rank "
-                "with it. Fix: read its output, or the log of the batch system"
+                f"error: the launcher of process {os.getpid()} on {self._context.host} (process {_PARENT}) has ended, and this "
+                "rank with it. Fix: read its output, or the log of the batch system"
             )
             flush()
             os._exit(1)
@@ -313,7 +311,7 @@ class Entering:
         self._failed_at = time.monotonic()
 
     def _fail(self, failure: Failure) -> None:
-        """This rank can't take part; the first reason counts."""
+        """Note that this rank can't take part; the first reason counts."""
         if self._failure is None:
             self._failure = failure
             self._failed_at = time.monotonic()
@@ -400,7 +398,7 @@ class Entering:
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.FAIL if payload is None:
-                raise self._lost_rank_0()
+                raise self._lost_rank_0("the connection to its agent has ended while the cluster started")
             case Kind.FAIL:
                 failure, fatal = payload
                 error = failure.error(reported=rank != COORDINATOR)
@@ -516,9 +514,9 @@ class Entering:
             error.fatal = True
             raise error
 
-    def _lost_rank_0(self) -> StartupError:
+    def _lost_rank_0(self, found: str = f"no response before {DEADLINE}") -> StartupError:
         return StartupError(
-            f"no response before {DEADLINE}",
+            found,
             where="rank 0",
             fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
             reported=self._world.rank != 1,

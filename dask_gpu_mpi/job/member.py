@@ -218,7 +218,8 @@ class Member:
 
     def _on_lost_cluster(self, lost: str) -> None:
         say(
-            f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most often"
+            f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
+            "often"
         )
         ending = self.ending
         ending.closed = ending.done = True
@@ -271,6 +272,8 @@ class Member:
             while not ending.ended and not (ending.stopped and self.leave_open):
                 self.pump(POLL_IDLE)
                 if signals.got is not None and self._leaves(*signals.got):
+                    self.drop_agent(self.joined.options.shutdown_timeout)
+                    ending.closed = ending.done = True  # it has ended its part without an answer
                     break
                 if self.launcher_gone():
                     self.drop_agent(self.joined.options.shutdown_timeout)
@@ -346,8 +349,8 @@ class Member:
         self.joined.world.end()
         if not ending.done:
             say(
-                f"error: the agent of {self._here} did not end in time, and was killed. Fix: inspect that node (no memory left, a "
-                "full disk, no network?)"
+                f"error: the agent of {self._here} did not end in time, and was killed. Fix: inspect that node (no memory left, "
+                "a full disk, no network?)"
             )
             ending.must_have = ending.must_have or ending.code or outcome.FAILED
         if ending.must_have and self.rank == COORDINATOR:

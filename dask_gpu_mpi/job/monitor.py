@@ -123,8 +123,9 @@ FLUSHING = 1.0
 
 
 class Monitor:
-    """Handles the messages of the agent while the script runs, in a thread that waits for them, and ends a script whose cluster is
-    lost.
+    """Handles the agent's messages while the script runs, in a thread that waits for them.
+
+    It ends a script whose cluster is lost.
     """
 
     def __init__(self, member: Member, walltime: Walltime) -> None:

@@ -82,20 +82,12 @@ def start(
     return member, Session(end)
 
 
-def plan_of_allocation(
-    read_options: Callable[[], Options], check: Callable[[Options], None] = lambda options: None
-) -> Plan | None:
+def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
     """The start up to the plan, for the command `plan`: the plan on rank 0, None on the other ranks.
 
-    `check` raises an InputError for options that can't be used. A DaskGpuMpiError is the one report of all failures, as of `start`.
+    A DaskGpuMpiError is the one report of all failures, as of `start`.
     """
-
-    def checked() -> Options:
-        options = read_options()
-        check(options)
-        return options
-
-    made, _, signals = _enter(checked, has_client=True, plan_only=True)
+    made, _, signals = _enter(read_options, has_client=True, plan_only=True)
     signals.give_back()
     return made if isinstance(made, Plan) else None
 

@@ -1,7 +1,7 @@
 """The transports by which ranks meet, once, at the start: MPI in a short-lived child process, the user's own MPI, or `launch`.
 
-A rank process never is an MPI process, unless the user makes it one: then nothing of MPI's, neither a port nor a thread, is in the
-process that has the job's key and runs the script. The child has no secrets: it passes on what the ranks have sealed.
+A rank process is no MPI process, unless the user makes it one: nothing of MPI's, neither a port nor a thread, is in the process
+that has the job's key and runs the script. The child has no secrets: it passes on what the ranks have sealed.
 
 Never use mpi4py's methods in lower case, which unpickle messages: anyone who reaches a port of the MPI library could run code.
 """
@@ -199,7 +199,10 @@ class MpiChild(PacketWorld):
                 return
             failure: Failure = from_plain(Failure, payload)
         except (PlainDataError, ValueError, TypeError) as error:
-            raise StartupError(f"the process for MPI sent something else ({error})") from None
+            raise StartupError(
+                f"the process for MPI sent something else ({error})",
+                fix="the same version of dask_gpu_mpi in this environment and in PYTHONPATH",
+            ) from None
         self._close()
         raise failure.error(reported=False)
 
@@ -388,7 +391,7 @@ def main(fd: int, rank: int) -> None:
         _pass_on(sock, Endpoint(world))
         library.finalize()
     except Exception as error:
-        say(f"error: MPI: {type(error).__name__}: {error}")
+        say(f"error: MPI: {type(error).__name__}: {error}. Fix: find out why this library fails on this node")
         code = 1
     sys.exit(code)  # not os._exit: MPICH 5 takes leave of its launcher when the library is unloaded
 

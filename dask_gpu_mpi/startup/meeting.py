@@ -5,7 +5,7 @@
     ENTERED  every rank to rank 0: its agent is connected to the hub
     CLOSE    rank 0 to every rank: all are, the meeting is over
 
-A rank whose agent can't enter sends FAILED; whatever ends the start, rank 0 sends FAIL to all. All messages after HELLO are sealed.
+A rank whose agent can't enter sends FAILED; whatever ends the start, rank 0 sends FAIL to all. Messages after HELLO are sealed.
 """
 
 from __future__ import annotations
@@ -242,9 +242,9 @@ def missing_ranks(
 
 # Messages between a rank and rank 0 that others can't read, make or repeat.
 #
-# Anyone who reaches a port of an MPI library can send messages as one of the ranks, and anyone who can read the network can read
-# them. So rank 0 and each other rank agree on keys (X25519), and seal their messages (ChaCha20-Poly1305). The first messages, with
-# the public keys, are only as safe as MPI: see docs/security.md.
+# Anyone who reaches a port of an MPI library can send messages as one of the ranks, and anyone who can read the network can
+# read them. So rank 0 and each other rank agree on keys (X25519), and seal their messages (ChaCha20-Poly1305). The first
+# messages, with the public keys, are only as safe as MPI: see docs/security.md.
 
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32

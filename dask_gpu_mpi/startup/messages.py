@@ -72,7 +72,8 @@ class Kind(StrEnum):
     UP = "up"
     #: Hub to agents, agent to rank: the command ends here, without a cluster, or the cluster starts without this late rank.
     DONE = "done"
-    #: Hub to agents, agent to rank: the `Failure` that all raise, and whether ranks are silent, so that the job has to be aborted.
+    #: Hub to agents, agent to rank: the `Failure` that all raise, and whether ranks are silent, so that the job has to be
+    #: aborted.
     FAIL = "fail"
 
     # The running cluster.

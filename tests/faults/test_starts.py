@@ -81,7 +81,7 @@ def test_child_that_would_be_the_same_rank(mpirun: Mpi, how: str) -> None:
         job,
         12,
         5,
-        says=("dask_gpu_mpi: error: initialize: called in a child process of rank 0 of 2",),
+        says=("dask_gpu_mpi: error: initialize: called in a child process of a rank",),
     )
 
 

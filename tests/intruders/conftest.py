@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 
 from support.bed.hosts import TestBed
-from support.intruders.jobs import ATTACKS, Attacked, attacked, start
+from support.intruders.jobs import ATTACKS, IN_MEETING, Attacked, attack_meeting, attacked, start
 from support.jobs.mpi import Mpi
 
 #: Another user, whom every system has.
 USER = "nobody"
-#: A user's variables with which ranks of one host listen on loopback. (UCX 1.20 does not reach itself there: posix)
-WITH_PORTS = {
-    "openmpi": {"OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
-    "mpich": {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"},
-}
 
 
 @pytest.fixture(scope="session")
@@ -34,13 +29,7 @@ def jobs(detected_mpi: Mpi) -> Iterator[Mpi]:
 @pytest.fixture(scope="session")
 def from_another_host(jobs: Mpi, hosts: TestBed) -> Attacked:
     """Two ranks on two hosts; the intruder is another user on a third host."""
-    return on_two_hosts(jobs, hosts, hosts.hosts[2], ATTACKS)
-
-
-@pytest.fixture(scope="session")
-def from_a_host_of_the_job(jobs: Mpi, hosts: TestBed) -> Attacked:
-    """Two ranks on two hosts; the intruder is another user on the first of them, and tries what only MPI is open to."""
-    return on_two_hosts(jobs, hosts, hosts.hosts[0], {"mpi": (("a rank's handshake",),)})
+    return on_hosts(jobs, hosts, 2, hosts.hosts[2], ATTACKS)
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +39,23 @@ def from_another_user(jobs: Mpi) -> Attacked:
 
 
 @pytest.fixture(scope="session")
-def with_ports_of_mpi(jobs: Mpi) -> Attacked:
-    """The same with a port of MPI in each rank, which the user has asked for."""
-    attacks = {"mpi": (("memory by UCX",), ("a rank's handshake",))}
-    return on_one_host(jobs, attacks, chosen=WITH_PORTS[jobs.name])
+def on_three_hosts(jobs: Mpi, hosts: TestBed) -> Attacked:
+    """Three ranks on three hosts, which nobody attacks."""
+    return on_hosts(jobs, hosts, 3, hosts.hosts[0], {})
+
+
+@pytest.fixture(scope="session")
+def with_mpi_of_the_script(jobs: Mpi, hosts: TestBed) -> Attacked:
+    """Two ranks on two hosts, whose script is an MPI process; the intruder is another user on the first of them."""
+    return on_hosts(jobs, hosts, 2, hosts.hosts[0], {"mpi": IN_MEETING}, own_mpi=True)
+
+
+@pytest.fixture(scope="session")
+def in_the_meeting(jobs: Mpi, hosts: TestBed) -> Mapping[str, Attacked]:
+    """Two ranks on two hosts, which can't leave the meeting: what comes of another user on a third host, and then on the first."""
+    job = start(jobs, 2, bed=hosts, hosts=hosts.hosts[:2], hold_meeting=True)
+    places = {"another host": hosts.on(hosts.hosts[2], []), "a host of the job": hosts.on(hosts.hosts[0], [])}
+    return attack_meeting(job, 2, places, networks_of(hosts, 2), USER)
 
 
 @pytest.fixture(scope="session")
@@ -63,27 +65,31 @@ def without_encryption(jobs: Mpi) -> Attacked:
     return on_one_host(jobs, {"comm": (ways,)}, security=False)
 
 
-def on_two_hosts(
-    mpi: Mpi, bed: TestBed, intruder: str, attacks: Mapping[str, Sequence[Sequence[str]]]
-) -> Attacked:
-    """Attack a job on the first two hosts from a third one, or from one of them."""
-    job = start(mpi, 2, bed=bed, hosts=bed.hosts[:2])
-    networks = {network(bed, host): f"10.77.0.{number}" for number, host in enumerate(bed.hosts[:2], 1)}
-    return attacked(job, bed.on(intruder, []), networks, USER, attacks)
-
-
-def on_one_host(
+def on_hosts(
     mpi: Mpi,
+    bed: TestBed,
+    count: int,
+    intruder: str,
     attacks: Mapping[str, Sequence[Sequence[str]]],
     *,
-    chosen: Mapping[str, str] | None = None,
-    **options: Any,
+    own_mpi: bool = False,
 ) -> Attacked:
-    """Attack a job on this host; `chosen` are its user's variables."""
+    """Attack a job on the first hosts from another one, or from one of them."""
+    job = start(mpi, count, bed=bed, hosts=bed.hosts[:count], own_mpi=own_mpi)
+    return attacked(job, bed.on(intruder, []), networks_of(bed, count), USER, attacks)
+
+
+def on_one_host(mpi: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **options: Any) -> Attacked:
+    """Attack a job on this host."""
     if os.geteuid():
         pytest.skip("needs root, who may become another user")
     networks = {os.readlink("/proc/self/ns/net"): "127.0.0.1"}
-    return attacked(start(mpi, 2, options=options, chosen=chosen), [], networks, USER, attacks)
+    return attacked(start(mpi, 2, options=options), [], networks, USER, attacks)
+
+
+def networks_of(bed: TestBed, count: int) -> dict[str, str]:
+    """Address of each of the first hosts, by its network."""
+    return {network(bed, host): f"10.77.0.{number}" for number, host in enumerate(bed.hosts[:count], 1)}
 
 
 def network(bed: TestBed, host: str) -> str:

@@ -1,13 +1,13 @@
-"""What MPI itself is open to: where the ranks and the launcher listen, and what comes of strangers there (docs/security.md)."""
+"""Who listens where (docs/security.md): nothing of MPI once the cluster is up, and what MPI is open to until then."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from support import ROOT
-from support.intruders.jobs import Attacked, was_in
+from support.intruders.jobs import Attacked
 from support.intruders.listeners import Listener
 from support.jobs.mpi import Mpi
 
@@ -15,6 +15,10 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.both_mpis]
 
 #: The first cells of the table's rows are names of listeners.
 COLUMNS = ("one node", "several nodes, Open MPI", "several nodes, MPICH")
+#: What is open as long as a job runs, but for the launcher's ports.
+OPEN = {"hub comm", "scheduler comm", "scheduler http", "nanny comm", "worker comm"}
+#: Of a script whose ranks are MPI processes.
+WARNING = "warning: MPI: the script's ranks are MPI processes"
 SEVERAL = {"openmpi": COLUMNS[1], "mpich": COLUMNS[2]}
 
 
@@ -56,58 +60,51 @@ def test_on_several_hosts_exactly_these_listen(from_another_host: Attacked, jobs
     exactly_these(from_another_host.listeners, SEVERAL[jobs.name])
 
 
-def test_on_one_host_no_rank_listens(from_another_user: Attacked) -> None:
-    """Whoever reaches a port of MPI can write into the rank's memory: there is none, not on loopback either."""
-    assert [each for each in from_another_user.listeners if each.name == "rank"] == []
-    assert from_another_user.harmed == {}
+@pytest.mark.parametrize("place", ["from_another_user", "from_another_host", "on_three_hosts"])
+def test_after_the_start_nothing_of_mpi_listens(place: str, request: pytest.FixtureRequest) -> None:
+    """One, two and three hosts; on all of them only servers that require the job's certificate, and the dashboard on loopback."""
+    job: Attacked = request.getfixturevalue(place)
+    assert job.unexpected == []
+    is_open = [each for each in job.listeners if each.what != "start" and each.role != "launcher"]
+    assert {each.name for each in is_open} == OPEN
+    assert {each.name for each in is_open if each.place.on_loopback} >= {"scheduler http"}
+    on_network = [each for each in is_open if not each.place.on_loopback]
+    assert {each.name for each in on_network} == (set() if place == "from_another_user" else OPEN - {"scheduler http"})
+    assert {each.place.address for each in on_network} & {"0.0.0.0", "::"} == set()
+    hubs = [each for each in is_open if each.name == "hub comm"]
+    assert len(hubs) == 1
+    assert job.done is not None
+    job.done.check(0)
+    with_launcher = [each for each in job.listeners if each.role == "launcher"]
+    print(f"{place}: the launcher's own ports: {len({(x.place.network, x.place.port) for x in with_launcher})}")
 
 
-def test_an_open_port_opens_the_memory(with_ports_of_mpi: Attacked) -> None:
-    """Which shows that the attacks are some. UCX 1.20 can't answer over loopback: it says so, and at times dies of it."""
-    assert len(with_ports_of_mpi.hidden) == 2
-    assert with_ports_of_mpi.harmed.keys() == with_ports_of_mpi.hidden.keys()
+# While the ranks meet, MPI's process of each rank has its ports. It holds no key, but it runs as the user.
 
 
-def test_a_rank_that_is_none_from_another_host(from_another_host: Attacked) -> None:
-    """Open MPI takes a rank's handshake only from an address of that rank's host."""
-    assert from_another_host.outcomes["a rank's handshake"]
-    assert from_another_host.done is not None
-    from_another_host.done.check(0)
-    assert not from_another_host.exploded
-
-
-def test_memory_from_another_host(from_another_host: Attacked, jobs: Mpi) -> None:
-    """Under MPICH every host of the network can read and write the memory of the ranks (docs/security.md, MPI)."""
-    found = from_another_host.outcomes["memory by UCX"]
-    in_reach = {name: was_in(from_another_host.hidden[name]) for name in found if " 127." not in name}
-    assert len(in_reach) == 2
+def test_memory_in_the_meeting_from_another_host(in_the_meeting: Mapping[str, Attacked], jobs: Mpi) -> None:
+    """MPICH lets every host write; Open MPI takes connections only from addresses of the job's hosts."""
+    found = in_the_meeting["another host"]
+    assert len({name for name in found.hidden if " 127." not in name}) == 2
     if jobs.name == "openmpi":
-        assert from_another_host.harmed == {}
-        assert all(outcome.startswith("out") for outcome in found.values()), found
+        assert found.harmed == {}
     else:
-        assert from_another_host.harmed.keys() >= in_reach.keys()
-        assert {name: found[name] for name in in_reach} == in_reach
+        assert {name for name in found.harmed if " 127." not in name}
+        assert any(outcome.startswith("in") for outcome in found.outcomes["memory by UCX"].values())
 
 
-def test_memory_from_a_host_of_the_job(from_a_host_of_the_job: Attacked, jobs: Mpi) -> None:
-    """Under Open MPI users of the job's nodes can write it: a packet of its TCP component says where its contents belong."""
-    ranks = {name for name in from_a_host_of_the_job.hidden if name.startswith("rank ")}
-    assert "written" in from_a_host_of_the_job.harmed.values() or jobs.name != "openmpi"
-    assert from_a_host_of_the_job.harmed.keys() <= ranks
+def test_memory_in_the_meeting_from_a_host_of_the_job(in_the_meeting: Mapping[str, Attacked], jobs: Mpi) -> None:
+    if jobs.name == "mpich":
+        assert "a host of the job" not in in_the_meeting  # no need
+    else:
+        assert "written" in in_the_meeting["a host of the job"].harmed.values()
 
 
-def test_a_rank_that_is_none_does_not_end_the_job(
-    from_a_host_of_the_job: Attacked, jobs: Mpi, request: pytest.FixtureRequest
-) -> None:
-    """Under Open MPI another user of a node of the job can end it: its 24 bytes name any rank, and nobody is asked for more."""
-    if jobs.name == "openmpi":
-        why = "Open MPI 5.0.11 ends the job when a connection in the name of a rank is closed"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=why))
-    assert from_a_host_of_the_job.done is not None
-    from_a_host_of_the_job.done.check(0)
-
-
-def test_what_a_rank_that_is_none_sends_is_not_unpickled(from_a_host_of_the_job: Attacked) -> None:
-    """Before messages were plain data the same attack did run code, under Open MPI."""
-    assert from_a_host_of_the_job.outcomes["a rank's handshake"]
-    assert not from_a_host_of_the_job.exploded
+def test_mpi_of_the_script_opens_the_memory_of_its_rank(with_mpi_of_the_script: Attacked) -> None:
+    """It has its ports as long as the script runs, so the job warns; and what strangers send is not unpickled."""
+    assert {each.name for each in with_mpi_of_the_script.listeners if each.role == "rank"} == {"rank"}
+    assert "written" in with_mpi_of_the_script.harmed.values()
+    assert not with_mpi_of_the_script.exploded
+    assert with_mpi_of_the_script.done is not None
+    warnings = [line for line in with_mpi_of_the_script.done.stderr.splitlines() if WARNING in line]
+    assert len(warnings) == 1

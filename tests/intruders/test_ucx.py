@@ -49,7 +49,7 @@ def job(jobs: Mpi) -> Attacked:
 def test_every_listener_is_known(job: Attacked) -> None:
     assert job.unexpected == []
     # UCX has no port of its own
-    assert [each for each in job.listeners if each.name in ("worker", "scheduler", "nanny", "rank")] == []
+    assert [each for each in job.listeners if each.name in ("worker", "scheduler", "agent", "rank")] == []
     assert {*beyond_loopback(job.listeners)} <= {"launcher"}
 
 

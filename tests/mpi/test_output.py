@@ -37,14 +37,14 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, worker_class: str) -
 @pytest.mark.both_mpis
 @pytest.mark.quick
 def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi) -> None:
-    """MPI knows nothing of Python's buffers."""
+    """A launcher knows nothing of Python's buffers."""
     program = """
         from dask_gpu_mpi import initialize
-        from dask_gpu_mpi.mpi.library import abort
+        from dask_gpu_mpi.mpi.watchdogs import end_job
 
         initialize()
         print("the result")
-        abort(3)
+        end_job(3, {})
     """
     done = mpirun.run(program, 2).check(3)
     assert done.stdout == "the result\n"

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from support.intruders import attacks
-from support.jobs.clusters import TELL, facts, scratch_of, until, without_mpi
+from support.intruders.listeners import role_of
+from support.jobs.clusters import TELL, facts, listening, ranks_of, scratch_of, until, without_mpi
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -197,11 +198,14 @@ def test_half_open_connections(mpirun: Mpi) -> None:
     job.wait_for("so_far")
     told = facts(job)
     assert told["limits"] == [[LIMIT, LIMIT]] * 3
-    assert len(set(told["places"])) == 5
+    places = {tuple(place.partition("://")[2].rsplit(":", 1)) for place in told["places"]}
+    assert len(places) == 5
+    agents = [pid for pid in job.processes() if role_of(pid, ranks_of(job).values()) == "agent"]
+    hub = {(host, str(port)) for pid in agents for host, port in listening(pid)} - places
+    assert len(hub) == 1
     with contextlib.ExitStack() as strangers:
         for _ in range(STRANGERS):
-            for place in told["places"]:
-                host, _, port = place.partition("://")[2].rpartition(":")
+            for host, port in places | hub:
                 strangers.enter_context(socket.create_connection((host, int(port)), 10))
         count = facts(job)["so_far"]
         until(lambda: facts(job)["so_far"] > count + 6, 30, "work and new clients among the strangers")

@@ -20,8 +20,7 @@ from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
-from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
-from dask_gpu_mpi.mpi.launcher_check import cross_check
+from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.ucx import without_gpu_transports

@@ -1,77 +1,72 @@
+"""A job whose meeting is attacked: strangers who reach MPI's ports send messages in the names of ranks. Its argument says what.
+
+MPI's process of a rank sends them, so they come from that rank, with the tag of the ranks' own messages.
+"""
+
+import inspect
 import os
-import pickle
 import sys
-import time
 
-from mpi4py import MPI
-
-from dask_gpu_mpi.mpi import mailbox, rendezvous, wire
-from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.mpi.wire import KeyPair
 from support.jobs.scripts.tell import tell
 
 
-def refuse(*_):
-    raise AssertionError("pickled")
+def strangers(how):
+    """In MPI's process of a rank: send forged messages before its own, or another key as its first or second message."""
+    import pickle
+
+    from dask_gpu_mpi.base.plain_data import pack
+    from dask_gpu_mpi.mpi import world
+    from dask_gpu_mpi.startup.meeting import Hello, KeyPair
+    from dask_gpu_mpi.startup.messages import Kind
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (os.environ.get("BOMB", "bomb"),)
+
+    key = KeyPair()
+    hello = pack([Kind.HELLO, Hello("h", key.public)])
+    sealed = key.channel(KeyPair().public, 1, to_rank=False).seal(pack(None))
+    garbage = [bytes([7]) * length for length in (0, 1, 7, 8, 9, 23, 24, 25, 4095, 65537, world.LARGEST)]
+    large = [bytes(world.LARGEST + 1), bytes(3_000_000)]  # nobody receives these
+    bombs = [pickle.dumps(Bomb()), pickle.dumps([Bomb()] * 100)]
+    forged = [*bombs, *garbage, *large, pack([Kind.ENTERED, sealed]), pack([Kind.FAIL, sealed]), pack(["no kind", b""])]
+    post, posted = world.Endpoint.send, []
+
+    def send(self, rank, data):
+        """A rank's own message, after or before those of a stranger."""
+        mine = self._comm.rank
+        if how == "forged":
+            for each in range(self._comm.size):
+                for message in forged if each != mine else ():
+                    post(self, each, message)
+                if {each, mine} == {1, 2}:  # not by rank 0
+                    post(self, each, hello)
+        if how == "first key" and mine == 1 and not posted:
+            post(self, 0, hello)
+        post(self, rank, data)
+        posted.append(data)
+        if how == "second key" and mine == 1 and len(posted) == 1:
+            post(self, 0, hello)
+        if how == "forged" and len(posted) > 1:
+            for _ in range(3):  # what it has sent already, and to others
+                post(self, rank, data)
+            if mine:
+                post(self, 3 - mine, data)
+
+    world.Endpoint.send = send
 
 
-MPI.pickle.__init__(refuse, refuse)
-wire.LARGEST = wire.Wire.__init__.__kwdefaults__["largest"] = 100_000
-world = MPI.COMM_WORLD
-rank = world.rank
+def main(how):
+    from dask_gpu_mpi.mpi import world
+
+    text = f"import os\n{inspect.getsource(strangers)}\nstrangers({how!r})\n"
+    first, then = world._BOOT.split("; from ", 1)
+    world._BOOT = f"{first}; exec({text!r}, globals()); from {then}"
+    from dask_gpu_mpi import initialize
+
+    session = initialize(worker_class="distributed.Nanny")
+    with session.client() as client:
+        tell(answer=client.submit(sum, [40, 2]).result(), workers=len(client.nthreads()))
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, (os.environ["BOMB"],)
-
-
-bombs = [pickle.dumps(Bomb()), pickle.dumps(("text", Bomb())), pickle.dumps([Bomb()] * 100)]
-# to the next rank: any length there is, eager messages and those that take a handshake, and those that are too large
-garbage = [bytes([rank]) * length for length in (0, 1, 7, 8, 9, 23, 24, 25, 4095, 65537, 99_999)]
-large = [bytes(100_001), bytes(3_000_000)]
-requests = []
-
-
-def inject(comm, tag, data, to):
-    request = comm.Isend([data, MPI.BYTE], dest=to, tag=tag)
-    if data not in large:  # nobody receives these
-        requests.append(request)
-
-
-others = [each for each in range(3) if each != rank]
-first = [] if rank == 0 else [*bombs, b"", b"key", *large]
-for data in first:  # before anybody has said anything; not as a key would be
-    inject(world, rendezvous._TAG, data, 0)
-box = Mailbox(world, "h", time.monotonic() + 30, {"text": str})
-comm, key = box._comm, KeyPair()
-foreign = key.channel(KeyPair().public, 1, to_rank=rank == 0)
-for to in others:
-    forged = [*bombs, *garbage, *large, foreign.seal(b"forged")]
-    for data in forged:
-        inject(comm, mailbox._TAG, data, to)
-if rank:
-    seal = box._channels[0].seal
-    sealed = []
-    box._channels[0].seal = lambda data: sealed.append(seal(data)) or sealed[-1]
-    box.send(0, "text", f"of {rank}" + "x" * 50_000)
-    for _ in range(3):  # what it has sent already; and on the wrong way
-        inject(comm, mailbox._TAG, sealed[0], 0)
-    inject(comm, mailbox._TAG, sealed[0], 3 - rank)
-else:
-    box.send_all("text", "of 0")
-
-expected = {1, 2} if rank == 0 else {0}
-heard = {}
-dropped = 2 * (7 + 17 + 3) if rank == 0 else 17 * 2 + 1
-limit = time.monotonic() + 30
-while (heard.keys() != expected or box._drops.count < dropped) and time.monotonic() < limit:
-    for mail in box.receive():
-        assert mail.source not in heard
-        heard[mail.source] = mail.payload[:4]
-    time.sleep(0.002)
-MPI.Request.Waitall(requests)
-tell(**{f"rank{rank}": [sorted(heard.items()), box._drops.count - dropped]})
-if sys.argv[1] == "free":
-    box.free(30, 60, agrees=True)
-    tell(**{f"freed{rank}": box._comm is None})
+main(sys.argv[1])

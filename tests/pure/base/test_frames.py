@@ -1,10 +1,11 @@
-"""Frames over a pipe arrive whole, in order, and an end of file is seen."""
+"""Frames over a pipe or a socket arrive whole, in order, descriptors with them, and an end of file is seen."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+import socket
 import struct
 import threading
 import time
@@ -88,8 +89,7 @@ def test_a_reader_that_is_closed(pipe: tuple[int, int]) -> None:
     reader = FrameReader(read)
     write_frame(write, 1)
     reader.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(read)
+    assert identity(read) is None
     reader.close()
     assert reader.read(timeout=0.0) == []
     assert (reader.fd, reader.eof) == (-1, False)
@@ -131,3 +131,50 @@ def test_one_frame_and_no_byte_of_the_next(pipe: tuple[int, int]) -> None:
     os.close(write)
     assert read_frame(read, 1.0) is None
     assert read_frame(read, 1.0) is None
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    pair = socket.socketpair()
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def test_descriptors_come_with_a_frame_of_a_socket(
+    ends: tuple[socket.socket, socket.socket], pipe: tuple[int, int]
+) -> None:
+    """The copy stays when the sender closes its own; and a frame that fills the socket is put together."""
+    ours, other = ends
+    reader, big = FrameReader(other.fileno()), b"x" * 3_000_000
+    write_frame(ours.fileno(), "without")
+    writer = threading.Thread(target=write_frame, args=(ours.fileno(), big), kwargs={"fds": [pipe[1]]})
+    writer.start()
+    frames: list[object] = []
+    while len(frames) < 2:
+        frames += reader.read(timeout=5)
+    writer.join()
+    assert frames == ["without", big]
+    (copy,) = reader.fds
+    os.close(pipe[1])
+    write_frame(copy, "through the copy")
+    os.close(copy)
+    assert read_frame(pipe[0], 1.0) == "through the copy"
+
+
+@pytest.mark.parametrize("read_all", [True, False])
+def test_the_other_side_of_a_socket_ends(
+    read_all: bool, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """It is the end of file too if what was sent to it is left there; and writing to it is a ConnectionError."""
+    ours, other = ends
+    reader = FrameReader(ours.fileno())
+    write_frame(other.fileno(), "last words")
+    if not read_all:
+        write_frame(ours.fileno(), "not read")
+    other.close()
+    assert reader.read(timeout=5) == ["last words"]
+    assert reader.read(timeout=5) == []
+    assert (reader.eof, reader.taken) == (True, False)
+    with pytest.raises(ConnectionError):
+        write_frame(ours.fileno(), "too late", fds=[0])

@@ -17,16 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
-from dask_gpu_mpi.job import ending as cluster
-from dask_gpu_mpi.mpi.rendezvous import RankKey
 from dask_gpu_mpi.options.model import Protocol
-from dask_gpu_mpi.startup import messages as startup
+from dask_gpu_mpi.startup import messages
+from dask_gpu_mpi.startup.meeting import Hello, Invitation
 
-PAYLOADS: dict[str, Any] = {
-    f"{module.__name__} {kind}": hint
-    for module in (startup, cluster)
-    for kind, hint in module.PAYLOADS.items()
-} | {"rank key": RankKey}
+PAYLOADS: dict[str, Any] = {**messages.PAYLOADS, "meeting: hello": Hello, "meeting: enter": Invitation}
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

@@ -7,16 +7,17 @@ import itertools
 import pytest
 
 from dask_gpu_mpi.base import timeouts as t
+from dask_gpu_mpi.job.member import DELAYS
 from dask_gpu_mpi.options.model import Options
 
 
 def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
     reports = [
-        t.NAME_MISSING,  # each rank, of its host
+        t.NAME_MISSING,  # rank 0, once each rank has reported those of its host
         t.NAME_MISSING + t.RANK_0_GRACE,  # another rank, for rank 0
-        t.NAME_STOPPED,  # agents, of ranks inside MPI_Init
-        t.MPI_GRACE,  # agents end their ranks
-        t.HANGING + t.ALIVE,  # rank 0's watchdog
+        t.NAME_STOPPED,  # ranks whose MPI has not started, of those of their host
+        t.MPI_GRACE,  # these end the job
+        t.HANGING,  # rank 0, of its agent
         t.RANK_0_LOST,  # the other ranks give rank 0 up
     ]
     # Each report has time to be printed and forwarded before the next.
@@ -36,11 +37,10 @@ ORDERS = {
     "a connection without UCX stays on TLS": (t.UCX_START + t.UCX_PROOF, t.UCX_AGREEMENT),
     "a gang waits for the workers of another": (t.GANG_KILL, t.GANG_RETURN),
     "a gang is lost after its workers": (t.GANG_KILL + t.GANG_RETURN, t.GANG_LOST),
-    "rank 0 has the first word": (0, t.INTERRUPTED_GRACE, t.GATHER_FAILURES, t.FLUSH),
-    "rank 0 knows failures": (0, t.FAILED_GRACE, t.FAILED_TIMEOUT),
-    "rank 0 answers at the end": (t.ANSWER_TIMEOUT, t.FAILED_TIMEOUT, t.LAST_MESSAGES_TIMEOUT),
-    "a rank in `free` does not wait forever": (t.FREE_TIMEOUT, t.FAILED_TIMEOUT),
-    "last words are written": (t.FLUSH, t.CLOSING_SLACK),
+    "rank 0 has the first word": (0, t.FAILED_GRACE, t.GATHER_FAILURES, t.FLUSH),
+    "rank 0's report arrives": (t.GATHER_FAILURES + t.FLUSH, t.HANGING, t.UNHEARD, t.RANK_0_LOST),
+    "an agent is back before its rank is given up": (t.NODE_LOST + sum(DELAYS), t.AGENT_RETURN),
+    "last words are written": (t.FLUSH, t.CLOSING_SLACK, t.AGENT_SLACK),
     "the script's finally has longer than the reason": (t.REASON_TIMEOUT, t.TERM_GRACE),
     "what is killed ends first": (t.KILLING, t.TERM_GRACE, t.LAUNCHER_PATIENCE, t.UNCONFIGURED),
 }

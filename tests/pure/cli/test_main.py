@@ -34,10 +34,7 @@ class Job:
             self.options = read_options()
         except InputError as error:
             self.options = error
-        member = SimpleNamespace(
-            serve=lambda: 7, joined=SimpleNamespace(start=SimpleNamespace(is_client=self.is_client))
-        )
-        return member, None
+        return SimpleNamespace(serve=lambda: 7, joined=SimpleNamespace(is_client=self.is_client)), None
 
     def run(self, *arguments: str) -> int:
         with pytest.raises(SystemExit) as caught:

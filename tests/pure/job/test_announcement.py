@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.job import announcement
-from dask_gpu_mpi.job.announcement import announce, card, open_warnings
+from dask_gpu_mpi.job.announcement import all_warnings, announce, card, open_warnings
+from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.messages import Cluster
 from support.mocks.inputs import plan_of, worker_plan
@@ -20,7 +21,7 @@ def test_what_came_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     workers = [worker_plan(n, device, host=f"n{min(n, 1)}") for n, device in enumerate(("u", "v", None))]
     cluster = Cluster("tls://h:1", "http://d", plan_of(*workers, warnings=("of the plan",)), "TLS")
     options = Options(warnings=("of options",))  # type: ignore[arg-type]
-    joined: Any = SimpleNamespace(cluster=cluster, options=options, environ={})
+    joined: Any = SimpleNamespace(cluster=cluster, options=options, environ={}, world=World(), size=3)
 
     def said() -> list[str]:
         announce(joined, 2.0)
@@ -33,6 +34,32 @@ def test_what_came_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(announcement.importlib.util, "find_spec", lambda _: None)
     joined.cluster = replace(cluster, dashboard=None, transport="")
     assert said()[4].startswith("no dashboard: bokeh is not installed")
+
+
+@pytest.mark.parametrize(
+    ("is_own", "size", "environ", "tolerated", "warned"),
+    [
+        (True, 2, {}, 0, ["MPI: the script's ranks are MPI processes"]),
+        (False, 2, {}, 0, []),
+        (True, 1, {}, 0, []),  # nobody else has a port to this rank
+        (False, 2, {"PMI_RANK": "0", "PMI_SIZE": "2", "HYDI_CONTROL_FD": "7"}, 1, ["tolerate_lost_ranks: "]),
+        (False, 2, {"PMI_RANK": "0", "PMI_SIZE": "2", "HYDI_CONTROL_FD": "7"}, 0, []),
+        (False, 2, {}, 1, []),
+    ],
+)
+def test_warnings_about_mpi_and_its_launcher(
+    is_own: bool, size: int, environ: dict[str, str], tolerated: int, warned: list[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(announcement, "version_warnings", lambda *, gpus: [])
+    joined: Any = SimpleNamespace(
+        cluster=Cluster("tls://h:1", None, plan_of(worker_plan())),
+        options=Options(tolerate_lost_ranks=tolerated),
+        environ=environ,
+        world=SimpleNamespace(is_own=is_own, library="MPICH Version: 5.0.2"),
+        size=size,
+    )
+    warnings = all_warnings(joined)
+    assert [text.startswith(begin) for text, begin in zip(warnings, warned, strict=True)] == [True] * len(warned)
 
 
 @pytest.mark.parametrize("gpus", [False, True])

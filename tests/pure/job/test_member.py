@@ -1,413 +1,460 @@
-"""One rank, from messages to its end, without processes: what it tells whom, when it leaves, and how it gets another agent."""
+"""One rank of a cluster that is up, without processes: what it hears of its agent, what it tells it, and when and how it leaves.
+
+The hub's part: tests/pure/agent.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
-import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.base.timeouts import RANK_0_LOST, RANK_0_SILENT
-from dask_gpu_mpi.job import ending
+from dask_gpu_mpi.base.timeouts import TERM_GRACE
+from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import member as module
-from dask_gpu_mpi.job.member import Member
-from dask_gpu_mpi.mpi.mailbox import Event
+from dask_gpu_mpi.job.member import DELAYS, Ending, Member
+from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.messages import Start
+from dask_gpu_mpi.startup.messages import Entry, Kind
 from support.mocks.clocks import Clock
 
-
-def silent_agent(said: list[Any]) -> Any:
-    """Notes what it is sent, and never answers."""
-    return SimpleNamespace(
-        scratch="/scratch",
-        begin=lambda options, environ, *, inspect_gpus: said.append(("begin", inspect_gpus)),
-        configure=lambda options, *, speaks: said.append(("configure", speaks)),
-        send=lambda order, payload=None: said.append((order, payload)),
-        kill=lambda: said.append(("killed", None)),
-    )
+Message = tuple[Kind, Any]
+END: Message = (Kind.END, (0, None))
+ENDED: Message = (Kind.ENDED, 0)
 
 
-class Channels:
-    """Messages of two ranks: what is to be heard, a list for each `pump` or at its time, and what was said.
+class Agent:
+    """Says one batch of messages each time that it is listened to, then the answers to what it was sent, then nothing."""
 
-    Time passes only where this rank waits, and while it removes its agent's scratch, which takes very long.
-    """
+    fd = 9
+    taken = False
 
-    size = 2
-    now = 0.0
+    def __init__(self, clock: Clock, *heard: Sequence[Message]) -> None:
+        self._clock, self._heard = clock, [*heard]
+        self.answers: dict[Kind, Sequence[Message]] = {}
+        self.lost = False
+        self.scratch: str | None = None
+        #: What it was sent, and whether it was killed and closed.
+        self.sent: list[Any] = []
 
-    def __init__(self, rank: int, heard: list[list[Event]], timed: list[tuple[float, Event]]) -> None:
-        self.rank, self.heard, self.timed = rank, heard, timed
-        self._to_self: list[Event] = []
-        self.said: list[Any] = []
-        self.left: list[str] = []
-        self.agent: Any = None
-        self.flushed: list[float] = []
-        #: Seconds for which `free` waits for the other ranks, and for rank 0; and whether this one agrees.
-        self.freed: tuple[float | bool, ...] = ()
-        self.mailbox = SimpleNamespace(
-            flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail), lost=set()
-        )
+    def events(self, timeout: float) -> list[Message]:
+        if self._heard:
+            return list(self._heard.pop(0))
+        self._clock.sleep(timeout)
+        return []
 
-    def _flush(self, timeout: float) -> bool:
-        self.flushed.append(timeout)
-        return True
+    def say(self, *messages: Message) -> None:
+        self._heard.append(messages)
 
-    def _free(self, *seconds: float, agrees: bool) -> None:
-        self.freed = (*seconds, agrees)
+    def send(self, kind: Kind, payload: Any = None) -> None:
+        self.sent.append((kind, payload))
+        if kind in self.answers:
+            self.say(*self.answers[kind])
 
-    def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        self.said.append((kind, payload))
-        if rank == self.rank:
-            self._to_self.append(Event(rank, kind, payload))
+    def begin(self, options: Options, environ: Any, *, inspect_gpus: bool) -> None:
+        self.sent.append(("begin", inspect_gpus))
 
-    def order(self, order: str, payload: Any = None) -> None:
-        self.agent.send(order, payload)
+    def configure(self, configuration: Any) -> None:
+        self.sent.append("configure")
 
-    def events(self, timeout: float) -> list[Event]:
-        Channels.now += timeout
-        events, self._to_self = self._to_self, []
-        events += self.heard.pop(0) if self.heard else []
-        while self.timed and Channels.now > self.timed[0][0]:
-            events.append(self.timed.pop(0)[1])
-        return events
+    def kill(self) -> None:
+        self.sent.append("killed")
 
-    def drop_agent(self, timeout: float) -> None:
-        if self.agent is not None:
-            self.agent = None
-            self.said.append(("removed", None))
-            Channels.now += 500.0
+    def close(self, timeout: float) -> None:
+        self.sent.append("closed")
 
-    @property
-    def kinds(self) -> list[str]:
-        """What was said, without what it carried."""
-        return [kind for kind, _ in self.said]
+    def exit_text(self) -> str:
+        return "exit code 9"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(100.0)
+    monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)
-def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Channels, "now", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: Channels.now)
+def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes with which the job was aborted."""
+    codes: list[int] = []
+    monkeypatch.setattr(module, "end_job", lambda code, environ: codes.append(code))
+    return codes
 
 
-def mail(kind: str, payload: Any = None, source: int = 0) -> list[Event]:
-    return [Event(source, kind, payload)]
+Make = Callable[..., tuple[Member, Agent]]
 
 
-OVER = mail("closed", 1, 1)
+@pytest.fixture
+def member(clock: Clock) -> Make:
+    def make(
+        *heard: Sequence[Message],
+        rank: int = 1,
+        is_client: bool = False,
+        has_client: bool = True,
+        leave_open: bool = False,
+        got: tuple[int, float] | None = None,
+        environ: dict[str, str] | None = None,
+        shutdown_timeout: float = 10.0,
+        **options: Any,
+    ) -> tuple[Member, Agent]:
+        agent = Agent(clock, *heard)
+        joined: Any = SimpleNamespace(
+            rank=rank,
+            size=3,
+            host="h1",
+            agent=agent,
+            options=Options(shutdown_timeout=shutdown_timeout, **options),
+            environ=environ or {},
+            is_client=is_client,
+            entry=Entry(rank, 3, ("10.0.0.1", 7), {}),
+            world=World(),
+        )
+        signals: Any = SimpleNamespace(got=got, give_back=lambda: agent.sent.append("given back"))
+        return Member(joined, signals, leave_open=leave_open, has_client=has_client), agent
+
+    return make
 
 
-def of_agent(kind: str, *payload: Any) -> list[Event]:
-    return [Event(None, kind, list(payload))]
-
-
-def member(
-    *heard: list[Event],
-    rank: int = 1,
-    leave_open: bool = False,
-    has_client: bool = True,
-    is_client: bool = False,
-    has_scheduler: bool = False,
-    workers: str = "1",
-    timed: Any = (),
-    shutdown_timeout: float = 1.0,
-    got: tuple[int, float] | None = None,
-    environ: dict[str, str] | None = None,
-) -> tuple[Member, Channels]:
-    channels = Channels(rank, list(heard), list(timed))
-    plan = SimpleNamespace(
-        scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=(SimpleNamespace(rank=1),)
-    )
-    own: Any = tuple(SimpleNamespace(name=name) for name in workers.split())
-    joined: Any = SimpleNamespace(
-        channels=channels,
-        options=Options(shutdown_timeout=shutdown_timeout),
-        environ=environ or {},
-        host="h1",
-        start=Start("tls://h:1", "tls", None, own, {"key": "secret"}, is_client=is_client),
-        scheduler_file=None,
-        has_scheduler=has_scheduler,
-        cluster=SimpleNamespace(plan=plan, absent=()),
-    )
-    signals: Any = SimpleNamespace(got=got, give_back=lambda: channels.said.append(("given back", None)))
-    return Member(joined, signals, leave_open=leave_open, has_client=has_client), channels
-
-
-def happened(rank: Member) -> str:
+def state(rank: Member) -> str:
     """How far its end has come."""
-    return " ".join(each for each in ("stopped", "ended", "closed") if getattr(rank.ending, each))
+    return " ".join(each for each in ("stopped", "ended", "closed", "done") if getattr(rank.ending, each))
+
+
+def hear(rank: Member, times: int = 1) -> None:
+    for _ in range(times):
+        rank.pump(0.0)
+
+
+def test_exit_code_of_a_rank_without_the_script() -> None:
+    ending = Ending()
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)  # it leaves by itself
+    ending.stopped = True
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)
+    ending.ended = True
+    assert (ending.exit_code(), ending.exit_code(15)) == (0, 0)
+    ending.signal = 2
+    assert (ending.exit_code(), ending.exit_code(15)) == (130, 130)
+    ending.lost = "no worker is left"
+    assert (ending.exit_code(), ending.exit_code(15)) == (1, 1)
+    ending.must_have = 75
+    assert ending.exit_code() == 75
 
 
 # -- ranks without the script
 
 
-@pytest.mark.parametrize(("word", "freed"), [("end", True), ("stop", False)])
-def test_where_the_program_goes_on(word: str, freed: bool) -> None:
-    """The communicator is freed where all ranks come to the same end."""
-    rank, channels = member(mail(word), leave_open=True)
+def test_a_rank_that_serves_until_the_job_ends(member: Make, clock: Clock) -> None:
+    """The script's session may be closed long before."""
+    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], [], [END], [], [ENDED])
     assert rank.serve() == 0
-    assert channels.freed == ((3.0, 4.0, True) if freed else ())
-    assert channels.flushed == [1.0, 2.0]
+    assert agent.sent == ["closed", "given back"]
+    assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
+    assert clock.now < 101.0
 
 
-@pytest.mark.parametrize(("has_client", "code"), [(True, 0), (True, 75), (False, 0)])
+def test_where_the_program_goes_on_after_the_cluster(member: Make) -> None:
+    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], [ENDED], leave_open=True)
+    assert rank.serve() == 0
+    assert agent.sent == ["closed", "given back"]
+
+
+@pytest.mark.parametrize("code", [0, 75])
+@pytest.mark.parametrize("own", [True, False])
 def test_a_signal_where_the_program_goes_on_is_raised_again(
-    has_client: bool, code: int, monkeypatch: pytest.MonkeyPatch
+    own: bool, code: int, member: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also that of another rank, in a job without a script; and the communicator stays, for the ends of the others.
-
-    But all ranks end with the code of a script that has written its checkpoint.
-    """
+    """Its own, or that of another rank; but all ranks end with the code of a script that has written its checkpoint."""
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     monkeypatch.setattr(module, "is_ours", lambda number: True)
-    if has_client:
-        rank, channels = member([], mail("end", code), leave_open=True, got=(15, 0.0))
-    else:
-        heard = [mail("signal", 15, 1), [], OVER]
-        rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
+    heard = [(Kind.END, (code, None if own else 15))], [ENDED]
+    rank, agent = member(*heard, leave_open=True, got=(15, 100.0) if own else None)
     with pytest.raises(SystemExit, match=str(code)) if code else contextlib.nullcontext():
         assert rank.serve() == 0
     assert raised == ([] if code else [15])
-    assert channels.kinds[-1] == "given back"
-    assert channels.freed[-1] is False
+    assert agent.sent[-1] == "given back"
 
 
-@pytest.mark.parametrize("is_client", [False, True])
-def test_a_stop_and_then_the_end(is_client: bool) -> None:
-    """The client hears why, and says it; at its end nobody listens to it any more."""
-    heard = [mail("stop", "the scheduler"), [], mail("end", 0)]
-    rank, channels = member(*heard, is_client=is_client, leave_open=is_client)
-    rank.pump(0.0)
-    assert (happened(rank), rank.ending.lost) == ("stopped", "the scheduler" if is_client else None)
-    if is_client:
-        rank.client_done(final=True)
-        assert "over" not in channels.kinds
-        assert not channels.freed
-    else:
-        assert rank.serve() == 0
-        assert happened(rank) == "stopped ended closed"
-
-
-@pytest.mark.parametrize(("passed", "busy", "code"), [(4.5, False, 0), (5.1, False, 143), (5.1, True, 0)])
-def test_a_rank_leaves_five_seconds_after_its_signal_if_the_script_does_not_clean_up(
-    passed: float, busy: bool, code: int
+@pytest.mark.parametrize(("passed", "busy", "code"), [(-0.5, False, 0), (0.1, False, 143), (0.1, True, 0)])
+def test_a_rank_leaves_some_seconds_after_its_signal_if_the_script_does_not_clean_up(
+    passed: float, busy: bool, code: int, member: Make, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has reported the signal once, and waits for the end."""
-    rank, channels = member(mail("busy") if busy else [], [], [], mail("end", 0), got=(15, -passed))
+    """It has reported the signal once, and waits for the end; else it ends its agent itself."""
+    heard: list[list[Message]] = [[(Kind.BUSY, None)] if busy else [], [], [END], [ENDED]]
+    rank, agent = member(*heard, got=(15, clock.now - TERM_GRACE - passed))
     assert rank.serve() == code
-    assert channels.kinds.count("signal") == 1
+    assert agent.sent == [(Kind.SIGNAL, 15), "closed", "given back"]
+    assert capsys.readouterr().err == ""
+    assert clock.now < 101.0
+
+
+def test_a_rank_whose_launcher_is_gone(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exits(code: int) -> None:
+        raise SystemExit(f"at once: {code}")
+
+    rank, agent = member([], environ={"PMI_RANK": "1", "PMI_SIZE": "3"})
+    other, _ = member()  # of no launcher
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "_exit", exits)
+    with pytest.raises(SystemExit, match="at once: 1"):
+        rank.serve()
+    assert agent.sent[0] == "closed"
+    assert not other.launcher_gone()
 
 
 # -- the client's rank
 
 
-def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
-    rank, _ = member(is_client=True)
-    rank.client_done(final=True)
-    assert happened(rank) == "closed"
-    assert Channels.now == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
-    answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script continues after a stop, and closes its part only at its end."""
-    aborts: list[int] = []
-    monkeypatch.setattr(ending, "abort", aborts.append)
-    rank, channels = member(mail("over", (False, None, 0), 1), rank=0)
+def test_a_session_that_is_closed_and_then_the_end(member: Make) -> None:
+    """Its agent stays until the script's end."""
+    rank, agent = member(is_client=True)
+    agent.answers = {Kind.OVER: [(Kind.STOP, None), (Kind.CLOSED, None)]}
     for _ in range(2):
-        rank.pump(0.0)
-    rank.leave()
-    assert (happened(rank), aborts) == ("stopped closed", [])
-    channels.heard.append(mail("over", (True, None, 0), 1))
-    rank.pump(0.0)
-    channels.heard += [[], OVER if answers else []]
-    since = Channels.now
-    rank.leave()
-    assert aborts == [1] * (not answers)
-    # the shutdown timeout, and a second
-    assert Channels.now - since == pytest.approx(0.02 if answers else 2.0, abs=0.015)
-
-
-# -- its agent
-
-
-@pytest.mark.parametrize(
-    ("has_scheduler", "taken", "said"),
-    [
-        (True, False, "the agent of rank 1 on h1 ended (killed), and the scheduler with it"),
-        (False, True, "the agent of rank 1 on h1 ended (killed)"),
-        (False, False, None),
-    ],
-)
-def test_a_lost_agent(has_scheduler: bool, taken: bool, said: str | None) -> None:
-    lost = of_agent("agent-lost", "killed", taken)
-    rank, channels = member(lost, has_scheduler=has_scheduler)
-    rank.pump(0.0)
-    assert channels.said == ([] if said is None else [("over", (False, said, 0))])
-    assert (rank._restarts.due is not None, rank.descriptors_lost) == (said is None, taken)
-    rank, channels = member(mail("stop"), lost, has_scheduler=has_scheduler)  # after the end it is no news
+        rank.client_done(final=False)
+    assert (agent.sent, state(rank)) == ([(Kind.OVER, (False, None, 0))], "stopped closed")
+    agent.answers = {Kind.OVER: [END, ENDED]}
     for _ in range(2):
-        rank.pump(0.0)
-    assert (channels.said, rank._restarts.due) == ([], None)
+        rank.client_done(final=True, code=3)
+    assert agent.sent[1:] == [(Kind.OVER, (True, None, 3)), "closed"]
+    assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_an_agent_whose_workers_have_all_ended_is_not_missed(
-    ended: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("final", [False, True])
+def test_a_cluster_that_was_over_before_the_script(final: bool, member: Make) -> None:
+    """The client hears why; the hub hears only of the script's end."""
+    rank, agent = member([(Kind.STOP, "the scheduler ended")], [(Kind.CLOSED, None)], is_client=True)
+    agent.answers = {Kind.OVER: [END, ENDED]}
+    hear(rank)
+    assert (state(rank), rank.ending.lost) == ("stopped", "the scheduler ended")
+    rank.client_done(final=final)
+    assert agent.sent == ([(Kind.OVER, (True, None, 0)), "closed"] if final else [])
+    other, _ = member([(Kind.STOP, "the scheduler ended")])
+    hear(other)
+    assert other.ending.lost is None
+
+
+def test_what_the_client_hears(member: Make) -> None:
+    messages: list[Message] = [(Kind.CLIENT, None), (Kind.SIGNAL, 10)]
+    for is_client in (True, False):
+        rank, _ = member(messages, is_client=is_client)
+        hear(rank)
+        assert rank.for_script == (10 if is_client else None)
+    assert rank.had_client
+
+
+# -- its agent is lost
+
+
+def test_an_agent_that_dies_again_and_again(
+    member: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They were removed, or retired, or there were none: another agent would bring them back."""
-    heard = [of_agent("worker-ended", "1", None), of_agent("workers-ended", False)] if ended else [[], []]
-    rank, channels = member(*heard, of_agent("agent-lost", "x", False), workers="1" if ended else "")
-    for _ in range(3):
-        rank.pump(0.0)
-    assert rank._restarts.due is None
-    assert capsys.readouterr().err == ""
-    assert channels.said == [("workers-ended", (1, False))] * ended
+    """The last one starts no workers, for the rank has to hear of the end; then the rank is lost."""
+    rank, agent = member()
+    started: list[Agent] = []
+
+    def start(environ: Any) -> Agent:
+        started.append(Agent(clock, [(Kind.PREPARED, "/scratch")]))
+        return started[-1]
+
+    monkeypatch.setattr(module, "AgentProcess", start)
+    for number, delay in enumerate(DELAYS):
+        [agent, *started][-1].lost = True
+        hear(rank)
+        assert (rank.fd, rank.seconds_until_due()) == (-1, delay)
+        if delay:
+            hear(rank)
+            assert len(started) == number  # not before it is time
+        clock.now += delay + 0.01
+        hear(rank)
+        assert (len(started), rank.seconds_until_due()) == (number + 1, None)
+        *first, (kind, entry) = started[-1].sent
+        assert first == [("begin", False), "configure"]
+        assert (kind, entry.again, entry.workers) == (Kind.ENTER, True, number + 1 < len(DELAYS))
+        assert (entry.hub, entry.rank) == (("10.0.0.1", 7), 1)
+    started[-1].lost = True
+    hear(rank)
+    assert (state(rank), rank.ending.exit_code()) == ("ended closed done", 0)
+    begin = "dask_gpu_mpi: the agent of rank 1 on h1 ended (exit code 9); "
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines == [
+        *(f"{begin}restarting it in {seconds} s" for seconds in (0.5, 2, 8)),
+        f"{begin}rank 1 removed, continuing with the other ranks",
+    ]
+    assert last.startswith("dask_gpu_mpi: error: the agent of rank 1 on h1 ended (exit code 9): the cluster is lost. Fix: ")
 
 
-def test_an_agent_that_fails_and_cannot_be_started_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_agent_that_can_not_be_started_again_or_fails(
+    member: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another try each time, then the rank is removed; nothing is raised."""
-
-    def full(*_: Any, **__: Any) -> None:
+    def full(environ: Any) -> Agent:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(module, "AgentProcess", full)
-    rank, channels = member(of_agent("failed", "why", 1))
-    for _ in range(5):
-        rank.pump(10.0)
-    assert channels.said == [("workers-ended", (1, True))]
-    begin, full_again = (
-        "dask_gpu_mpi: the agent of rank 1 on h1",
-        "could not be started (Too many open files)",
-    )
+    rank, agent = member([(Kind.FAILED, SimpleNamespace(problem="no such class"))])
+    hear(rank)
+    agent.lost = True
+    hear(rank)
+    for _ in range(2):
+        clock.now += 10.0
+        hear(rank)
+    assert rank.seconds_until_due() == pytest.approx(8.0)
+    begin = "dask_gpu_mpi: the agent of rank 1 on h1"
     assert capsys.readouterr().err.splitlines() == [
-        f"{begin} failed (why); restarting it in 0.5 s",
-        *(f"{begin} {full_again}; restarting it in {seconds} s" for seconds in (2, 8)),
-        f"{begin} {full_again}; rank 1 removed, continuing with the other ranks",
+        f"{begin} failed (no such class)",
+        f"{begin} ended (exit code 9); restarting it in 0.5 s",
+        *[f"{begin} could not be started (Too many open files)"] * 2,
     ]
+    rank.client_done(final=True)  # nobody is left to be told
+    assert state(rank) == "ended done"
 
 
-def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the workers that have not ended for good."""
-    started: list[Any] = []
-    rank, channels = member(workers="1-0 1-1")
-    agent, again = silent_agent(channels.said), rank._restarts
-    monkeypatch.setattr(module, "AgentProcess", lambda *args: started.append(args) or agent)
-    again.start_if_due()
-    again.worker_ended("1-0", "five deaths")
-    again.lost("it died")
-    for now, begun in ((0.5, 0), (0.6, 1), (0.7, 1)):
-        Channels.now = now
-        again.start_if_due()
-        assert len(started) == begun
-    assert channels.agent is agent
-    again.start_workers()
-    *before, (order, start) = channels.said
-    assert (before, order) == (
-        [("begin", False), ("configure", False), (Order.JOINED, None)],
-        Order.START_WORKERS,
-    )
-    assert ([worker.name for worker in start.workers], start.config) == (["1-1"], {"key": "secret"})
-
-
-# -- closing: with an agent that never answers
-
-
-def wind_down(rank: int = 0, **more: Any) -> tuple[list[int] | None, Channels]:
-    """The ranks that are silent at the end, if rank 0 closes its part; and what was said."""
-    closing, channels = member(rank=rank, is_client=True, **{"shutdown_timeout": 10.0, **more})
-    channels.agent = silent_agent(channels.said)
-    closing._closing.run()
-    assert happened(closing) == "closed"
-    return closing.coordinator and closing.coordinator.silent, channels
-
-
-@pytest.mark.parametrize("has_scheduler", [False, True])
-def test_a_slow_rank_0_tells_first_and_still_hears_the_others(has_scheduler: bool) -> None:
-    closed = [(2.0, Event(1, "closed", 1))]
-    silent, channels = wind_down(timed=closed, has_scheduler=has_scheduler)
-    assert channels.kinds[:4] == ["close-workers", "killed", "closed", "removed"]
-    assert silent == []
+@pytest.mark.parametrize("over", [END, (Kind.STOP, None)])
+def test_an_agent_that_dies_after_the_end_is_no_news(
+    over: Message, member: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank, agent = member([over])
+    hear(rank)
+    agent.lost = True
+    hear(rank)
+    assert state(rank).endswith("closed done")
+    assert (rank.seconds_until_due(), capsys.readouterr().err) == (None, "")
 
 
 @pytest.mark.parametrize(
-    ("timeout", "environ", "workers", "slack"),
+    ("rank", "taken", "is_client", "has_client", "then"),
     [
-        (3.0, {}, 2.5, 3.0),
-        (10.0, {}, 3.0, 3.0),
-        (60.0, {}, 3.0, 18.0),
-        # with a profiler, which writes its data then, half of `shutdown_timeout`
-        (10.0, {"CUDA_INJECTION64_PATH": "1"}, 6.0, 3.0),
+        (0, False, True, True, "stopped closed done"),  # its script goes on, and raises
+        (0, False, False, True, "ended closed done"),
+        (0, False, True, False, "ended closed done"),
+        (1, True, True, True, "stopped closed done"),
+        (1, True, False, True, "ended closed done"),
     ],
 )
-def test_a_silent_rank_is_found_and_waited_for_within_a_deadline(
-    timeout: float, environ: dict[str, str], workers: float, slack: float
+def test_an_agent_without_which_the_cluster_is_lost(
+    rank: int,
+    taken: bool,
+    is_client: bool,
+    has_client: bool,
+    then: str,
+    member: Make,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Workers get their grace and a second; the other ranks a share of the shutdown timeout more."""
-    silent, channels = wind_down(shutdown_timeout=timeout, environ=environ)
-    assert Channels.now == pytest.approx(workers + 500.0 + slack, abs=0.03)
-    assert (channels.flushed, silent) == ([1.0], [1])
+    """With rank 0's the scheduler and the hub are lost; a script that closes our descriptors gets no other agent."""
+    this, agent = member(rank=rank, is_client=is_client, has_client=has_client)
+    agent.lost, agent.taken = True, taken
+    hear(this)
+    why = f"the agent of rank {rank} on h1 ended (exit code 9)" + ", and the scheduler with it" * (not rank)
+    assert (state(this), this.ending.lost, this.descriptors_lost) == (then, why, taken)
+    assert capsys.readouterr().err.startswith(f"dask_gpu_mpi: error: {why}: the cluster is lost. Fix: ")
+    if "ended" in then:
+        with pytest.raises(ClusterLostError, match="ended") as caught:
+            this.serve()
+        assert caught.value.reported
 
 
-def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting() -> None:
-    """Where rank 0 does not respond: it has not released the scheduler's rank, which is another one here."""
-    _, channels = wind_down(1, timed=[(1.0, Event(None, "closed", []))], has_scheduler=True)
-    # workers closed at 1.0; the deadline for them is 3.0, for all ranks 3.0 more, and for the scheduler one second more
-    assert Channels.now == pytest.approx(500.0 + 7.0, abs=0.03)
-    assert channels.kinds == ["close-workers", "closed", "removed", "closed"]
+# -- the hub, or the cluster, is lost
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_client", "tolerated", "told"),
+    [(1, False, 0, 1), (2, False, 0, 0), (2, False, 1, 1), (2, True, 0, 1)],
+)
+def test_a_hub_that_is_lost(
+    rank: int, is_client: bool, tolerated: int, told: int, member: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client's script raises it; of the others as many report it as must be left."""
+    this, agent = member(
+        [(Kind.FAIL, None)], rank=rank, is_client=is_client, tolerate_lost_ranks=tolerated
+    )
+    agent.answers = {Kind.OVER: [ENDED]}
+    hear(this)
+    assert capsys.readouterr().err.count("error: rank 0 lost, and with it the script and the scheduler") == told
+    assert state(this) == ("stopped" if is_client else "ended")
+    assert (this.ending.lost is not None) is is_client
+    late, _ = member([END], [(Kind.FAIL, None)])  # it ends as well
+    hear(late, 2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("code", "raises"), [(1, True), (0, False)])
+def test_a_job_without_a_script_whose_cluster_is_lost(code: int, raises: bool, member: Make) -> None:
+    for rank in (0, 1):
+        this, _ = member([(Kind.END, (code, None))], [ENDED], rank=rank, has_client=False)
+        with pytest.raises(ClusterLostError) if raises and not rank else contextlib.nullcontext():
+            assert this.serve() == 0
+
+
+def test_a_signal_ends_a_job_without_a_script(member: Make) -> None:
+    rank, _ = member([(Kind.END, (0, 15))], [ENDED], rank=0, has_client=False, is_client=True)
+    assert rank.serve() == 143
+
+
+# -- ends that are not in order
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("code", [0, 75])
+def test_ranks_that_did_not_respond_at_the_end(rank: int, code: int, member: Make, aborts: list[int]) -> None:
+    """Rank 0 aborts the job with the script's code, for which a requeue tests."""
+    this, agent = member(rank=rank, is_client=True)
+    agent.answers = {Kind.OVER: [(Kind.END, (code, None)), (Kind.ENDED, code or 1)]}
+    this.client_done(final=True, code=code)
+    assert aborts == [code or 1] * (rank == 0)
+    assert this.ending.exit_code() == (code or 1)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "environ", "seconds"),
+    [
+        (3.0, {}, 2 * 2.5 + 3.0 + 5.0),
+        (10.0, {}, 2 * 3.0 + 3.0 + 5.0),
+        (60.0, {}, 2 * 3.0 + 18.0 + 5.0),
+        # with a profiler, which writes its data then, half of `shutdown_timeout`
+        (10.0, {"CUDA_INJECTION64_PATH": "1"}, 2 * 6.0 + 3.0 + 5.0),
+    ],
+)
+def test_an_agent_that_does_not_end_is_killed(
+    timeout: float,
+    environ: dict[str, str],
+    seconds: float,
+    member: Make,
+    clock: Clock,
+    aborts: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Workers get their grace and a second, and so does the scheduler; the other ranks a share of the shutdown timeout."""
+    rank, agent = member([(Kind.END, (75, None))], rank=0, environ=environ, shutdown_timeout=timeout)
+    assert rank.serve() == 75
+    assert clock.now - 100.0 == pytest.approx(seconds, abs=0.15)
+    assert agent.sent == ["killed", "closed", "given back"]
+    assert aborts == [75]
+    assert "error: the agent of rank 0 on h1 did not end in time, and was killed. Fix: " in capsys.readouterr().err
 
 
 def test_scratch_that_can_not_be_removed_in_time_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, member: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also that of an agent that was lost before."""
     seconds: list[float] = []
-    monkeypatch.setattr(ending, "remove_scratch", lambda path, *, within: seconds.append(within))
-    closing, channels = member(rank=0, shutdown_timeout=10.0)
-    channels.agent, channels.left = silent_agent(channels.said), [str(tmp_path), "/goes"]
-    closing._closing.run()
-    assert seconds == [pytest.approx(10.0 - 500.0, abs=0.03)] * 2  # this agent took all of it
-    said = capsys.readouterr().err
-    assert f"could not remove all of {tmp_path} within 10 s" in said
-    assert "/goes" not in said
-    assert channels.left == []
-
-
-def test_rank_0_is_not_lost_by_one_connection_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under MPICH it is silent, so that nothing else shows that it is alive; its network may be down for some seconds."""
-    clock, answer = Clock(), [""]
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "connect_only", lambda host, port: answer[0])
-    monkeypatch.setattr(module.random, "uniform", lambda least, most: least)
-    watch = module.CoordinatorWatch("tls://h1:8786", size=2)
-
-    def is_lost_at(seconds: float, error: str) -> bool:
-        clock.now, answer[0] = seconds, error
-        return watch.is_lost(has_scheduler=True)
-
-    assert not is_lost_at(RANK_0_LOST + 1.0, "No route to host")
-    assert not is_lost_at(RANK_0_LOST + 6.0, "")
-    assert not is_lost_at(2 * RANK_0_LOST + 5.0, "No route to host")  # nobody tries yet
-    assert not is_lost_at(2 * RANK_0_LOST + 7.0, "no answer within 5 s")
-    assert is_lost_at(3 * RANK_0_LOST + 7.0, "no answer within 5 s")
-    assert watch.unreachable
-    watch.hear()
-    assert is_lost_at(5 * RANK_0_LOST, os.strerror(errno.ECONNREFUSED))  # nothing listens there any more
-    assert not watch.unreachable
-    # its scheduler has been closed: it may write the report now, for a time
-    heard = watch._heard
-    for silence, lost in ((RANK_0_SILENT - 1.0, False), (RANK_0_SILENT + 1.0, True)):
-        clock.now = heard + silence
-        assert watch.is_lost(has_scheduler=False) is lost
+    monkeypatch.setattr(module, "remove_scratch", lambda path, *, within: seconds.append(within))
+    monkeypatch.setattr(module, "AgentProcess", lambda environ: other)
+    rank, agent = member()
+    other = Agent(clock, [END], [ENDED])
+    for each, name in ((agent, "first"), (other, "second")):
+        each.scratch = str(tmp_path / name)
+        Path(each.scratch).mkdir()
+    agent.lost = True
+    hear(rank)
+    clock.now += 1.0
+    assert rank.serve() == 0
+    assert seconds == [pytest.approx(10.0, abs=0.2)] * 2
+    told = capsys.readouterr().err
+    for name in ("first", "second"):
+        assert f"could not remove all of {tmp_path / name} within 10 s" in told

@@ -6,20 +6,32 @@ With real jobs: tests/faults.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
+import queue
+import select
 import signal
+import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from dask_gpu_mpi.base.signals import install
+from dask_gpu_mpi.base.signals import LOST, install
 from dask_gpu_mpi.job import monitor as module
+from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.messages import Kind
+from support.jobs.clusters import until
 
 pytestmark = pytest.mark.usefixtures("handlers")
+
+#: Seconds for what has to happen soon.
+LIMIT = 20.0
 
 
 @pytest.fixture
@@ -32,39 +44,198 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(number)
 
     monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(module, "silence_dask", list)
     return numbers
 
 
-def pass_on(number: int) -> None:
-    member: Any = SimpleNamespace(signal_relay=SimpleNamespace(for_script=number))
-    walltime: Any = None
-    Monitor(member, walltime)._pass_on_signal(number)
-    assert member.signal_relay.for_script is None
+class FakeMember:
+    """A rank whose agent says something when the test writes to `says`."""
+
+    launched = gone = False
+    for_script: int | None = None
+
+    def __init__(self) -> None:
+        self.fd, self.says = os.pipe()
+        self.ending = Ending()
+        self.joined = SimpleNamespace(options=Options(shutdown_timeout=1.0))
+        self.sent: list[Any] = []
+        self.dropped = 0
+        #: Called with each message; a round of the monitor is over.
+        self.on_message: Callable[[], Any] = lambda: None
+        self.round = threading.Event()
+
+    def seconds_until_due(self) -> float | None:
+        return None
+
+    def pump(self, timeout: float) -> None:
+        if self.fd >= 0 and select.select([self.fd], [], [], timeout)[0]:
+            os.read(self.fd, 1)
+            self.on_message()
+
+    def send(self, kind: Kind) -> None:
+        self.sent.append(kind)
+
+    def launcher_gone(self) -> bool:
+        self.round.set()
+        return self.gone
+
+    def drop_agent(self, timeout: float) -> None:
+        self.dropped += 1
 
 
-def test_a_signal_is_passed_on_whose_handler_is_ours_or_pythons(sent: list[int]) -> None:
+@pytest.fixture
+def member() -> Iterator[Any]:
+    made = FakeMember()
+    fds = made.fd, made.says
+    yield made
+    for fd in fds:
+        with contextlib.suppress(OSError):  # closed by the test
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def running(member: Any, walltime: Walltime | None = None) -> Iterator[Monitor]:
+    monitor = Monitor(member, walltime or Walltime({}, None, lambda *_: None))
+    monitor.start()
+    yield monitor
+    monitor.stop()
+    assert [thread for thread in threading.enumerate() if "monitor" in thread.name] == []
+
+
+def pass_on(member: Any, number: int) -> None:
+    """Another rank was sent this signal."""
+    member.round.clear()
+
+    def hear() -> None:
+        member.for_script = number
+
+    member.on_message = hear
+    with running(member):
+        os.write(member.says, b"x")
+        assert member.round.wait(LIMIT)
+    assert member.for_script is None
+
+
+def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time of its own; a message, and who calls `wake`, end the wait."""
+    timeouts: queue.Queue[float | None] = queue.Queue()
+    real = select.poll
+
+    class Poll:
+        def __init__(self) -> None:
+            self.register, self._poll = (poller := real()).register, poller.poll
+
+        def poll(self, timeout: float | None) -> Any:
+            timeouts.put(timeout)
+            return self._poll(timeout)
+
+    monkeypatch.setattr(module.select, "poll", Poll)
+    heard = threading.Event()
+    member.on_message = heard.set
+    with running(member) as monitor:
+        assert timeouts.get(timeout=LIMIT) is None
+        os.write(member.says, b"x")
+        assert heard.wait(LIMIT)
+        assert timeouts.get(timeout=LIMIT) is None
+        monitor.announce_interrupt()
+        assert timeouts.get(timeout=LIMIT) is None
+        assert member.sent == [Kind.BUSY]
+        member.seconds_until_due = lambda: 7.0  # another agent is to be started
+        monitor.wake()
+        assert timeouts.get(timeout=LIMIT) == 7000.0
+        assert timeouts.empty()
+
+
+def test_it_looks_at_the_clock_once_somebody_asks_for_the_walltime(
+    member: Any, clock: Any, sent: list[int]
+) -> None:
+    walltime = Walltime({}, None, lambda *_: None)
+    clock.now = clock.end
+    with running(member, walltime) as monitor:
+        walltime.call_back(print, 30.0)
+        monitor.wake()
+        assert member.round.wait(LIMIT)
+    assert sent == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_cluster_that_is_lost_ends_the_script(ours: bool, member: Any, sent: list[int]) -> None:
+    """By a signal that a script's handler of SIGTERM does not take for the end of its time, if that is possible."""
+    if ours:
+        install(LOST, lambda *_: None)
+    member.on_message = lambda: setattr(member.ending, "lost", "the scheduler")
+    with running(member):
+        os.write(member.says, b"x")
+        until(lambda: sent)
+    assert sent == [LOST if ours else signal.SIGTERM]
+
+
+def test_a_script_that_does_not_end_is_ended(
+    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exits: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(module, "LOST_GRACE", 0.05)
+    monkeypatch.setattr(os, "_exit", exits.put)
+    member.ending.lost = "the scheduler"
+    with running(member) as monitor:
+        monitor.wake()
+        assert exits.get(timeout=LIMIT) == 1
+    assert (sent, member.dropped) == ([signal.SIGTERM], 1)
+    assert "script still running 0.05 s after the cluster was lost; terminating it" in capsys.readouterr().err
+
+
+def test_the_end_of_the_launcher_ends_the_script(
+    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as launcher:
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+        member.launched = member.gone = True
+        with running(member):
+            launcher.kill()
+            until(lambda: sent)
+    assert sent == [signal.SIGTERM]
+
+
+def test_descriptors_that_the_script_closes(member: Any) -> None:
+    """The rank has to see that, and nothing is read from another file with that number."""
+    os.close(member.fd)
+    member.on_message = lambda: pytest.fail("not a message")
+    member.pump = lambda timeout: member.round.set()
+    with running(member):
+        assert member.round.wait(LIMIT)
+
+
+def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
+    def end() -> None:
+        member.fd, member.ending.ended = -1, True
+
+    member.on_message = end
+    with running(member):
+        os.write(member.says, b"x")
+        until(lambda: not [thread for thread in threading.enumerate() if "monitor" in thread.name])
+
+
+def test_a_signal_is_passed_on_whose_handler_is_ours_or_pythons(member: Any, sent: list[int]) -> None:
     """But none that the script handles or ignores."""
     for handler in (signal.SIG_IGN, signal.SIG_DFL, lambda *_: None):
         signal.signal(signal.SIGTERM, handler)
-        pass_on(signal.SIGTERM)
+        pass_on(member, signal.SIGTERM)
     assert sent == []
     install(signal.SIGTERM, lambda *_: None)
-    pass_on(signal.SIGTERM)
+    pass_on(member, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    pass_on(signal.SIGINT)
+    pass_on(member, signal.SIGINT)
     assert sent == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_sigint_that_the_script_has_had_itself(sent: list[int]) -> None:
+def test_sigint_that_the_script_has_had_itself(member: Any, sent: list[int]) -> None:
     """A launcher tells all ranks of Ctrl-C; a second interrupt would cut the script's cleaning up short."""
 
     def fail(error: type[BaseException]) -> None:
         try:
             raise error
         finally:
-            thread = threading.Thread(target=pass_on, args=(signal.SIGINT,))  # as the monitor is one
-            thread.start()
-            thread.join(10)
+            pass_on(member, signal.SIGINT)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
@@ -75,15 +246,24 @@ def test_sigint_that_the_script_has_had_itself(sent: list[int]) -> None:
     assert sent == [signal.SIGINT]
 
 
-def test_failure_at_the_end_is_nobodys(sent: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(timeout: float) -> None:
-        monitor.stop()
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_failure_ends_the_script_but_is_nobodys_at_the_end(
+    at_the_end: bool, member: Any, sent: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        if at_the_end:
+            monitor.stop()
+        member.round.set()
         raise OSError("broken pipe")
 
-    member: Any = SimpleNamespace(pump=fail)
-    monitor = Monitor(member, member)
-    monitor._run()
-    assert (sent, capsys.readouterr().err) == ([], "")
+    member.on_message = fail
+    with running(member) as monitor:
+        os.write(member.says, b"x")
+        assert member.round.wait(LIMIT)
+        until(lambda: at_the_end or sent)
+    assert sent == [signal.SIGTERM] * (not at_the_end)
+    assert ("the monitor of the cluster failed: OSError: broken pipe" in capsys.readouterr().err) is not at_the_end
+    assert member.ending.lost == (None if at_the_end else "its monitor failed")
 
 
 def test_another_thread_can_not_replace_a_handler(clock: Any) -> None:
@@ -155,10 +335,12 @@ def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Any, sent: l
     assert not walltime.run_callback(signal.SIGTERM, None)
     clock.now = 2000.0
     walltime.check()  # nobody has asked for it
+    assert walltime.seconds_until_due() is None
     walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
-    for clock.now, times in ((970.0, 0), (970.5, 1), (971.0, 1)):
+    for clock.now, times, seconds in ((900.0, 0, 1.0), (969.8, 0, 0.21), (970.5, 1, 1.0), (971.0, 1, 1.0)):
         walltime.check()
         assert sent == [signal.SIGTERM] * times
+        assert walltime.seconds_until_due() == pytest.approx(seconds)
     assert [walltime.run_callback(signal.SIGTERM, None) for _ in range(2)] == [True, False]
     assert calls == ["checkpoint"]
 

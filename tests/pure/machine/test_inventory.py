@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
@@ -30,14 +29,14 @@ def test_a_rank_that_sees_none_does_not_ask_nvml(value: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": value}
     assert visible_gpus(environ, nvml) == ()
     assert nvml.calls == []
-    inventory = take_inventory(0, 1, environ, None)
-    assert (inventory.gpus, inventory.visible) == ((), value)
+    inventory = take_inventory(0, 1, environ, None, pid=1, contexts=("GPU-0",))
+    assert (inventory.gpus, inventory.visible, inventory.contexts) == ((), value, ())
 
 
 @pytest.mark.parametrize("lost", [LOST, device(1, memory=LOST), device(1, uuid=LOST), device(1, mode=LOST)])
 def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -> None:
     nvml = Nvml(device(0), lost, device(2))
-    inventory = take_inventory(0, 1, {}, visible_gpus({}, nvml))
+    inventory = take_inventory(0, 1, {}, visible_gpus({}, nvml), pid=1)
     assert [gpu.index for gpu in inventory.gpus] == [0, 2]
     (warning,) = map(str, inventory.warnings)
     assert f"host {inventory.host}: GPU 1 is left out" in warning
@@ -46,10 +45,11 @@ def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -
 
 
 def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
-    found = take_inventory(1, 2, {}, ())
-    assert (found.rank, found.world_size, found.pid, found.visible) == (1, 2, os.getpid(), None)
+    found = take_inventory(1, 2, {}, (), pid=7, contexts=["GPU-0"])
+    assert (found.rank, found.world_size, found.pid, found.visible) == (1, 2, 7, None)
+    assert found.contexts == ("GPU-0",)
     assert found.host == socket.gethostname()
     assert found.memory > 0
     assert found.cpus
-    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, ()).cpu_quota == cpu_quota()
-    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, ()).cpu_quota == 1
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, (), pid=1).cpu_quota == cpu_quota()
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, (), pid=1).cpu_quota == 1

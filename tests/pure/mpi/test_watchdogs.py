@@ -1,23 +1,27 @@
-"""Watchdogs: a launcher that does not end, a rank that stays in ``MPI_Init``, and the ranks of a host as seen from outside."""
+"""Watchdogs: a launcher that does not end, a job that does not, and the ranks of a host as seen from outside."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from dask_gpu_mpi.mpi import launcher_check, watchdogs
+from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.mpi import watchdogs
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.mpi.watchdogs import StartWatch, look_after_launcher
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, kill_rank, look_after_launcher
 from support.jobs.clusters import until
+from support.mocks.clocks import Clock
+from support.mocks.launchers import SAMPLES
 
 # -- a launcher that does not end
 
@@ -62,143 +66,109 @@ def test_no_process_but_a_launcher_that_does_not_end_is_killed(
     look(2**22 + 1, 0.0)  # one that has ended
 
 
-# -- a rank that stays in MPI_Init is ended by its agent, and nobody else is
+# -- the end of a job in which others do not respond
 
 
-def watcher(rank: int, *, over: bool = False) -> StartWatch:
-    """The watch of a rank that does not join."""
-    return StartWatch(rank, 1e9, speaks=True, over=lambda: over, started=lambda: over)
+END = "import os\nfrom dask_gpu_mpi.mpi.watchdogs import end_job\nprint('printed', end='')\nend_job(3, os.environ)\n"
+HYDRA = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"]
 
 
-def _watch(code: str) -> subprocess.Popen[str]:
-    """A process that watches its parent, which is a rank here, and ends with it, as an agent does."""
-    head = (
-        "import asyncio, os, time\n"
-        "from dask_gpu_mpi.base.signals import die_with_parent\n"
-        "from dask_gpu_mpi.mpi.watchdogs import StartWatch\ndie_with_parent(os.getppid())\n"
-    )
-    rank = (
-        "import subprocess, sys\nwatch = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nwatch.wait()\n"
-        "print('lived on', watch.returncode)\n"
-    )
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", rank, head + code], stdout=pipe, stderr=pipe, text=True)
+@pytest.mark.parametrize(
+    ("variables", "code", "said"),
+    [
+        (SAMPLES["Open MPI's mpirun"], 3, ""),
+        ({}, 3, ""),
+        (HYDRA, -signal.SIGKILL, ""),
+        (HYDRA | {"PMI_SIZE": "1"}, 3, ""),
+        (HYDRA | {"PMI_RANK": "x"}, 3, ""),
+        (SAMPLES["srun"], 3, "scancel --signal=KILL 7.0"),
+    ],
+    ids=["mpirun", "none", "Hydra", "alone", "odd", "srun"],
+)
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_how_a_rank_ends_its_job(
+    variables: Mapping[str, str], code: int, said: str, wrapper: bool, tmp_path: Path
+) -> None:
+    """What it has printed comes first. A wrapper script would make an exit code of the signal."""
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f'#!/bin/sh\necho "scancel $*" > {tmp_path}/said\n')
+    scancel.chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | dict(variables)
+    line = [sys.executable, "-c", END]
+    if wrapper:
+        line = ["sh", "-c", '"$@"; exit $?', "sh", *line]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "printed", "")
+    file = tmp_path / "said"
+    assert (file.read_text().strip() if file.exists() else "") == said
 
 
-WATCH = """
-over = []
-async def main():
-    watch = StartWatch(os.getppid(), time.monotonic() + AFTER, speaks=True, over=lambda: bool(over), started=lambda: bool(over))
-    watch.begin()
-    MORE
-    await asyncio.sleep(FOR)
-asyncio.run(main())
-"""
-
-
-def test_a_rank_that_stays_in_mpi_is_ended() -> None:
-    with _watch(WATCH.replace("AFTER", "0").replace("MORE", "").replace("FOR", "60")) as rank:
-        assert rank.wait(60) == -signal.SIGKILL
-        assert rank.stderr is not None
-        assert "MPI did not come together" in rank.stderr.readline()
-
-
-def test_a_rank_that_has_joined_meanwhile_is_not_ended() -> None:
-    """Not even where its end was settled already."""
-    more = "over.append(1); watch._end_rank(); watch._lose_patience(); watch._name_the_stopped()"
-    with _watch(WATCH.replace("AFTER", "0").replace("MORE", more).replace("FOR", "0.1")) as rank:
-        out, err = rank.communicate(timeout=60)
-        assert (out, err) == ("lived on 0\n", "")
-
-
-def test_a_number_that_is_not_the_parents_any_more_is_not_killed() -> None:
-    with subprocess.Popen(["sleep", "600"]) as other:
-        watcher(other.pid)._end_rank()
-        other.terminate()
-        assert other.wait(30) == -signal.SIGTERM  # SIGKILL would have come first
-
-
-def test_a_process_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_gone() -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    monkeypatch.setattr(watchdogs.os, "getppid", lambda: gone.pid)
-    watcher(gone.pid)._end_rank()
+    kill_rank(gone.pid)
     assert (launched_as(gone.pid), neighbours(gone.pid), started_here(gone.pid)) == (None, {}, 0)
-    assert not launcher_check._typed(gone.pid, gone.pid)
 
 
-def test_a_rank_that_hangs_ends_with_its_launcher() -> None:
-    """It has joined, and is in a driver's call, say, in which it handles no signal."""
-    code = WATCH.replace("over=lambda: bool(over)", "over=lambda: True").replace("AFTER", "1e9")
-    code = code.replace("MORE", "print(os.getppid(), flush=True)").replace("FOR", "60")
-    launcher = (
-        "import os, subprocess, sys\n"
-        "ranked = {**os.environ, 'PMI_RANK': '0', 'PMI_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0', 'OMPI_COMM_WORLD_SIZE': '1'}\n"
-        "subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]], env=ranked)\n"
-    )
-    rank = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])\n"
-    head = "import asyncio, os, time\nfrom dask_gpu_mpi.mpi.watchdogs import StartWatch\n"
-    line = [sys.executable, "-c", launcher, rank, head + code]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as started:
-        assert started.stdout is not None
-        hanging = psutil.Process(int(started.stdout.readline()))
-        started.kill()
-        hanging.wait(20)
+# -- ranks that never come
 
 
-class Neighbours:
-    """Ranks of one host beside one that is watched; time passes as fast as the loop's timers say."""
+class Node:
+    """The ranks of a node beside this one, of which three were started; what its watch says, and when it gives up."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, rank: int, beside: list[dict[int, str]]) -> None:
-        self.now, self.beside, self.said, self.ended = 0.0, beside, list[str](), list[float]()
-        self.timers: list[tuple[float, Callable[[], object]]] = []
-        monkeypatch.setattr(watchdogs.asyncio, "get_running_loop", lambda: self)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, *beside: dict[int, str]) -> None:
+        self.beside, self.said, self.looks = list(beside), list[str](), 0
+        self.error: StartupError | None = None
+        monkeypatch.setattr(watchdogs, "time", Clock())
         monkeypatch.setattr(watchdogs, "launched_as", lambda pid: SimpleNamespace(rank=rank, local_rank=rank))
         monkeypatch.setattr(watchdogs, "started_here", lambda pid: 3)
-        monkeypatch.setattr(
-            watchdogs, "neighbours", lambda pid: self.beside.pop(0) if self.beside[1:] else self.beside[0]
-        )
+        monkeypatch.setattr(watchdogs, "neighbours", self.look)
         monkeypatch.setattr(watchdogs, "say", self.said.append)
-        monkeypatch.setattr(StartWatch, "_end_rank", lambda watch: self.ended.append(self.now))
 
-    def call_later(self, delay: float, call: Callable[..., object], *arguments: object) -> None:
-        self.timers.append((self.now + delay, lambda: call(*arguments)))
+    def look(self, pid: int) -> dict[int, str]:
+        assert pid == os.getpid()
+        self.looks += 1
+        return self.beside.pop(0) if self.beside[1:] else self.beside[0]
 
-    def call_at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
-        pass
+    def watch(self, deadline: float = 1e9) -> float | None:
+        """Watch for a hundred seconds; when ranks had ended."""
+        watch = NeighbourWatch(deadline)
+        for tenth in range(1000):
+            try:
+                watch.check(tenth / 10)
+            except StartupError as error:
+                self.error = error
+                return tenth / 10
+        return None
 
-    def run(self, until: float) -> None:
-        watcher(os.getppid()).begin()
-        while self.timers and min(self.timers, key=lambda timer: timer[0])[0] <= until:
-            timer = min(self.timers, key=lambda timer: timer[0])
-            self.timers.remove(timer)
-            self.now = timer[0]
-            timer[1]()
 
-
-BOTH, ONE = {1: "runs", 2: "runs"}, {1: "runs"}
+BOTH, ONE, FIRST = {1: "there", 2: "there"}, {1: "there"}, {0: "there"}
 
 
 @pytest.mark.parametrize(
     ("rank", "beside", "ended"),
     [
-        (0, [BOTH], []),
-        (0, [ONE], [4.5]),  # found at 2 and 4 s; half a second for what was printed
-        (0, [BOTH, ONE], [6.5]),  # found at 4 and 6 s
-        (1, [BOTH, ONE, ONE, ONE, ONE], [10.5]),  # not the first: four times
-        (0, [ONE, {}, {}], [6.5]),  # another number: counted anew
-        (0, [ONE, BOTH, ONE, BOTH], []),
-        (1, [{0: "stopped"}], [4.5]),  # the first of those that can report
-        (2, [{0: "runs"}], []),  # two of a host check
+        (0, [BOTH], None),
+        (0, [ONE], 4.0),  # found at 2 and 4 s
+        (0, [BOTH, ONE], 6.0),
+        (1, [FIRST | {2: "there"}, FIRST], 10.0),  # not the first: four times
+        (0, [ONE, {}, {}], 6.0),  # another number: counted anew
+        (0, [ONE, BOTH, ONE, BOTH], None),
+        (1, [{0: "stopped"}], 4.0),  # the first of those that can report
+        (2, [{0: "there"}], None),  # two of a node inspect it
     ],
 )
 def test_a_rank_that_has_ended_beside_this_one(
-    rank: int, beside: list[dict[int, str]], ended: list[float], monkeypatch: pytest.MonkeyPatch
+    rank: int, beside: list[dict[int, str]], ended: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Neighbours(monkeypatch, rank=rank, beside=beside)
-    node.run(until=100.0)
-    assert node.ended == ended
-    assert len(node.said) == len(ended)
+    node = Node(monkeypatch, rank, *beside)
+    found = node.watch()
+    assert found is None if ended is None else found == pytest.approx(ended, abs=0.15)
+    assert (node.looks == 0) is (rank == 2)
+    if node.error is not None:
+        assert node.error.fatal
+        number, left = (2, "rank 0") if beside[-1] == {} else (1, "ranks 0-1")
+        assert re.match(f"{number} of the ranks that .* ended before .*left: {left}\\)", str(node.error))
 
 
 @pytest.mark.parametrize(
@@ -210,16 +180,15 @@ def test_a_rank_that_has_ended_beside_this_one(
         (1, {0: "there", 2: "stopped"}, []),  # rank 0 does it
     ],
 )
-def test_stopped_ranks_are_named_by_one_agent_of_the_host(
+def test_stopped_ranks_are_named_once_by_one_rank_of_the_node(
     rank: int, beside: dict[int, str], named: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Neighbours(monkeypatch, rank=rank, beside=[beside])
-    watcher(os.getppid())._name_the_stopped()
+    node = Node(monkeypatch, rank, beside)
+    assert node.watch(deadline=90.0) is None
     assert [line.partition(" on ")[0] for line in node.said] == [f"error: rank {number}" for number in named]
     assert all("was started but is stopped" in line and "Fix: " in line for line in node.said)
-    node.said.clear()
-    watcher(os.getppid(), over=True)._name_the_stopped()
-    assert node.said == []
+    assert NeighbourWatch(96.0).check(99.9) is None  # not before rank 0 reports
+    assert len(node.said) == len(named)
 
 
 # -- the ranks of a host: real processes, below one that calls itself Hydra's
@@ -294,13 +263,12 @@ def typed() -> Iterator[tuple[int, Callable[[bytes], object], Callable[[], int]]
 
 
 def test_a_shell_in_which_the_command_was_typed_is_not_ended(
-    typed: tuple[int, Callable[[bytes], object], Callable[[], int]], monkeypatch: pytest.MonkeyPatch
+    typed: tuple[int, Callable[[bytes], object], Callable[[], int]],
 ) -> None:
     """``srun --pty bash``: the launcher waits for it as for a wrapper script, but it is the user's."""
     job, type_in, end_of_shell = typed
     assert launched_as(psutil.Process(job).ppid()) == launched_as(job) is not None
-    monkeypatch.setattr(watchdogs.os, "getppid", lambda: job)
-    watcher(job)._end_rank()
+    kill_rank(job)
     until(lambda: not psutil.pid_exists(job))
     type_in(b"exit 7\n")
     assert end_of_shell() == 7

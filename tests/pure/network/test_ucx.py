@@ -29,8 +29,6 @@ from dask_gpu_mpi.network.ucx import (
     users_config,
     without_gpu_transports,
 )
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.bringup import may_be_client
 from dask_gpu_mpi.workers.factory import _workers_config
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
@@ -142,19 +140,6 @@ def test_the_agent_keeps_its_own_configuration() -> None:
     with users_config():
         dask.config.config["distributed-ucxx"] = {"tcp": True}
     assert dask.config.get("distributed-ucxx", None) is None
-
-
-@pytest.mark.parametrize(
-    ("environ", "options", "loads"),
-    [
-        ({}, Options(), True),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, Options(), True),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Options(), False),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Options(layout="exclusive"), True),
-    ],
-)
-def test_only_the_client_rank_loads_ucx(environ: dict[str, str], options: Options, loads: bool) -> None:
-    assert may_be_client(options, environ) == loads
 
 
 def test_a_ucx_that_hangs_holds_up_no_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,10 @@ from typing import Any
 import dask.config
 import pytest
 
-from dask_gpu_mpi.agent.orders import SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
-from dask_gpu_mpi.mpi.mailbox import Event
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import MOST_AT_START, Node, Reach
 from dask_gpu_mpi.network.scheduler_file import Target
@@ -22,13 +21,15 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.coordinator import (
     CONNECTING,
     GATHER_FAILURES,
+    NAMED,
     SHARED,
     Coordinator,
     FailureCoordinator,
+    Progress,
     check_agreement,
     shared_options,
 )
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Registration, SchedulerSettings
 from support.mocks.inputs import rank as rank_inventory
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
@@ -114,18 +115,16 @@ def test_the_way_to_a_cluster() -> None:
     up = driver.coordinator.outcome
     assert isinstance(up, Cluster)
     # only the client rank is given the plan, the credentials and the link with its token
-    assert driver.sent[-1] == (1, Kind.CLUSTER_UP, Cluster(ADDRESS[0], None))
+    assert driver.sent[-1] == (1, Kind.UP, Cluster(ADDRESS[0], None))
     assert driver.kinds()[-2][1] == Kind.START
     assert (up.plan, up.config, up.dashboard) == (driver.coordinator.plan, {"key": "secret"}, ADDRESS[1])
     assert "abc" not in repr(up)
 
 
-@pytest.mark.parametrize(
-    "event", [Event(None, "ready", []), Event(0, Kind.START, None), Event(None, Kind.FAILED, None)]
-)
-def test_words_of_the_agent_and_of_the_coordinator_are_not_for_it(event: Event) -> None:
-    assert not Driver(1).coordinator.handle(event, 1.0)
-    assert not FailureCoordinator({0: "h"}, deadline=1.0).handle(event, 1.0)
+@pytest.mark.parametrize("kind", [Kind.ENTERED, Kind.START, Kind.CLIENT])
+def test_what_is_not_for_it(kind: Kind) -> None:
+    for coordinator in (Driver(1).coordinator, FailureCoordinator({0: "h"}, deadline=1.0)):
+        assert not coordinator.handle(Event(0, kind, None), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -415,3 +414,50 @@ def test_every_shared_option_is_compared() -> None:
         words = rf"option {re.escape(SHARED[name])} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
         with pytest.raises(InputError, match=words):
             check_agreement([bare(), bare("b", **{name: value})])
+
+
+# -- an agent that was lost
+
+
+def test_another_agent_gets_its_ranks_part_again() -> None:
+    """Without the workers that have ended, and at once."""
+    driver = crowded(700, cpu_workers=2)
+    start = driver.given(Kind.START)[5]
+    assert (len(start.workers), start.delay > 0) == (3, True)
+    again = driver.coordinator.start_of(5, without=[start.workers[0].name])
+    assert again == replace(start, workers=start.workers[1:], delay=0.0)
+    assert Driver(3).coordinator.start_of(1, without=[]) is None
+
+
+# -- what a user sees of it
+
+
+def shown(*at: float, terminal: bool = False, planned: int | None = 64, hosts: Any = ("h17", "h18")) -> str:
+    """The output by these times of a start, in which as many workers are ready as seconds have passed."""
+    out = io.StringIO()
+    out.isatty = lambda: terminal  # type: ignore[method-assign]
+    progress = Progress(100.0, out)
+    for now in at:
+        progress.show(100.0 + now, lambda now=now: (int(now), planned, hosts))  # type: ignore[misc]
+    for _ in range(2):
+        progress.clear()
+    return out.getvalue()
+
+
+def test_a_line_every_ten_seconds_in_a_file() -> None:
+    lines = shown(*(tenth / 10 for tenth in range(350))).splitlines()
+    assert lines == [f"dask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (10, 20, 30)]
+
+
+def test_one_line_that_changes_on_a_terminal() -> None:
+    lines = [f"\r\x1b[Kdask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (0, 2)]
+    assert shown(0.4, 0.5, 0.9, 2.0, terminal=True) == "".join([*lines, "\r\x1b[K"])
+    assert shown(0.4, terminal=True) == ""
+
+
+def test_what_is_awaited() -> None:
+    assert shown(10.0, planned=None, hosts=[]) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
+    many = shown(10.0, hosts=[f"n{i}x{i % 7}" for i in range(99)])
+    assert " and others" in many
+    assert many.count(",") == NAMED
+    assert " and others" not in shown(10.0, hosts=[f"n{i}x" for i in range(NAMED)])

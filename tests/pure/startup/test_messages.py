@@ -1,76 +1,101 @@
-"""The messages of the start, and those of the agent."""
+"""The messages of a job: what is sent as each kind arrives as it was."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 
-from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.startup.messages import Channels
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
+from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.errors import OptionError, Problem
+from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.reachability import Node, Reach
+from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.options.model import Transport, WorkerUcx
+from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.startup.messages import (
+    PAYLOADS,
+    Cluster,
+    Connect,
+    Kind,
+    Listen,
+    Listening,
+    Registration,
+    SchedulerSettings,
+    failure_of,
+)
+from support.mocks.inputs import gpu, plan_of, rank, worker_plan
 
-START = Event(0, "start", 5)
+PLAN = plan_of(worker_plan("0-0", "GPU-a", nics="mlx5_0"), worker_plan(1), warnings=(Problem("old driver"),))
+CONFIG = {"distributed.comm.tls.client": {"cert": "C", "key": "K"}, "backlog": 5}
+NODE = Node("h", 3, "10.0.0.1", "token", 5)
+STEPS = [Step("agent", "import", 1.5, 2.5)]
+FAILURE = Failure(Problem("no disk", ranks=(1, 2)), 2, "OptionError", (Problem("a"), Problem("b")))
+REGISTRATION = Registration(
+    "h\udcff",
+    rank(3, 4, (gpu(0), gpu(1))),
+    (Interface("eth0", "10.0.0.1", "10.0.0.0/24"),),
+    "eth0",
+    (("layout", "exclusive"), ("nthreads", 2), ("scheduler", None)),
+    has_client=False,
+    ucx=UcxAbility(Problem("no ucxx"), "no RDMA", "UCX_TLS"),
+    device_options={"rmm_pool_size": 0.5},
+)
+#: For each kind what is sent as it.
+SAMPLES: dict[str, list[Any]] = {
+    Kind.ENTERED: [(3, True)],
+    Kind.STEP: ["importing"],
+    Kind.REGISTRATION: [REGISTRATION],
+    Kind.LISTEN: [Listen(), Listen(NODE, NODE)],
+    Kind.LISTENING: [Listening(5, 6)],
+    Kind.CONNECT: [Connect(NODE, (NODE,), 2.5)],
+    Kind.REACHED: [Reach("no route", -3.5, 0.1, {"refused": ["h1"]})],
+    Kind.SCHEDULER: [SchedulerSettings(None, CONFIG, "token", "GPU-a", PLAN)],
+    Kind.ADDRESS: [("tls://h:1", None), ("tls://h:1", "http://localhost:1/status")],
+    Kind.START: [
+        Start("a", "tls", None, PLAN.workers, CONFIG, True, True, 0.5, 70.0, Transport(WorkerUcx.ALL))
+    ],
+    Kind.READY: [[], STEPS],
+    Kind.FAILED: [FAILURE],
+    Kind.UP: [
+        Cluster("tls://h:1", None),
+        Cluster("tls://h:1", "link", PLAN, "TLS", (2,), CONFIG, {0: "h"}, {0: STEPS}),
+    ],
+    Kind.DONE: [1],
+    Kind.FAIL: [(FAILURE, True)],
+    Kind.CLIENT: [None],
+    Kind.WORKER_ENDED: [("0-0", False), (3, True)],
+    Kind.WORKERS_ENDED: [True],
+    Kind.LOST: [(["0-0"], "rank 0 lost")],
+    Kind.SIGNAL: [15],
+    Kind.BUSY: [None],
+    Kind.OVER: [(True, None, 75), (False, "the scheduler's process ended", 0)],
+    Kind.GONE: [None],
+    Kind.STOP: [None, "no worker is left"],
+    Kind.END: [(75, 15), (0, None)],
+    Kind.CLOSED: [None],
+    Kind.RELEASE: [None],
+}
 
 
-def source() -> Mock:
-    """The mailbox, or the agent: it has the messages of `next` next."""
-
-    def receive(*_: float) -> list[Any]:
-        found, made.next = made.next, []
-        return found
-
-    made = Mock(rank=1, size=3, scratch=None, lost=False, taken=False, next=[], receive=receive)
-    made.events.side_effect = receive
-    made.exit_text.return_value = "killed by signal SIGKILL"
-    return made
+def test_every_kind_arrives_as_it_was_sent() -> None:
+    assert SAMPLES.keys() == PAYLOADS.keys()
+    assert len(Kind.__members__) == len(set(Kind))
+    for kind, samples in SAMPLES.items():
+        for sample in samples:
+            assert from_plain(PAYLOADS[kind], unpack(pack(sample))) == sample
+        with pytest.raises(PlainDataError):
+            from_plain(PAYLOADS[kind], 1.5)
 
 
-def make() -> tuple[Channels, Mock, Mock]:
-    box, agent = source(), source()
-    return Channels(box, agent), box, agent
+def test_no_secret_is_shown() -> None:
+    for sample in (SAMPLES[Kind.SCHEDULER][0], SAMPLES[Kind.START][0], SAMPLES[Kind.UP][1]):
+        assert "'K'" not in repr(sample)
+        assert "token" not in repr(sample).replace("tokens", "")
 
 
-def test_mail_and_the_agent_are_one_stream() -> None:
-    """After what was put back."""
-    channels, box, agent = make()
-    box.next, agent.next = [START], [("ready", 2)]
-    back = [Event(0, kind, None) for kind in ("first", "second")]
-    for event in reversed(back):
-        channels.push_back([event])
-    assert channels.events(9.0) == [*back, START, Event(None, "ready", [2])]
-    assert channels.events(9.0) == []
-    assert agent.events.call_args_list == [call(0.0), call(9.0)]  # first there was mail: no waiting
-
-
-def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    channels, box, _ = make()
-    channels.agent = None
-    assert channels.events(0.3) == []
-    box.next = [START]
-    assert channels.events(0.3) == [START]
-    assert slept == [0.3]
-
-
-def test_a_lost_agent_is_told_once() -> None:
-    channels, _, agent = make()
-    agent.lost = True
-    agent.next = [("failed", "why", 1)]
-    lost = Event(None, "agent-lost", ["killed by signal SIGKILL", False])
-    assert channels.events(0.0) == [Event(None, "failed", ["why", 1]), lost]
-    assert (channels.agent, agent.close.call_args_list) == (None, [call(0.5)])
-    assert channels.events(0.0) == []
-
-
-def test_what_an_agent_has_not_removed_is_left_to_the_end(tmp_path: Path) -> None:
-    channels, _, agent = make()
-    agent.scratch = str(tmp_path)
-    for _ in range(2):
-        channels.drop_agent(1.5)
-    channels.order(Order.CLOSE)  # there is none
-    assert (agent.close.call_args_list, channels.left) == ([call(1.5)], [str(tmp_path)])
+def test_any_error_becomes_a_failure() -> None:
+    assert failure_of(OptionError("no_such")) == Failure.of(OptionError("no_such"))
+    assert failure_of(KeyError("x")) == Failure(Problem("KeyError: 'x'"))

@@ -1,4 +1,4 @@
-"""The reachability test: what rank 0 makes of it, and the ports of one rank; by messages: test_coordinator, test_relay."""
+"""The reachability test: what rank 0 makes of it, and the ports of one rank; by messages: test_coordinator, agent/test_part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening
 from dask_gpu_mpi.startup.reachability import (
     Connecting,
     ReachabilityTest,
-    _dashboard,
     choose_transport,
     ucx_ability,
 )
@@ -28,19 +27,22 @@ from support.mocks.inputs import gpu, one_host, plan, rank
 
 
 class Rank:
-    """The part of one rank, and the last message that it has sent to rank 0."""
+    """The part of one rank, and the last message that it has sent to the hub."""
 
     def __init__(self, **options: Any) -> None:
-        channels: Any = self
         self.sent: Any = None
-        self.part = Connecting(Options(**options), channels)
+        self.part = Connecting(Options(**options), self.send)
 
-    def send(self, rank: int, kind: str, payload: Any) -> None:
+    def send(self, kind: Kind, payload: Any) -> None:
+        assert kind == (Kind.LISTENING if isinstance(payload, Listening) else Kind.REACHED)
         self.sent = payload
 
-    def answer(self, kind: Kind, order: Listen | Connect) -> Any:
-        assert self.part.on_message(kind, order)
-        until(lambda: self.part.poll() or self.sent is not None)
+    def answer(self, order: Listen | Connect) -> Any:
+        if isinstance(order, Listen):
+            self.part.listen(order)
+        else:
+            self.part.connect(order)
+        until(lambda: self.sent is not None)
         return self.sent
 
 
@@ -55,11 +57,14 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
     rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
     for _ in range(2):  # a second time, without a rank that did not respond
         node = Node("h1", 0, "127.0.0.1", token)
-        assert rank.answer(Kind.LISTEN, Listen(node, node)) == Listening(scheduler, worker)
+        assert rank.answer(Listen(node, node)) == Listening(scheduler, worker)
+    rank.part.close_scheduler()
+    Listener("127.0.0.1", scheduler, token).close()
+    with pytest.raises(OSError, match="in use"):
+        Listener("127.0.0.1", worker, token)
     rank.part.close()
-    for port in (scheduler, worker):
-        Listener("127.0.0.1", port, token).close()
-    found = Rank().answer(Kind.LISTEN, Listen(Node("h1", 0, "127.0.0.1")))
+    Listener("127.0.0.1", worker, token).close()
+    found = Rank().answer(Listen(Node("h1", 0, "127.0.0.1")))
     assert found.scheduler >= 1024  # given by the system
     assert found.workers == 0
 
@@ -67,12 +72,9 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        at = f"127.0.0.1:{port}"
-        rank = Rank(scheduler_port=port, dashboard_address=at, worker_options={"worker_port": port})
+        rank = Rank(scheduler_port=port, worker_options={"worker_port": port})
         node = Node("h1", 0, "127.0.0.1")
-        in_use = "Address already in use"
-        assert rank.answer(Kind.LISTEN, Listen(node, node)) == Listening(0, 0, in_use)
-        assert rank.answer(Kind.LISTEN, Listen(node, node, dashboard=True)) == Listening(0, 0, in_use, in_use)
+        assert rank.answer(Listen(node, node)) == Listening(0, 0)
 
 
 def test_a_running_scheduler_is_reached_and_a_node_is_not() -> None:
@@ -82,18 +84,9 @@ def test_a_running_scheduler_is_reached_and_a_node_is_not() -> None:
         peers = (Node("h2", 1, "127.0.0.1", port=free_port()),)
         for scheduler in (running, Node("h1", 0, "127.0.0.1")):
             lost = {"Connection refused": ["h2"]}
-            assert Rank().answer(Kind.CONNECT, Connect(scheduler, peers)) == Reach(lost=lost)
-    refused = Rank().answer(Kind.CONNECT, Connect(Node("", -1, "127.0.0.1", "", free_port())))
+            assert Rank().answer(Connect(scheduler, peers)) == Reach(lost=lost)
+    refused = Rank().answer(Connect(Node("", -1, "127.0.0.1", "", free_port())))
     assert refused == Reach("Connection refused")
-
-
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [("127.0.0.1:8787", ("127.0.0.1", 8787)), (":8787", ("", 8787)), ("127.0.0.1:0", None)],
-)
-def test_where_the_dashboard_would_listen(address: str, place: tuple[str, int] | None) -> None:
-    assert _dashboard(Options(dashboard_address=address)) == place
-    assert _dashboard(Options(dashboard_address=address, dashboard=False)) is None
 
 
 def problem(reached: Reach, *, encrypts: bool = True) -> tuple[int, str] | None:

@@ -62,9 +62,14 @@ async def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> N
         assert watch.recently_lost(60.0) == [("a", "gpu")]
         assert watch.recently_lost(0.0) == []
         await lost.close()
-        async with worker(scheduler, "a"):
+        async with worker(scheduler, "a") as one:
             await until(lambda: len(watch.warnings) == 2)
             assert texts(watch)[1] == "worker a on n1 restarted"
+            assert watch.recently_lost(60.0) == []
+            one.batched_stream.comm.abort()
+            await until(lambda: watch.recently_lost(60.0))
+            watch.give_up(["a"], "rank 1 on n1 lost")
+            assert texts(watch)[-1] == "rank 1 on n1 lost"
             assert watch.recently_lost(60.0) == []
 
 
@@ -184,37 +189,6 @@ def test_the_last_warnings_are_kept_each_one_line() -> None:
     assert len(texts(watch)[-1]) == LONGEST
 
 
-async def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are reported until they come, are back, or given up; one whose agent answers is about to come back."""
-    monkeypatch.setattr(job_watch, "REACH_AGAIN", 0.05)
-    reports: list[list[str]] = []
-
-    async with watched() as (scheduler, watch):
-        watch.report_unreachable(reports.append)
-        await until(lambda: reports == [["a"]])
-        lost = await worker(scheduler, "a")
-        reports.clear()
-        watch._agents["a"] = scheduler.address  # something that answers
-        lost.batched_stream.comm.abort()
-        await until(lambda: watch.recently_lost(60.0))
-        await asyncio.sleep(0.3)
-        assert reports == []
-        watch._gone["a"] = lost.address
-        await until(lambda: len(reports) > 1)
-        async with worker(scheduler, "a"):
-            await until(lambda: scheduler.workers)
-            await until(lambda: watch._reaching is None or watch._reaching.done())
-            count = len(reports)
-            await asyncio.sleep(0.3)
-            assert len(reports) == count
-        await until(lambda: len(reports) > count)
-        watch.give_up(["a"], "rank 1 on n1 lost")
-        assert texts(watch)[-1] == "rank 1 on n1 lost"
-        assert watch.recently_lost(60.0) == []
-        await until(lambda: watch._reaching is None or watch._reaching.done())
-        assert {*map(tuple, reports)} == {("a",)}
-
-
 @pytest.mark.parametrize(("kinds", "refused"), [("gpu gpu", False), ("cpu", False), ("gpu cpu", True)])
 def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu(kinds: str, refused: bool) -> None:
     """Those with a GPU would wait for the others for ever. Without any GPU the engine itself refuses."""
@@ -225,3 +199,17 @@ def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu(kinds: str, ref
     error = pytest.raises(RuntimeError, match="1 of the 2 .*--cpu-workers")
     with error if refused else contextlib.nullcontext():
         watch.refuse_cpu_workers(pickle.dumps(b"cudf_polars.engine.dask"))
+
+
+async def test_the_first_client_is_reported_once_before_or_after_somebody_asks() -> None:
+    reported: list[int] = []
+    async with watched() as (scheduler, watch):
+        async with Client(scheduler.address, asynchronous=True):
+            watch.report_client(lambda: reported.append(1))
+        async with Client(scheduler.address, asynchronous=True):
+            assert reported == [1]
+    async with watched() as (scheduler, watch):
+        watch.report_client(lambda: reported.append(2))
+        for _ in range(2):
+            async with Client(scheduler.address, asynchronous=True):
+                assert reported == [1, 2]

@@ -30,14 +30,18 @@ from distributed import Client, Security, Worker, protocol
 from distributed.comm.tcp import _add_frames_header
 from distributed.core import connect
 
-from dask_gpu_mpi.mpi.mailbox import _TAG
+from dask_gpu_mpi.agent.hub import encode
+from dask_gpu_mpi.mpi.world import Endpoint
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+from dask_gpu_mpi.startup.messages import Kind
 
 __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
 
 #: Seconds for one connection, for one of Dask's own attempts, and for each of those that hold on.
 PATIENCE, DASKS_PATIENCE, HELD = 3.0, 3.0, 6.0
+#: Seconds after which who has not refused a TLS connection has let it in.
+WAITS = 10.0
 #: Connections to each target that are held open, that are closed at once, and that send a byte a second.
 HALF_OPEN, CLOSED, SLOW = 1000, 200, 3
 #: Lengths of garbage: every class up to 64 KiB, at the borders of what protocols read at once, and some between.
@@ -97,6 +101,9 @@ def bombs(marker: str) -> dict[str, bytes]:
         "long msgpack": struct.pack("<QQQ", 21, 1, 5) + b"\xdd\xff\xff\xff\xff",
         "a frame of 8 EiB": struct.pack("<Q", 2**63 - 1),
         "an impossible number of frames": struct.pack("<QQ", 8, 2**60),
+        "an agent's first message": encode(Kind.ENTERED, (1, False)),
+        "an agent's loss": encode(Kind.ENTERED, (1, True)) + encode(Kind.GONE, None),
+        "a message of 4 GiB": struct.pack("<I", 2**32 - 1),
         "an extension type": struct.pack("<QQQ", 24, 1, 8) + msgpack.packb(msgpack.ExtType(42, b"12345"))[:8],
     }
 
@@ -215,9 +222,12 @@ def closing(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 
 def replayed(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """What a client of this job sent, TLS and all, once more, at once and in pieces. Files of the job tell what came of it."""
+    """What a client of this job sent, or to the hub an agent, TLS and all, once more, at once and in pieces.
+
+    Files of the job tell what came of it.
+    """
     outcomes = []
-    for text in order["recorded"]:
+    for text in order["recorded_at_hub" if target["role"] == "hub" else "recorded"]:
         data = bytes.fromhex(text)
         for step in (len(data), 517):
             last = (len(data) - 1) // step * step
@@ -245,16 +255,20 @@ def by_tls(target: dict[str, Any], order: dict[str, Any], *certificate: str) -> 
                 file.flush()
                 context.load_cert_chain(file.name)
         for data in messages:
-            got = b""
+            outcome = "out"
             with (
                 connection(target) as plain,
                 contextlib.suppress(OSError),
                 context.wrap_socket(plain) as stream,
             ):
-                stream.settimeout(1.0)
-                stream.sendall(data)
-                got = stream.recv(4096)
-            outcomes.append(f"in: {got[:40]!r}" if got else "out")
+                stream.settimeout(WAITS)
+                try:
+                    stream.sendall(data)
+                    if got := stream.recv(4096):
+                        outcome = f"in: {got[:40]!r}"
+                except TimeoutError:  # nobody hangs up, so somebody waits for more
+                    outcome = "in: silent"
+            outcomes.append(outcome)
     return worst(outcomes)
 
 
@@ -376,7 +390,7 @@ def forged(marker: str, source: int) -> bytes:
     messages = []
     for communicator in range(3, 7):
         for number in range(40):
-            match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, _TAG, number)
+            match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, Endpoint.TAG, number)
             messages.append(
                 struct.pack("<BBHI", ONE_MESSAGE, SEND, 0, len(match) + len(payload)) + match + payload
             )

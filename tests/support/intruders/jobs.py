@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ from support.jobs.clusters import facts, until
 from support.jobs.mpi import CompletedJob, Job, Mpi
 from support.jobs.scripts import script
 
-__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start", "was_in"]
+__all__ = ["ATTACKS", "KINDS", "IN_MEETING", "Attacked", "Target", "attack_meeting", "attacked", "start"]
 
 #: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
 DESCRIPTORS = 1024
 #: Seconds for the intruder to end, for the job to come up, and for a round of its script.
 GROUP, START, ROUND = 60.0, 60.0, 15.0
+#: Seconds after the start of the cluster at which what belongs to the start must be closed.
+SETTLED = 1.0
 #: The end of what the script tells before it computes.
 LAST_TOLD = r'"recorder": [0-9]+\}'
 
@@ -37,14 +40,16 @@ KINDS = {
     "scheduler comm": "comm",
     "worker comm": "comm",
     "nanny comm": "comm",
+    "hub comm": "comm",
     "scheduler http": "http",
     "worker http": "http",
     "scheduler ucx": "ucx",
     "worker ucx": "ucx",
     "scheduler": "uct",
     "worker": "uct",
-    "nanny": "uct",
-    "rank start": "start",
+    "agent": "uct",
+    "agent start": "start",
+    "mpi start": "meeting",
     "rank": "mpi",
     "launcher": "launcher",
 }
@@ -70,6 +75,8 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ucx": (("UCX without the secret",), RAW, HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
 }
+#: Of MPI's processes while the ranks meet, and of a script that is an MPI process itself.
+IN_MEETING = (("memory by UCX",), ("a rank's handshake",))
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,14 @@ def start(
     hosts: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     chosen: Mapping[str, str] | None = None,
+    own_mpi: bool = False,
+    hold_meeting: bool = False,
 ) -> Job:
-    """Start the job whose script computes until `attacked` ends it; `chosen` are the user's variables."""
+    """Start the job whose script computes until `attacked` ends it.
+
+    `chosen`: the user's variables. `own_mpi`: the script imports mpi4py.MPI first. `hold_meeting`: MPI's processes of all ranks but
+    rank 0 wait for `attack_meeting`.
+    """
     env: dict[str, str | None] = {
         "INTRUDERS_OPTIONS": json.dumps(options or {}),
         "INTRUDERS_WORKERS": str(ranks),
@@ -132,9 +145,51 @@ def start(
         # the components of Open MPI that users have
         "OMPI_MCA_btl": None,
         "OMPI_MCA_pml": None,
+        **({"INTRUDERS_OWN_MPI": "1"} if own_mpi else {}),
+        **({"INTRUDERS_HOLD_MEETING": "1"} if hold_meeting else {}),
         **(chosen or {}),
     }
     return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
+
+
+def attack_meeting(
+    job: Job, ranks: int, places: Mapping[str, Sequence[str]], hosts: Mapping[str, str], user: str
+) -> dict[str, Attacked]:
+    """Attack MPI's processes while the ranks meet, from each place, and then let them meet; the job is left to the caller.
+
+    `places`: what the intruder's command line begins with, by the name of the place. The rest is as in `attacked`.
+    """
+    results = {}
+    with Census(job) as census:
+        until(lambda: len(_memory(job)) == 2 * ranks, START, "MPI's processes")
+        told = facts(job)
+        now = census.look()
+        found = [Listener(census.roles[place], "", place) for place in now]
+        # what a launcher has opened stays its own
+        launchers = {
+            (each.place.network, each.place.port) for each in found if each.role == "launcher"
+        }
+        found = [
+            Listener("mpi", "start", each.place)
+            for each in found
+            if each.role == "mpi" and (each.place.network, each.place.port) not in launchers
+        ]
+        attacks = {"meeting": IN_MEETING}
+        targets = [
+            Target(each.name, each.kind, each.role, each.host, each.port, each.pid, each.memory)
+            for each in _targets(found, hosts, attacks, told, started=True)
+        ]
+        for name, command in places.items():
+            results[name] = result = Attacked(listeners=found)
+            result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets}
+            for _ in _intrusion(job, command, user, targets, attacks, result):
+                result.harmed |= _harmed(targets, result.hidden)
+            if result.harmed:
+                break
+    (job.directory / "go-meet").touch()
+    (job.directory / "go-start").touch()
+    (job.directory / "go-end").touch()
+    return results
 
 
 def attacked(
@@ -150,34 +205,36 @@ def attacked(
     `command`: what the intruder's command line begins with: it leads to its host.
     `hosts`: address of each of the job's networks, as `listeners.Place.network` names it.
     `user`: whom the intruder is.
-    `attacks`: groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
+    `attacks`: groups of attacks, by the kind of listener: `ATTACKS`, or some of them. None: nobody attacks it.
     """
     result = Attacked()
     with Census(job) as census:
         if "start" in attacks:
             ports = until(lambda: _start_ports(job, len(hosts)), START, "listeners of the reachability test")
             targets = [
-                Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports
+                Target(f"agent start {host}:{port}", "start", "agent", host, port) for host, port in ports
             ]
             for _ in _intrusion(job, command, user, targets, attacks, result):
                 pass
         (job.directory / "go-start").touch()
         job.wait_for(LAST_TOLD, START)
         told = facts(job)
+        time.sleep(SETTLED)  # what is open then is open as long as the job runs
         found = census.listeners(told["servers"])
-        result.listeners = [each for each in found if each.place.port != told["recorder"]]
+        recorders = {told["recorder"], told.get("hub_recorder")}
+        result.listeners = [each for each in found if each.place.port not in recorders]
         started = {port for _, *ports in _starts(told) for port in ports}
         result.unexpected = [
             each
             for each in result.listeners
-            if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
+            if each.name not in KINDS or (each.name == "agent start" and each.place.port not in started)
         ]
         result.open_memory = open_memory(job.processes())
         before = _rounds(job)
         targets = _targets(result.listeners, hosts, attacks, told)
         result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets if each.memory}
-        more = {"recorded": told["recorded"], "routes": told["routes"]}
-        for _ in _intrusion(job, command, user, targets, attacks, result, **more):
+        more = {"recorded": told["recorded"], "recorded_at_hub": _recorded_at_hub(job), "routes": told["routes"]}
+        for _ in _intrusion(job, command, user, targets, attacks, result, **more) if targets else ():
             with contextlib.suppress(AssertionError):  # the test says so
                 until(lambda before=before: _rounds(job) > before, ROUND)
             result.rounds.append(_rounds(job) - before)
@@ -189,6 +246,20 @@ def attacked(
             result.notes = (job.directory / "notes").read_text().count("done")
         result.done = job.wait(60)
     return result
+
+
+def _recorded_at_hub(job: Job) -> list[str]:
+    """What an agent has sent to the hub; nothing in a job of one rank."""
+    with contextlib.suppress(FileNotFoundError):
+        return [(job.directory / "hub-recorded").read_bytes().hex()]
+    return []
+
+
+def _memory(job: Job) -> list[str]:
+    """Processes that have hidden something; empty in the middle of a line."""
+    with contextlib.suppress(ValueError):
+        return [name for name in facts(job) if name.startswith("memory-")]
+    return []
 
 
 def _harmed(targets: Sequence[Target], hidden: Mapping[str, str]) -> dict[str, str]:
@@ -204,22 +275,20 @@ def _harmed(targets: Sequence[Target], hidden: Mapping[str, str]) -> dict[str, s
     return harmed
 
 
-def was_in(hidden: str) -> str:
-    """The outcome of an attack that wrote over this memory, and then read it."""
-    return f"in: wrote, read {MARK.hex()}{hidden[2 * len(MARK) :]}"
-
 
 def _targets(
     listeners: Sequence[Listener],
     hosts: Mapping[str, str],
     attacks: Mapping[str, Any],
     told: Mapping[str, Any],
+    *,
+    started: bool = False,
 ) -> list[Target]:
-    """What is still open and attacked at all, each once, by its IPv4 address."""
+    """What is attacked at all, each once, by its IPv4 address; `started`: of what is open at the start, else of what is open now."""
     targets = {}
     for each in listeners:
         kind, place = KINDS.get(each.name, ""), each.place
-        if kind in attacks and each.what != "start" and ":" not in place.address:
+        if kind in attacks and (each.what == "start") is started and ":" not in place.address:
             host = hosts[place.network] if place.address == "0.0.0.0" else place.address
             name = f"{each.name} {host}:{place.port}"
             memory, _ = told.get(f"memory-{place.pid}", (0, ""))

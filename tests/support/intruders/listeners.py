@@ -17,10 +17,13 @@ from support.jobs.clusters import listening, parent, ranks_of
 from support.jobs.mpi import Job
 from support.jobs.scripts import script
 
-__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "open_memory", "role_of"]
+__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "beyond_loopback", "open_memory", "role_of"]
 
 #: What a launcher is called.
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|prterun|prted|hydra_pmi_proxy|hydra_bstrap_proxy|orted|srun)\S*")
+
+#: What the command line of a rank's child has, by which it is found, and its role.
+CHILDREN = {"dask_gpu_mpi.agent.boot": "agent", "dask_gpu_mpi.mpi.world": "mpi"}
 
 #: After `clusters.TELL`, where there is a `client`: which of Dask's servers listens where.
 TELL_ADDRESSES = script("support/intruders/scripts/addresses.py")
@@ -45,11 +48,10 @@ class Place:
 class Listener:
     """A listening socket and what it is for."""
 
-    #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's
-    #: command line.
+    #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (in an agent), ``"hub"`` (in rank 0's agent), ``"agent"``, ``"rank"``, ``"mpi"``
+    #: (MPI's process of a rank), ``"launcher"``, or another's command line.
     role: str
-    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or
-    #: empty.
+    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server, ``"start"`` for what is closed once the cluster is up, or empty.
     what: str
     place: Place
 
@@ -101,13 +103,14 @@ class Census:
         return found
 
     def listeners(self, servers: Iterable[Any]) -> list[Listener]:
-        """All that were seen so far, with what the script told of Dask's servers (`TELL_ADDRESSES`)."""
+        """All that were seen so far, with what the script told of the servers (`TELL_ADDRESSES`)."""
         now = self.look()
         roles: dict[int, str] = {}
-        uses: dict[tuple[int, int], str] = {}
+        uses: dict[tuple[int, int], tuple[str, str]] = {}
         for role, pid, ports in servers:
-            roles[pid] = role
-            uses |= {(pid, port): what for what, port in ports}
+            if role in ("scheduler", "worker"):  # the other servers are in an agent
+                roles[pid] = role
+            uses |= {(pid, port): (role, what) for what, port in ports}
         found = []
         # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
         launchers = {
@@ -115,8 +118,13 @@ class Census:
         }
         for place in self.seen:
             inherited = (place.network, place.address, place.port) in launchers
-            role = "launcher" if inherited else roles.get(place.pid) or self.roles[place]
-            what = "start" if place not in now else uses.get((place.pid, place.port), "")
+            role, what = roles.get(place.pid) or self.roles[place], ""
+            if inherited:
+                role = "launcher"
+            elif place not in now:
+                what = "start"
+            else:
+                role, what = uses.get((place.pid, place.port), (role, what))
             found.append(Listener(role, what, place))
         return sorted(found)
 
@@ -133,8 +141,9 @@ def role_of(pid: int, ranks: Iterable[int]) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
         if LAUNCHERS.fullmatch(Path(words[0]).name):
             return "launcher"
-        if "dask_gpu_mpi.agent.boot" in words and parent(pid) in ranks:
-            return "agent"
+        for module, role in CHILDREN.items():
+            if any(module in word for word in words) and parent(pid) in ranks:
+                return role
         return " ".join(words)[:200]
     return "ended"
 

@@ -1,19 +1,39 @@
-"""An MPI library without processes: communicators whose ranks are all in this one, for tests of messages."""
+"""An MPI library without processes, as the module ``mpi4py.MPI``: communicators whose ranks are all in this process."""
 
 from __future__ import annotations
 
+import builtins
+import os
 import sys
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
-__all__ = ["Comm", "Error", "install"]
+__all__ = [
+    "ANY_SOURCE",
+    "BYTE",
+    "COMM_WORLD",
+    "ERRORS_RETURN",
+    "Comm",
+    "Exception",
+    "Finalize",
+    "Get_library_version",
+    "Init_thread",
+    "Is_finalized",
+    "Is_initialized",
+    "Status",
+    "install",
+    "package",
+]
+
+ANY_SOURCE, BYTE, ERRORS_RETURN = -1, "BYTE", "return"
 
 
-class Error(Exception):
-    """`MPI.Exception`."""
+class Exception(builtins.Exception):
+    pass
 
 
 class Status:
@@ -24,15 +44,16 @@ class Status:
         return self.source
 
     def Get_count(self, datatype: str) -> int:
-        assert datatype == "BYTE"
+        assert datatype == BYTE
         return self.size
 
 
 class Request:
     """Complete once `ready`; raises what went wrong."""
 
-    def __init__(self, ready: bool = True, error: Error | None = None) -> None:
-        self.ready, self.error = ready, error
+    def __init__(self, ready: bool) -> None:
+        self.ready = ready
+        self.error: Exception | None = None
 
     def Test(self) -> bool:
         if self.ready and self.error is not None:
@@ -42,20 +63,15 @@ class Request:
 
 class Message:
     def __init__(self, data: bytes, size: int, comes: bool) -> None:
-        self.data, self.size, self.comes = data, size, comes
+        self.data, self.size = data, size
         self.received = False
-        self.request = Request()
-        #: What receiving it raises.
-        self.error: Error | None = None
+        self.request = Request(comes)
 
     def Irecv(self, where: list[Any]) -> Request:
         buffer, datatype = where
-        assert datatype == "BYTE"
-        assert len(buffer) >= self.size
-        if self.error is not None:
-            raise self.error
+        assert datatype == BYTE
+        assert len(buffer) == self.size
         self.received = True
-        self.request = Request(ready=self.comes)
         buffer[: len(self.data)] = self.data
         return self.request
 
@@ -63,26 +79,20 @@ class Message:
 class Comm:
     """One rank's view of a communicator; all that have the same `queues` are of one job.
 
-    `comes`: Whether what takes all ranks, and what this one sends, completes.
-    `broken`: What sending and probing raise.
+    `comes`: whether what this one sends completes. `broken`: what sending and probing raise.
     """
 
-    def __init__(
-        self, rank: int, size: int, queues: Any = None, *, number: int = 0, comes: bool = True
-    ) -> None:
-        self.rank, self.size, self.number, self.comes = rank, size, number, comes
+    def __init__(self, rank: int = 0, size: int = 1, queues: Any = None, *, comes: bool = True) -> None:
+        self.rank, self.size, self.comes = rank, size, comes
         self.queues: Any = defaultdict(list) if queues is None else queues
         self.handler = "abort"
-        self.freed = False
-        self.broken: Error | None = None
+        self.broken: Exception | None = None
+        #: What was sent and has not left.
+        self.leaving: list[Request] = []
 
     def beside(self, rank: int) -> Comm:
         """The same communicator on another rank."""
-        return Comm(rank, self.size, self.queues, number=self.number)
-
-    def error(self) -> Error:
-        """What a receive may raise."""
-        return Error("connection reset")
+        return Comm(rank, self.size, self.queues)
 
     def Get_rank(self) -> int:
         return self.rank
@@ -96,33 +106,28 @@ class Comm:
     def Set_errhandler(self, handler: str) -> None:
         self.handler = handler
 
-    def Idup(self) -> tuple[Comm, Request]:
-        return Comm(self.rank, self.size, self.queues, number=self.number + 1), Request(self.comes)
-
-    def Free(self) -> None:
-        self.freed = True
-
     def Isend(self, what: list[Any], *, dest: int, tag: int) -> Request:
         data, datatype = what
-        assert datatype == "BYTE"
+        assert (datatype, self.handler) == (BYTE, ERRORS_RETURN)
         if self.broken is not None:
             raise self.broken
         self.post(dest, self.rank, bytes(data), tag)
-        return Request(self.comes)
+        self.leaving.append(Request(self.comes))
+        return self.leaving[-1]
 
     def post(
         self, rank: int, source: int, data: bytes, tag: int, *, claims: int | None = None, comes: bool = True
     ) -> Message:
         """A message to `rank` that claims to be from `source`, and of that size."""
         message = Message(data, len(data) if claims is None else claims, comes)
-        self.queues[self.number, rank, tag].append((source, message))
+        self.queues[rank, tag].append((source, message))
         return message
 
     def Improbe(self, *, source: int, tag: int, status: Status) -> Message | None:
-        assert source == -1  # any
+        assert (source, self.handler) == (ANY_SOURCE, ERRORS_RETURN)
         if self.broken is not None:
             raise self.broken
-        queue = self.queues[self.number, self.rank, tag]
+        queue = self.queues[self.rank, tag]
         if not queue:
             return None
         status.source, message = queue.pop(0)
@@ -130,18 +135,47 @@ class Comm:
         found: Message = message
         return found
 
+    def Abort(self, code: int) -> None:
+        print("Abort", code, file=sys.stderr, flush=True)
+        os._exit(code)
+
+
+COMM_WORLD = Comm()
+initialized, finalized = True, False
+
+
+def Is_initialized() -> bool:
+    return initialized
+
+
+def Is_finalized() -> bool:
+    return finalized
+
+
+def Init_thread() -> None:
+    pass
+
+
+def Finalize() -> None:
+    print("Finalize", file=sys.stderr, flush=True)
+
+
+def Get_library_version() -> str:
+    return "mock"
+
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``from mpi4py import MPI`` import this one."""
-    mpi = SimpleNamespace(
-        ANY_SOURCE=-1,
-        BYTE="BYTE",
-        ERRORS_RETURN="return",
-        Exception=Error,
-        Status=Status,
-        THREAD_MULTIPLE=3,
-        Get_library_version=lambda: "mock",
-        Is_finalized=lambda: False,
-        Query_thread=lambda: 3,
+    monkeypatch.setitem(sys.modules, "mpi4py", type("mpi4py", (), {"MPI": sys.modules[__name__]}))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", sys.modules[__name__])
+
+
+def package(folder: Path, code: str) -> list[str]:
+    """A package mpi4py with this one and with more code; the path with which another process imports it."""
+    made = folder / "mpi4py"
+    made.mkdir()
+    (made / "__init__.py").write_text("import types\nrc = types.SimpleNamespace()\n")
+    (made / "MPI.py").write_text(
+        f"import os, signal, struct, sys, time\nfrom support.mocks.mpi import *\n{code}\n"
     )
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))  # type: ignore[arg-type]
+    return [str(folder), *filter(None, sys.path)]

@@ -29,8 +29,18 @@ def of_nanny(dask_worker):
     return "nanny", os.getpid(), ports(dask_worker)
 
 
+def hub():
+    """The listener of rank 0's agent, in the words of this rank; a job of one rank has none."""
+    from dask_gpu_mpi.job.start import _member
+
+    joined = _member.joined
+    port = joined.entry.hub[1]
+    return ["hub", joined.agent.pid, [["comm", port]] if port else []]
+
+
 def servers(client):
     return [
+        hub(),
         client.run_on_scheduler(of_scheduler),
         *client.run(of_worker).values(),
         *client.run(of_nanny, nanny=True).values(),

@@ -1,8 +1,10 @@
+import inspect
 import json
 import os
 import re
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,34 +17,66 @@ HERE = Path(os.environ["TMPDIR"])
 
 
 def hold_the_start():
+    """In an agent: the reachability test waits for the file "go-start", and where it listens is told."""
     from dask_gpu_mpi.startup import reachability
 
-    connect, listen = reachability.connect_to, reachability.Connecting._listen
+    connect, listen = reachability.connect_to, reachability.Connecting.listen
 
     def connect_later(*args, **options):
-        limit = time.monotonic() + 60
-        while not (HERE / "go-start").exists() and time.monotonic() < limit:
-            time.sleep(0.02)
+        wait_for_file("go-start")
         return connect(*args, **options)
 
     def listen_and_tell(self, wanted):
-        ports = listen(self, wanted)
+        listen(self, wanted)
         address = (wanted.scheduler or wanted.workers).address
-        tell(**{f"start-{os.getpid()}": [address, ports.scheduler, ports.workers]})
-        return ports
+        ports = [0 if made is None else made.port for made in (self._scheduler, self._workers)]
+        tell(**{f"start-{os.getpid()}": [address, *ports]})
 
-    reachability.connect_to, reachability.Connecting._listen = connect_later, listen_and_tell
+    reachability.connect_to, reachability.Connecting.listen = connect_later, listen_and_tell
+
+
+def hold_the_meeting():
+    """In MPI's process of a rank: hide something there; of all ranks but rank 0 it waits for the file "go-meet"."""
+    from dask_gpu_mpi.mpi import world
+
+    tell(**hide())
+    pass_on = world._pass_on
+
+    def pass_on_later(sock, endpoint):
+        limit = time.monotonic() + 60
+        while endpoint._comm.rank and not (HERE / "go-meet").exists() and time.monotonic() < limit:
+            endpoint._comm.Iprobe(tag=1)  # lets the library work
+            time.sleep(0.01)
+        pass_on(sock, endpoint)
+
+    if "INTRUDERS_HOLD_MEETING" in os.environ:
+        world._pass_on = pass_on_later
+
+
+def wait_for_file(name):
+    limit = time.monotonic() + 60
+    while not (HERE / name).exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
+def inject(module, function):
+    """Have a child process of this rank, which a module starts, call a function of this script first."""
+    parts = [inspect.getsource(each) for each in (tell, wait_for_file, hide, function)]
+    head = "import json, os, sys, time\nfrom pathlib import Path\nHERE = Path(os.environ['TMPDIR'])\n"
+    text = "\n".join([head, *parts, f"{function.__name__}()\n"])
+    first, then = module._BOOT.split("; from ", 1)
+    module._BOOT = f"{first}; exec({text!r}, {{}}); from {then}"
 
 
 class Recorder:
     """Passes connections on, and keeps what their clients send."""
 
-    def __init__(self, address):
+    def __init__(self, address, copy=None):
         host, _, port = address.rpartition("://")[2].rpartition(":")
-        self.to, self.sent, self.open = (host, int(port)), [], []
+        self.to, self.sent, self.open, self.copy = (host, int(port)), [], [], copy
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+        threading.Thread(target=self.accept, daemon=copy is None).start()
 
     def accept(self):
         while True:
@@ -50,16 +84,22 @@ class Recorder:
                 inner, _ = self.server.accept()
             except OSError:
                 return
+            if self.copy is not None:  # of one connection; nothing listens here after it
+                self.server.close()
             outer = socket.create_connection(self.to)
             self.sent.append(bytearray())
             self.open += [inner, outer]
-            threading.Thread(target=self.pump, args=(inner, outer, self.sent[-1]), daemon=True).start()
-            threading.Thread(target=self.pump, args=(outer, inner, bytearray()), daemon=True).start()
+            threading.Thread(target=self.pump, args=(inner, outer, self.sent[-1]), daemon=self.copy is None).start()
+            threading.Thread(target=self.pump, args=(outer, inner, bytearray()), daemon=self.copy is None).start()
 
     def pump(self, source, target, kept):
         try:
             while data := source.recv(65536):
                 kept += data
+                if self.copy is not None and self.sent and kept is self.sent[0]:
+                    part = self.copy.with_suffix(".part")
+                    part.write_bytes(kept)
+                    os.replace(part, self.copy)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:
@@ -78,6 +118,40 @@ def hide(dask_worker=None):
     hidden = ctypes.create_string_buffer(os.urandom(64), 64)
     (dask_worker or sys).hidden = hidden
     return {f"memory-{os.getpid()}": [ctypes.addressof(hidden), hidden.raw.hex()]}
+
+
+def record_the_agent():
+    """The agent of rank 1 reaches the hub by a recorder, which keeps what it sends in a file. It outlives this process."""
+    from dask_gpu_mpi.job import entering
+
+    made = entering.Entry
+    head = "import os, socket, sys, threading\nfrom pathlib import Path\n"
+    tail = "print(Recorder(sys.argv[1], Path(sys.argv[2])).port, flush=True)\n"
+
+    def entry(rank, size, hub, *more):
+        if rank == 1:
+            words = ["-c", head + inspect.getsource(Recorder) + tail, f"tls://{hub[0]}:{hub[1]}"]
+            process = subprocess.Popen(
+                [sys.executable, *words, str(HERE / "hub-recorded")], stdout=subprocess.PIPE, start_new_session=True
+            )
+            port = int(process.stdout.readline())
+            tell(hub_recorder=port)
+            hub = ("127.0.0.1", port)
+        return made(rank, size, hub, *more)
+
+    entering.Entry = entry
+
+
+def use_mpi():
+    """Be an MPI process, and let its library work now and then, as a script does that sends messages."""
+    from mpi4py import MPI
+
+    def work():
+        while not (HERE / "go-end").exists():
+            MPI.COMM_WORLD.Iprobe(tag=1)
+            time.sleep(0.01)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def note(path):
@@ -110,9 +184,16 @@ def compute(client, number):
 def main(options):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["INTRUDERS_DESCRIPTORS"]), hard))
-    hold_the_start()
     tell(**hide())
+    if "INTRUDERS_OWN_MPI" in os.environ:
+        use_mpi()
     from dask_gpu_mpi import initialize
+    from dask_gpu_mpi.agent import handle
+    from dask_gpu_mpi.mpi import world
+
+    inject(handle, hold_the_start)
+    inject(world, hold_the_meeting)
+    record_the_agent()
 
     session = initialize(**options)
     from distributed import Client

@@ -1,0 +1,342 @@
+"""The transports by which ranks meet: packets over a socket, MPI in a child process, and MPI of the script's own."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dask_gpu_mpi
+from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
+from dask_gpu_mpi.mpi import world as module
+from dask_gpu_mpi.mpi.world import (
+    HEADER,
+    LARGEST,
+    TRANSPORT,
+    Endpoint,
+    LaunchedWorld,
+    MpiChild,
+    PacketWorld,
+    World,
+    own_world,
+    world_of,
+)
+from support.jobs.clusters import until
+from support.mocks import mpi
+from support.mocks.mpi import Comm, install, package
+
+# -- packets over a socket
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    yield made
+    for sock in made:
+        sock.close()
+
+
+def test_what_does_not_fit_waits_and_comes_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = map(PacketWorld, pair)
+    sent = [bytes([number]) * LARGEST for number in range(64)]
+    for data in sent:  # more than any socket holds; nobody reads meanwhile
+        one.send(3, data)
+    found: list[tuple[int, bytes]] = []
+    while len(found) < len(sent):
+        now = other.receive()
+        assert now
+        found += now
+        assert one.receive() == []
+    assert found == [(3, data) for data in sent]
+
+
+@pytest.mark.parametrize("ends", ["leave", "close"])
+def test_the_other_side_ends(ends: str, pair: tuple[socket.socket, socket.socket]) -> None:
+    """Which has sent all that was queued, when it leaves in order."""
+    one, other = PacketWorld(pair[0]), PacketWorld(pair[1])
+    other.send(1, b"last")
+    getattr(other if ends == "leave" else pair[1], ends)()
+    assert one.fileno() == pair[0].fileno()
+    assert one.receive() == [(1, b"last")]
+    assert one.fileno() is None
+    one.send(1, b"into nothing")
+    one.abort(3)
+    assert one.receive() == []
+    one.leave()
+    other.leave()
+
+
+def test_words_of_the_transport_are_no_messages(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].send(HEADER.pack(TRANSPORT) + b"word")
+    pair[1].send(HEADER.pack(0))
+    assert PacketWorld(pair[0]).receive() == [(0, b"")]
+
+
+def test_an_abort_is_asked_for_and_waited_for(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For some seconds at most."""
+    monkeypatch.setattr(module, "ABORTING", 0.1)
+    one = PacketWorld(pair[0])
+    one.abort(75)
+    assert pair[1].recv(100) == HEADER.pack(TRANSPORT) + HEADER.pack(75)
+    assert one.fileno() is not None
+
+
+def test_ranks_that_launch_has_started(pair: tuple[socket.socket, socket.socket]) -> None:
+    given = os.dup(pair[0].fileno())
+    os.set_inheritable(given, True)
+    world = world_of({"DGM_RANK": "2", "DGM_SIZE": "4", "DGM_MEETING_FD": str(given)}, [])
+    assert isinstance(world, LaunchedWorld)
+    assert (world.rank, world.size, world.library, world.is_own) == (2, 4, "", False)
+    with pytest.raises(OSError, match="Bad file"):  # no child inherits it
+        os.fstat(given)
+    fd = world.fileno()
+    assert fd is not None
+    assert not os.get_inheritable(fd)
+    world.send(0, b"hello")
+    assert pair[1].recv(100) == HEADER.pack(0) + b"hello"
+    pair[0].close()
+    world.end()
+    assert pair[1].recv(100) == b""
+
+
+# -- MPI in a child process
+
+
+def receive(world: World) -> list[tuple[int, bytes]]:
+    """The next messages; the world's own are among them."""
+    found: list[tuple[int, bytes]] = []
+    until(lambda: found.extend(world.receive()) or found or world.size)
+    return found
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Callable[[str], MpiChild]]:
+    """Starts one whose MPI has this code besides."""
+    made: list[MpiChild] = []
+
+    def start(code: str = "") -> MpiChild:
+        world = world_of(dict(os.environ), package(tmp_path, code))
+        assert isinstance(world, MpiChild)
+        made.append(world)
+        return world
+
+    yield start
+    for world in made:
+        world.end()
+
+
+def test_a_child_has_mpi_until_the_rank_leaves(
+    child: Callable[[], MpiChild], capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = child()
+    assert world.size == 0  # not known yet
+    assert receive(world) == []
+    assert (world.rank, world.size, world.library, world.is_own) == (0, 1, "mock", False)
+    world.send(0, b"to itself")
+    found: list[tuple[int, bytes]] = []
+    until(lambda: found.extend(world.receive()) or found)
+    assert found == [(0, b"to itself")]
+    world.end()
+    assert capfd.readouterr().err == "Finalize\n"
+
+
+def test_a_child_ends_all_ranks(child: Callable[[], MpiChild], capfd: pytest.CaptureFixture[str]) -> None:
+    world = child()
+    receive(world)
+    world.abort(75)
+    assert (capfd.readouterr().err, world.fileno()) == ("Abort 75\n", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        ("raise ImportError('no libmpi.so')", MpiMissingError, r"mpi4py finds no MPI library on .*no libmpi"),
+        ("os._exit(7)", StartupError, r"^MPI could not be initialized \(exit code 7\)"),
+        ("os.kill(os.getpid(), 9)", StartupError, r"\(killed by signal SIGKILL\)"),
+        (
+            "os.write(int(sys.argv[1]), struct.pack('<i', -1) + b'x')",
+            StartupError,
+            "the process for MPI sent something else",
+        ),
+    ],
+)
+def test_a_child_without_mpi(
+    child: Callable[[str], MpiChild], code: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        receive(child(code))
+    assert not caught.value.reported  # type: ignore[attr-defined]
+
+
+def test_a_child_that_fails_at_its_end(
+    child: Callable[[str], MpiChild], capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = child("def Finalize():\n    raise Exception('lost')")
+    receive(world)
+    world.end()
+    assert "error: MPI: Exception: lost" in capfd.readouterr().err
+
+
+def test_a_child_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(StartupError, match=r"could not start the process for MPI \(Too many open files\)"):
+        world_of({}, [])
+
+
+# -- MPI of the script's process
+
+
+@pytest.mark.parametrize(
+    ("loaded", "initialized", "comm", "starts", "rank"),
+    [
+        (False, False, None, False, None),
+        (True, False, None, False, None),  # only imported, with mpi4py.rc.initialize = False
+        (True, True, None, False, 0),  # it runs: the rank may not start another one
+        (True, True, Comm(3, 5), False, 3),
+        (False, False, Comm(3, 5), False, 3),
+        (False, False, None, True, 0),
+    ],
+)
+def test_whose_mpi_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: bool,
+    initialized: bool,
+    comm: Comm | None,
+    starts: bool,
+    rank: int | None,
+) -> None:
+    loads: list[tuple[Any, ...]] = []
+
+    def load(environ: Any, host: str, *, by_mpi4py: bool) -> Any:
+        loads.append((environ, host, by_mpi4py))
+        return mpi
+
+    monkeypatch.setattr("dask_gpu_mpi.mpi.library.load_mpi", load)
+    install(monkeypatch)
+    monkeypatch.setattr(mpi, "initialized", initialized)
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "mpi4py.MPI")
+    world = own_world(comm, {"A": "1"}, "h", starts=starts)
+    if world is None:
+        assert rank is None
+    else:
+        assert (world.rank, world.size, world.library, world.is_own) == (rank, 5 if rank else 1, "mock", True)
+        assert world.fileno() is None  # it has to be polled
+    assert loads == ([] if world is None or initialized else [({"A": "1"}, "h", True)])
+
+
+def test_a_script_that_has_finalized_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(mpi, "finalized", True)
+    with pytest.raises(InputError, match=r"^the script called MPI.Finalize\(\) before initialize\(\)"):
+        own_world(None, {}, "h", starts=False)
+
+
+@pytest.fixture
+def endpoints(monkeypatch: pytest.MonkeyPatch) -> tuple[Comm, Endpoint]:
+    install(monkeypatch)
+    comm = Comm(0, 3)
+    return comm, Endpoint(comm)
+
+
+def test_all_that_is_here_is_received_in_order(endpoints: tuple[Comm, Endpoint]) -> None:
+    """The script's communicator may abort the job if something fails, but not while it is ours."""
+    comm, zero = endpoints
+    for rank, data in ((1, b"a"), (2, b""), (1, bytes(LARGEST))):
+        Endpoint(comm.beside(rank)).send(0, data)
+    assert zero.receive() == [(1, b"a"), (2, b""), (1, bytes(LARGEST))]
+    assert zero.receive() == []
+    assert comm.handler == "abort"
+
+
+def test_a_message_that_takes_longer_keeps_none_back(endpoints: tuple[Comm, Endpoint]) -> None:
+    comm, zero = endpoints
+    slow = comm.post(0, 1, b"slow", Endpoint.TAG, comes=False)
+    comm.post(0, 2, b"b", Endpoint.TAG)
+    assert zero.receive() == [(2, b"b")]
+    slow.request.ready = True
+    assert zero.receive() == [(1, b"slow")]
+
+
+@pytest.mark.parametrize("claims", [LARGEST + 1, 1 << 40, -32766])
+def test_too_large_messages_are_dropped_and_not_allocated(
+    endpoints: tuple[Comm, Endpoint], claims: int
+) -> None:
+    comm, zero = endpoints
+    large = comm.post(0, 1, b"", Endpoint.TAG, claims=claims)
+    comm.post(0, 1, b"a", Endpoint.TAG)
+    assert zero.receive() == [(1, b"a")]
+    assert not large.received  # with Open MPI that would write beyond what is allocated
+
+
+def test_errors_of_mpi_raise_nothing(endpoints: tuple[Comm, Endpoint]) -> None:
+    comm, zero = endpoints
+    comm.post(0, 1, b"a", Endpoint.TAG).request.error = mpi.Exception("connection reset")
+    assert [source for source, _ in zero.receive()] == [1]
+    comm.broken = mpi.Exception("connection reset")
+    zero.send(1, b"a")
+    assert (zero.receive(), zero.has_sent()) == ([], True)
+
+
+def test_the_end_waits_for_what_has_not_left(endpoints: tuple[Comm, Endpoint]) -> None:
+    comm, zero = endpoints
+    comm.comes = False
+    for rank in (1, 2):
+        zero.send(rank, b"a")
+    comm.leaving[0].ready, comm.leaving[0].error = True, mpi.Exception("connection reset")
+    zero.close(0.01)
+    assert not zero.has_sent()
+    comm.leaving[1].ready = True
+    assert zero.has_sent()
+
+
+@pytest.mark.parametrize(
+    ("initialized", "finalized", "aborts"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_an_abort_while_mpi_runs(
+    monkeypatch: pytest.MonkeyPatch, initialized: bool, finalized: bool, aborts: bool
+) -> None:
+    codes: list[int] = []
+    install(monkeypatch)
+    world = own_world(Comm(1, 2), {}, "h", starts=False)
+    assert world is not None
+    for name, value in (("initialized", initialized), ("finalized", finalized)):
+        monkeypatch.setattr(mpi, name, value)
+    monkeypatch.setattr(mpi.COMM_WORLD, "Abort", codes.append)
+    world.abort(3)
+    assert codes == [3] * aborts
+
+
+#: mpi4py's methods that pickle what they send, or unpickle what arrives, of which there are no others of the same name.
+PICKLING = {
+    "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "ibsend", "improbe", "irecv", "isend", "issend", "mprobe",
+    "reduce", "scan", "scatter", "sendrecv", "ssend",
+}  # fmt: skip
+#: Those that have namesakes, and what communicators are called.
+AMBIGUOUS, COMMUNICATORS = {"gather", "recv", "send"}, {"COMM_WORLD", "_comm", "comm", "message"}
+
+
+def test_nothing_in_the_package_has_mpi4py_pickle() -> None:
+    for path in Path(dask_gpu_mpi.__file__).parent.rglob("*.py"):
+        if path.name == "report_figures.py":  # bokeh's scatter
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                of = getattr(node.value, "attr", getattr(node.value, "id", ""))
+                place = f"{path}:{node.lineno}"
+                assert node.attr not in PICKLING, place
+                assert node.attr not in AMBIGUOUS or of not in COMMUNICATORS, place
