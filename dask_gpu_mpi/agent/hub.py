@@ -63,7 +63,8 @@ class Connection:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(seconds):
                 transport: Any = self._writer.transport
-                while transport.get_write_buffer_size():
+                # one that has ended already has no buffer to ask for
+                while not transport.is_closing() and transport.get_write_buffer_size():
                     await asyncio.sleep(0.002)
 
     def close(self) -> None:

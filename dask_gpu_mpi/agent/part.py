@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Coroutine
@@ -24,13 +25,14 @@ from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.plain_data import PlainDataError
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH, KILLING, RANK_PATIENCE
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time, hide_gpus
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
+from dask_gpu_mpi.mpi.watchdogs import kill_rank
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
@@ -501,7 +503,26 @@ class Part:
             if self._connection is not None:
                 await self._connection.flush(FLUSH)
             self.answer(Kind.ENDED, 0)
+            await self._see_off()
             self._stop.set()
+
+    async def _see_off(self) -> None:
+        """Wait for the end of the rank: a launcher waits for one that is stopped forever."""
+        for patience, number in ((RANK_PATIENCE, signal.SIGCONT), (KILLING, signal.SIGKILL)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._stop.wait()
+            if self._stop.is_set():
+                return
+            entry = self._entry
+            say(
+                f"warning: rank {entry.rank if entry else '?'} on {socket.gethostname()} does not end; it is sent "
+                f"{signal.Signals(number).name}. Fix: find out what stopped it (a signal, a debugger, a file system)"
+            )
+            if number == signal.SIGKILL:
+                kill_rank(self._rank)
+            else:
+                os.kill(self._rank, number)
 
     def _on_over(self, code: int) -> None:
         async def end() -> None:

@@ -68,6 +68,8 @@ REASON_TIMEOUT = 1.0
 CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 #: A rank waits this much longer for its agent than that may take, and kills it.
 AGENT_SLACK = 5.0
+#: An agent waits for the end of a rank whose job has ended, before it continues a rank that is stopped.
+RANK_PATIENCE = 5.0
 #: A rank continues after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 #: A script continues (its `finally`, its `atexit`) after the cluster or the launcher was lost.

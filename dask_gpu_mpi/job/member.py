@@ -6,6 +6,7 @@ before.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import AGENT_SLACK, CLOSING_SHARE, CLOSING_SLACK, FAILED_GRACE, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
@@ -95,6 +96,10 @@ class Member:
         #: Whether the script has closed the descriptors of this package.
         self.descriptors_lost = False
         self._has_client = has_client
+        #: Code of the SystemExit that the function of `execute` has raised.
+        self._exits: int | None = None
+        if leave_open and joined.world.is_own and joined.size > 1:
+            atexit.register(self.abort_after_failure)  # before mpi4py's own, which finalizes MPI
         self._script_cleans_up = False
         self._signal_reported = False
         self._restarts = 0
@@ -311,6 +316,8 @@ class Member:
         `code`: the script's exit code, as far as it is known, for a job that has to be aborted.
         """
         ending = self.ending
+        if final and isinstance(raised := sys.exception(), SystemExit):
+            self._exits = outcome.outcome_of_error(raised)[1]
         if not (ending.ended if final else ending.over):
             self.send(Kind.OVER, (final, None, code))
             if self.joined.agent is None:
@@ -318,6 +325,20 @@ class Member:
             if final:
                 ending.closed = False
         self.leave(final=final)
+
+    def abort_after_failure(self) -> None:
+        """At the end of a program that has continued after the cluster: if it fails, others may wait for it in MPI."""
+        code = outcome.failure(self._exits)
+        if code is None:
+            return
+        time.sleep(FAILED_GRACE if self.rank else 0.0)
+        say(
+            f"error: rank {self.rank} of {self.joined.size} has failed (exit code {code}), and other ranks may wait for it in "
+            "MPI; aborting the job. Fix: catch the exception on that rank, if all are to continue"
+        )
+        flush()
+        wait_until_read((1, 2), FAILED_GRACE)
+        self.joined.world.abort(code)
 
     def leave(self, *, final: bool = True) -> None:
         """Wait until this rank's part has closed, and, if the job ends, end its agent; in a script that continues it stays.

@@ -116,6 +116,7 @@ class PacketWorld(World):
             (source,) = HEADER.unpack_from(packet)
             if source == TRANSPORT:
                 self._on_transport(packet[HEADER.size :])
+                break  # who waits for the world is not there yet for the messages behind it
             else:
                 found.append((source, packet[HEADER.size :]))
         return found
@@ -402,7 +403,8 @@ def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
     while True:
         received = endpoint.receive()
         for source, data in received:
-            sock.send(HEADER.pack(source) + data)
+            with contextlib.suppress(BrokenPipeError):  # the rank has left; only strangers send now
+                sock.send(HEADER.pack(source) + data)
         pause = 0.001 if received else min(2 * pause, 0.02)
         if not select.select([sock], [], [], pause)[0]:
             endpoint.has_sent()  # lets the library work

@@ -52,7 +52,7 @@ def with_mpi_of_the_script(jobs: Mpi, hosts: TestBed) -> Attacked:
 
 @pytest.fixture(scope="session")
 def in_the_meeting(jobs: Mpi, hosts: TestBed) -> Mapping[str, Attacked]:
-    """Two ranks on two hosts, which can't leave the meeting: what comes of another user on a third host, and then on the first."""
+    """Two ranks on two hosts, held in the meeting: what comes of another user on a third host, and then on the first."""
     job = start(jobs, 2, bed=hosts, hosts=hosts.hosts[:2], hold_meeting=True)
     places = {"another host": hosts.on(hosts.hosts[2], []), "a host of the job": hosts.on(hosts.hosts[0], [])}
     return attack_meeting(job, 2, places, networks_of(hosts, 2), USER)

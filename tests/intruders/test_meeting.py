@@ -38,7 +38,9 @@ def test_forged_messages_are_dropped_and_the_job_starts(mpirun: Mpi, tmp_path: P
     done = mpirun.run(INTRUDER, 3, args=["forged"], env={"BOMB": str(bomb)}).check(0)
     assert facts(done) == {"answer": 42, "workers": 3}
     assert not bomb.exists()
-    warnings = re.findall(r"warning: rank (\d) on \S+: a message was dropped that no rank of this job has sent", done.stderr)
+    warnings = re.findall(
+        r"warning: rank (\d) on \S+: a message was dropped that no rank of this job has sent", done.stderr
+    )
     assert sorted(warnings) == ["0", "1", "2"]  # a line of each
     assert "Traceback" not in done.stderr
 
@@ -48,14 +50,33 @@ def test_forged_messages_are_dropped_and_the_job_starts(mpirun: Mpi, tmp_path: P
 def test_a_second_key_in_the_name_of_a_rank_ends_the_start(mpirun: Mpi, how: str) -> None:
     done = mpirun.run(INTRUDER, 3, args=[how])
     assert done.rc not in (0, None)
-    assert "two different keys came from rank 1: another process sends MPI messages in its name" in done.refusal
+    assert (
+        "two different keys came from rank 1: another process sends MPI messages in its name" in done.refusal
+    )
     assert "Fix: find out who else reaches the ports of the MPI library" in done.refusal
     assert facts(done) == {}
 
 
-def test_mpi_listens_only_while_the_ranks_meet(mpirun: Mpi, hosts: TestBed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_key_does_not_open_the_credentials(mpirun: Mpi) -> None:
+    """Though its owner gets all that the rank gets."""
+    done = mpirun.run(INTRUDER, 3, args=["listens"]).check(0)
+    assert facts(done) == {"answer": 42, "workers": 3, "read": False}
+
+
+def test_a_key_opens_them_in_the_place_of_one_that_never_comes(mpirun: Mpi) -> None:
+    """As docs/security.md says: rank 0 can't know better."""
+    job = mpirun.start(INTRUDER, 3, args=["only key"])
+    job.wait_for('"read": ')
+    assert facts(job) == {"read": True}
+
+
+def test_mpi_listens_only_while_the_ranks_meet(
+    mpirun: Mpi, hosts: TestBed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The time is printed; how long it may be depends on the machine."""
-    job = mpirun.start(WAITS, 2, bed=hosts, hosts=hosts.hosts[:2], env={"OMPI_MCA_btl": None, "OMPI_MCA_pml": None})
+    job = mpirun.start(
+        WAITS, 2, bed=hosts, hosts=hosts.hosts[:2], env={"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
+    )
     began = time.monotonic()
     seen: dict[int, list[float]] = {}
     children: set[int] = set()
@@ -81,4 +102,6 @@ def test_mpi_listens_only_while_the_ranks_meet(mpirun: Mpi, hosts: TestBed, caps
     job.wait(30).check(0)
     with capsys.disabled():
         spans = ", ".join(f"{last - first:.2f} s" for first, last in seen.values())
-        print(f"\n{mpirun.name}, two hosts: ports of MPI were open for {spans}; the cluster was up after {up - began:.2f} s")
+        print(
+            f"\n{mpirun.name}, two hosts: ports of MPI were open for {spans}; the cluster was up after {up - began:.2f} s"
+        )

@@ -69,14 +69,18 @@ def test_after_the_start_nothing_of_mpi_listens(place: str, request: pytest.Fixt
     assert {each.name for each in is_open} == OPEN
     assert {each.name for each in is_open if each.place.on_loopback} >= {"scheduler http"}
     on_network = [each for each in is_open if not each.place.on_loopback]
-    assert {each.name for each in on_network} == (set() if place == "from_another_user" else OPEN - {"scheduler http"})
+    assert {each.name for each in on_network} == (
+        set() if place == "from_another_user" else OPEN - {"scheduler http"}
+    )
     assert {each.place.address for each in on_network} & {"0.0.0.0", "::"} == set()
     hubs = [each for each in is_open if each.name == "hub comm"]
     assert len(hubs) == 1
     assert job.done is not None
     job.done.check(0)
     with_launcher = [each for each in job.listeners if each.role == "launcher"]
-    print(f"{place}: the launcher's own ports: {len({(x.place.network, x.place.port) for x in with_launcher})}")
+    print(
+        f"{place}: the launcher's own ports: {len({(x.place.network, x.place.port) for x in with_launcher})}"
+    )
 
 
 # While the ranks meet, MPI's process of each rank has its ports. It holds no key, but it runs as the user.
@@ -93,7 +97,9 @@ def test_memory_in_the_meeting_from_another_host(in_the_meeting: Mapping[str, At
         assert any(outcome.startswith("in") for outcome in found.outcomes["memory by UCX"].values())
 
 
-def test_memory_in_the_meeting_from_a_host_of_the_job(in_the_meeting: Mapping[str, Attacked], jobs: Mpi) -> None:
+def test_memory_in_the_meeting_from_a_host_of_the_job(
+    in_the_meeting: Mapping[str, Attacked], jobs: Mpi
+) -> None:
     if jobs.name == "mpich":
         assert "a host of the job" not in in_the_meeting  # no need
     else:

@@ -1,32 +1,29 @@
-"""Who listens where: on one host nothing of a job does beyond loopback, but the launcher itself."""
+"""Who listens where: on one host nothing of a job does beyond loopback, but a launcher other than `launch`."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from pathlib import Path
+import sys
+import tempfile
+import time
 
 import psutil
 import pytest
 
-from support.intruders.listeners import open_memory
+from support.intruders.listeners import Census, open_memory
 from support.jobs.clusters import COMMAND, TELL, foreign_lines, ranks_of
 from support.jobs.mpi import Mpi
 
 #: The components that the tests choose otherwise
 UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
-#: What it finds of what MPI was told, and a handler that was there before the cluster, and so runs after it has ended.
+#: What it finds of what MPI was told.
 SCRIPT = (
     TELL
     + """
-import atexit
 from dask_gpu_mpi import initialize
 
-def last():
-    from mpi4py import MPI
-    print(f"rank {MPI.COMM_WORLD.rank}\\n", end="")
-
-atexit.register(last)
 initialize(interface="lo")
 set_by_us = [name for name in os.environ if name in ("OMPI_MCA_btl", "UCX_NET_DEVICES", "FI_TCP_IFACE")]
 print("up", set_by_us, flush=True)
@@ -64,63 +61,82 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     assert open_memory(each.pid for each in processes) == []
     (job.directory / "go-on").touch()
     done = job.wait(30).check()
-    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "up []"]
+    assert done.stdout == "up []\n"
     assert foreign_lines(done.stderr) == []
 
 
-#: By MPI a choice, whether it leaves a port of MPI, and whether the job warns of it.
+@pytest.mark.quick("mpich")
+@pytest.mark.mpi
+def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
+    """All programs counted, from the first to the last, `launch` as well: it starts the ranks itself."""
+    launch = [os.path.join(sys.prefix, "bin", "dask-gpu-mpi"), "launch", "-n", "3"]
+    script = SCRIPT.replace('interface="lo"', "")
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(script)
+        file.flush()
+        job = mpirun.start([*launch, file.name], None, env=UNCHOSEN)
+        with Census(job) as census:
+            job.wait_for("up", 60)
+            time.sleep(1.0)
+            now = census.look()
+            (job.directory / "go-on").touch()
+            job.wait(30).check(0)
+    assert [place for place in census.seen if not place.on_loopback] == []
+    roles = {census.roles[place] for place in now}
+    assert "launcher" not in roles
+    assert not any("dask-gpu-mpi launch" in role or role in ("rank", "mpi") for role in roles), roles
+    agents = [place for place in now if census.roles[place] == "agent"]
+    assert len(agents) == 3 + 1  # nannies, and the hub
+
+
+#: By MPI a choice of its user's which gives ranks ports on one host.
 CHOICES = [
-    ("mpich", "UCX_TLS", "all", True),
-    ("mpich", "UCX_TLS", "^ib", True),
-    ("mpich", "UCX_TLS", "tcp,self", True),
-    ("mpich", "UCX_TLS", "sm,self", False),
-    ("openmpi", "OMPI_MCA_btl", "^openib", False),
-    ("openmpi", "OMPI_MCA_btl", "self,sm,tcp", True),
-    ("openmpi", "HOME", "btl = self,sm,tcp", True),  # mpirun makes a variable of it
+    ("mpich", "UCX_TLS", "tcp,self"),
+    ("mpich", "UCX_TLS", "all"),
+    ("openmpi", "OMPI_MCA_btl", "self,sm,tcp"),
 ]
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize(("mpi", "name", "value", "is_open"), CHOICES, ids=lambda value: str(value))
-def test_choice_that_leaves_a_port_on_one_host(
-    mpirun: Mpi, tmp_path: Path, mpi: str, name: str, value: str, is_open: bool
+@pytest.mark.parametrize(("mpi", "name", "value"), CHOICES)
+def test_a_choice_that_opens_ports_opens_them_for_the_start_only(
+    mpirun: Mpi, mpi: str, name: str, value: str
 ) -> None:
-    """It listens on loopback under MPICH, and the job warns once; a list of what is left out has no port at all."""
     if mpirun.name != mpi:
         pytest.skip(f"a choice of {mpi}'s")
-    if name == "HOME":
-        (tmp_path / ".openmpi").mkdir()
-        (tmp_path / ".openmpi" / "mca-params.conf").write_text(f"{value}\n")
-    env = UNCHOSEN | {"HOME": str(tmp_path)} | ({} if name == "HOME" else {name: value})
     code = f"import os, time; print('up', os.environ.get({name!r}), flush=True); time.sleep(60)"
-    job = mpirun.start([*COMMAND, "--interface", "lo", "-c", code], 2, env=env)
-    job.wait_for(re.escape(f"up {env[name]}"))
-    processes = [psutil.Process(pid) for pid in job.processes()]
-    ranks = [psutil.Process(pid) for pid in ranks_of(job).values()]
-    python = psutil.Process().exe()
-    launchers = {place for each in processes if each.exe() != python for place in listening(each)}
-    ports = [listening(each) - launchers for each in ranks]
-    assert [bool(each) for each in ports] == [is_open] * 2
-    if mpi == "mpich" and value != "tcp,self":  # ranks that talk by TCP find no way by loopback
-        assert {host for each in ports for host, _ in each} <= {"127.0.0.1"}
+    job = mpirun.start([*COMMAND, "--interface", "lo", "-c", code], 2, env={**UNCHOSEN, name: value})
+    with Census(job) as census:
+        census.EVERY = 0.01
+        job.wait_for(re.escape(f"up {value}"))
+        now = census.look()
+    launchers = {place.port for place in census.seen if census.roles[place] == "launcher"}
+    ours = {place for place in census.seen if place.port not in launchers}
+    of_mpi = {place for place in ours if census.roles[place] == "mpi"}
+    assert of_mpi  # so that this is a test
+    assert of_mpi & now == set()
+    assert {place for place in ours if census.roles[place] == "rank"} == set()
     job.signal(15)
-    warnings = [line for line in job.wait(30).stderr.splitlines() if "memory of the ranks" in line]
-    assert len(warnings) == is_open
-    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings), warnings
+    assert "memory of the rank" not in job.wait(30).stderr
+
+
+#: How a script's ranks are MPI processes, and what they listen on then, unless these variables are set.
+OWN = {
+    "imported first": "from mpi4py import MPI\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n",
+    "comm=": (
+        "from mpi4py import MPI\nfrom dask_gpu_mpi import initialize\nsession = initialize(comm=MPI.COMM_WORLD)\n"
+    ),
+    "exit=False": "from dask_gpu_mpi import initialize\nsession = initialize(exit=False)\n",
+    "execute()": "from dask_gpu_mpi import execute\nexecute(print, ('here',))\n",
+}
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize("closed", [False, True])
-def test_mpi_that_the_script_has_started_itself_listens_on_a_port(mpirun: Mpi, closed: bool) -> None:
-    """One warning, which says what to change; none where the settings are in the environment."""
-    name, value = ("OMPI_MCA_btl", "^tcp") if mpirun.name == "openmpi" else ("UCX_TLS", "^sysv,tcp")
-    script = "from mpi4py import MPI\nfrom dask_gpu_mpi import initialize\ninitialize()\n"
-    done = mpirun.run(script, 2, env=UNCHOSEN | ({name: value} if closed else {})).check()
-    warnings = [
-        line for line in done.stderr.splitlines() if "imported mpi4py.MPI before initialize()" in line
-    ]
-    assert len(warnings) == (0 if closed else 1)
-    assert (
-        closed
-        or f"Fix: call initialize() before mpi4py.MPI is imported, or {name}={value} in " in warnings[0]
-    )
+@pytest.mark.parametrize("how", OWN)
+def test_mpi_of_the_script_itself(mpirun: Mpi, how: str) -> None:
+    """It has MPI's ports as long as it runs; one warning says so."""
+    done = mpirun.run(OWN[how], 2, env=UNCHOSEN).check()
+    warnings = [line for line in done.stderr.splitlines() if "the script's ranks are MPI processes" in line]
+    assert len(warnings) == 1, done.stderr
+    assert "anyone who reaches one can read and write" in warnings[0]
+    assert "Fix: initialize() first and without exit=False" in warnings[0]

@@ -149,10 +149,11 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.handlers",
-        "gang/scheduler_plugin",
+        "agent/scheduler gang/scheduler_plugin view/job_watch workers/plugins",
         _DISTRIBUTED,
-        why="the scheduler answers clients and members of gangs",
-        without="`spmd` raises an error; the cluster works",
+        why="the scheduler answers clients and members of gangs, `top` and the report; its registration of workers, its broadcast, "
+        "and the dump of a worker's state are replaced",
+        without="the scheduler does not start, and the job ends with one line that says so",
     ),
     *_of(
         "distributed.core",

@@ -11,12 +11,17 @@ from support.jobs.scripts.tell import tell
 
 
 def strangers(how):
-    """In MPI's process of a rank: send forged messages before its own, or another key as its first or second message."""
-    import pickle
+    """In MPI's process of a rank: send forged messages before its own, or another key as its first, second or only one.
 
-    from dask_gpu_mpi.base.plain_data import pack
+    Rank 1's tells whether the other key opens the credentials.
+    """
+    import dataclasses
+    import pickle
+    from typing import Any
+
+    from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
     from dask_gpu_mpi.mpi import world
-    from dask_gpu_mpi.startup.meeting import Hello, KeyPair
+    from dask_gpu_mpi.startup.meeting import ForeignMessageError, Hello, KeyPair
     from dask_gpu_mpi.startup.messages import Kind
 
     class Bomb:
@@ -29,7 +34,14 @@ def strangers(how):
     garbage = [bytes([7]) * length for length in (0, 1, 7, 8, 9, 23, 24, 25, 4095, 65537, world.LARGEST)]
     large = [bytes(world.LARGEST + 1), bytes(3_000_000)]  # nobody receives these
     bombs = [pickle.dumps(Bomb()), pickle.dumps([Bomb()] * 100)]
-    forged = [*bombs, *garbage, *large, pack([Kind.ENTERED, sealed]), pack([Kind.FAIL, sealed]), pack(["no kind", b""])]
+    forged = [
+        *bombs,
+        *garbage,
+        *large,
+        pack([Kind.ENTERED, sealed]),
+        pack([Kind.FAIL, sealed]),
+        pack(["no kind", b""]),
+    ]
     post, posted = world.Endpoint.send, []
 
     def send(self, rank, data):
@@ -43,6 +55,9 @@ def strangers(how):
                     post(self, each, hello)
         if how == "first key" and mine == 1 and not posted:
             post(self, 0, hello)
+        if how == "only key" and mine == 1:  # as the rank's own, but for the key
+            true = from_plain(Hello, unpack(data)[1])
+            data = pack([Kind.HELLO, dataclasses.replace(true, key=key.public)])
         post(self, rank, data)
         posted.append(data)
         if how == "second key" and mine == 1 and len(posted) == 1:
@@ -53,13 +68,29 @@ def strangers(how):
             if mine:
                 post(self, 3 - mine, data)
 
-    world.Endpoint.send = send
+    got, channels = world.Endpoint.receive, []
+
+    def receive(self):
+        """What has come, after a stranger has read it."""
+        found = got(self)
+        for _, data in found if self._comm.rank == 1 and how in ("listens", "only key") else ():
+            kind, payload = from_plain(tuple[str, Any], unpack(data))
+            if kind == Kind.HELLO:
+                channels.append(key.channel(from_plain(Hello, payload).key, 1, to_rank=False))
+            elif kind == Kind.ENTER:
+                try:
+                    tell(read=b"PRIVATE KEY" in channels[0].open(payload)[0])
+                except ForeignMessageError:
+                    tell(read=False)
+        return found
+
+    world.Endpoint.send, world.Endpoint.receive = send, receive
 
 
 def main(how):
     from dask_gpu_mpi.mpi import world
 
-    text = f"import os\n{inspect.getsource(strangers)}\nstrangers({how!r})\n"
+    text = f"import json, os\n{inspect.getsource(tell)}\n{inspect.getsource(strangers)}\nstrangers({how!r})\n"
     first, then = world._BOOT.split("; from ", 1)
     world._BOOT = f"{first}; exec({text!r}, globals()); from {then}"
     from dask_gpu_mpi import initialize

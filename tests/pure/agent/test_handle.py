@@ -1,81 +1,86 @@
-"""The rank's side of an agent: what it imports from, one that does not end, or whose pipes the script has closed."""
+"""The rank's side of an agent: what it imports from, its messages, one that does not end, or has no socket any more."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dask.config
 import pytest
 
-from dask_gpu_mpi.agent import handle as supervisor
-from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
-from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
-from dask_gpu_mpi.base.frames import FrameReader, write_frame
+from dask_gpu_mpi.agent import handle
+from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
+from dask_gpu_mpi.agent.hub import connect
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.meeting import listen
+from dask_gpu_mpi.startup.messages import Configuration, Entry, Kind
 from support.jobs.clusters import alive, until
 
 ENVIRON = dict(os.environ)
+CPU = Options(worker_class="distributed.Nanny")
 
 
 def test_the_agent_imports_from_where_the_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/lib", Path("/ignored"), "lib\udce4"])
-    assert _import_path() == [str(tmp_path), "/lib", "lib\udce4"]
-    assert json.loads(json.dumps(_import_path())) == _import_path()
+    assert import_path() == [str(tmp_path), "/lib", "lib\udce4"]
+    assert json.loads(json.dumps(import_path())) == import_path()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert _import_path() == ["/lib", "lib\udce4"]
+    assert import_path() == ["/lib", "lib\udce4"]
 
 
 @pytest.fixture
 def agent() -> Iterator[AgentProcess]:
     agent = AgentProcess(ENVIRON)
-    kill = agent._process.kill
     yield agent
-    kill()
-    agent._process.wait(30)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(agent.pid, signal.SIGKILL)
+    agent.close(10.0)
 
 
 def test_what_can_not_be_killed_is_not_waited_for(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As in a call of the kernel that waits for a dead file system."""
-    monkeypatch.setattr(supervisor, "KILLING", 0.1)
+    monkeypatch.setattr(handle, "KILLING", 0.1)
     os.kill(agent.pid, signal.SIGSTOP)
-    monkeypatch.setattr(agent._process, "kill", lambda: None)
-    agent.close(0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "kill", lambda process: None)
+        agent.close(0.1)
     assert alive(agent.pid)
     assert f"agent (process {agent.pid}) still running 0.1 s after SIGKILL" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("taken", [True, False], ids=["by files of the script", "closed"])
-def test_pipes_that_are_gone(agent: AgentProcess, taken: bool, tmp_path: Path) -> None:
-    numbers = [agent._stdin, agent._reader.fd]
-    for number in numbers:
-        path = tmp_path / str(number)
-        path.write_text("of the script")
-        if taken:
-            fd = os.open(path, os.O_RDWR)
-            os.dup2(fd, number)
-            os.close(fd)
-        else:
-            os.close(number)
-    agent.send(Order.CLOSE)
+@pytest.mark.parametrize("taken", [True, False], ids=["by a file of the script", "closed"])
+def test_a_socket_that_is_gone(agent: AgentProcess, taken: bool, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("of the script")
+    if taken:
+        fd = os.open(path, os.O_RDWR)
+        os.dup2(fd, agent.fd)
+        os.close(fd)
+    else:
+        os.close(agent.fd)
+    agent.send(Kind.CLOSE)
     assert agent.events() == []
-    assert agent.lost
+    assert (agent.lost, agent.taken) == (True, True)
+    assert agent.exit_text() == "the script closed the descriptors of this process"
     agent.close(5.0)
     if taken:
-        assert [os.read(number, 100) for number in numbers] == [b"of the script"] * 2
-        for number in numbers:
-            os.close(number)
+        assert os.read(agent.fd, 100) == b"of the script"
+        os.close(agent.fd)
 
 
 def environ_of(pid: int) -> bytes:
@@ -88,14 +93,14 @@ def test_what_dask_configures_for_processes_is_there_from_the_agents_first_momen
     """The configuration is read while the first agent imports already: another one takes its place."""
     assert b"\0DGM_TEST=7\0" not in environ_of(agent.pid)
     with dask.config.set({"distributed.nanny.pre-spawn-environ": {"DGM_TEST": 7}}):
-        another = begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON)
+        another = begin_agent(agent, CPU, ENVIRON)
     try:
         environ = until(lambda: environ_of(another.pid), 20, "it is just being started")
         assert b"\0DGM_TEST=7\0" in environ
-        assert agent._process.returncode in (0, -signal.SIGKILL)  # it has a second to end
+        assert not alive(agent.pid)
     finally:
         another.close(30.0)
-    assert another._process.returncode == 0
+    assert another.exit_text() == "exit code 0"
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -105,7 +110,7 @@ def test_the_scratch_of_an_agent_that_was_killed_is_removed(
     """One that closes in order has removed it itself."""
     removed: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        supervisor,
+        handle,
         "remove_scratch",
         lambda path, *, within, settle: removed.append((path, 2.0 <= within <= 10.0)),
     )
@@ -114,7 +119,7 @@ def test_the_scratch_of_an_agent_that_was_killed_is_removed(
         agent.kill()
     agent.close(10.0)
     assert removed == [(str(tmp_path), True)] * killed
-    assert (agent._process.returncode == 0) is not killed
+    assert agent.exit_text() == ("killed by signal SIGKILL" if killed else "exit code 0")
 
 
 def test_variables_that_are_no_mapping() -> None:
@@ -127,39 +132,55 @@ def test_variables_that_are_no_mapping() -> None:
             AgentProcess(ENVIRON)
 
 
-def test_answers_that_the_rank_keeps_and_those_it_hands_on(agent: AgentProcess) -> None:
-    read, write = os.pipe()
-    before, agent._reader = agent._reader, FrameReader(read)
-    for answer in (
-        (Answer.PREPARED, "/scratch"),
-        (Answer.ENDED, "its fork server has died"),
-        (Answer.READY, 2, []),
-    ):
-        write_frame(write, answer)
-    os.close(write)
-    assert agent.events() == [(Answer.PREPARED, "/scratch"), (Answer.READY, 2, [])]
-    assert agent.scratch == "/scratch"
-    assert agent.exit_text() == "its fork server has died"
-    agent._reader.close()
-    agent._reader, agent.scratch = before, None
-
-
-def test_the_second_frame_has_the_options_and_the_configuration(
-    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[Configuration] = []
-    monkeypatch.setattr(agent, "_send_classes", sent.append)
-    with dask.config.set({"probe": 1}):
-        agent.configure(Options(comm=object(), interface="ib0"), speaks=False)
-    (frame,) = sent
-    assert frame.options == Options(interface="ib0")  # a communicator can't be sent
-    assert (frame.dask_config["probe"], frame.speaks, frame.mpi_deadline) == (1, False, math.inf)
-
-
 def test_an_agent_that_is_closed_before_it_is_configured_ends_in_order(agent: AgentProcess) -> None:
     # it began before the options were read
-    assert begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON) is agent
-    assert not agent.looks
-    agent.send(Order.CLOSE)
-    assert agent._process.wait(20) == 0
+    assert begin_agent(agent, CPU, ENVIRON) is agent
+    agent.send(Kind.CLOSE)
+    assert until(lambda: agent.events() == [] and agent.lost)
+    assert agent.exit_text() == "exit code 0"
     agent.close(1.0)
+
+
+def test_an_agent_that_is_killed(agent: AgentProcess) -> None:
+    agent.kill()
+    until(lambda: agent.events() == [] and agent.lost)
+    assert agent.exit_text() == "killed by signal SIGKILL"
+    agent.send(Kind.CLOSE)  # into nothing
+    agent.close(1.0)
+
+
+def test_an_agent_that_can_not_be_configured_says_why_and_ends(agent: AgentProcess) -> None:
+    """It gets a class of the script, of no module that it could import, and an option that no nanny has."""
+
+    class Plugin:
+        pass
+
+    begin_agent(agent, CPU, ENVIRON)
+    agent.configure(Configuration(replace(CPU, worker_options={"no_such": Plugin})))
+    found: list[tuple[Kind, object]] = []
+    until(lambda: found.extend(agent.events(0.1)) or agent.lost)
+    ((kind, failure),) = found
+    assert (kind, agent.scratch) == (Kind.FAILED, None)
+    assert "no_such" in str(failure)
+
+
+async def test_a_prepared_agent_has_a_scratch_and_leads_with_the_socket_that_it_gets(
+    agent: AgentProcess, tmp_path: Path
+) -> None:
+    begin_agent(agent, CPU, ENVIRON)
+    now = time.monotonic()
+    options = replace(CPU, local_directory=str(tmp_path))
+    agent.configure(Configuration(options, {}, started=now, deadline=now + 60.0))
+    config = make_credentials()
+    with listen("127.0.0.1") as sock:
+        hub = sock.getsockname()[:2]
+        agent.send(Kind.ENTER, Entry(0, 2, hub, config, {0: "h", 1: "h"}), fds=[sock.fileno()])
+    found: list[tuple[Kind, object]] = []
+    until(lambda: found.extend(agent.events(0.1)) or found[1:])
+    assert [kind for kind, _ in found] == [Kind.PREPARED, Kind.ENTERED]
+    assert agent.scratch is not None
+    assert Path(agent.scratch).parent == tmp_path
+    connection = await connect(hub, config, 10.0)
+    connection.close()
+    agent.close(20.0)
+    assert list(tmp_path.iterdir()) == []

@@ -112,8 +112,11 @@ async def test_messages_both_ways() -> None:
 async def test_an_agent_that_ends_is_lost_once() -> None:
     async with job() as made:
         one = await made.agent(1)
+        connection = made.hub.connections[1]
         one.close()
         assert await made.heard.get() == ("lost", 1, False)
+        await connection.flush(1.0)  # as at the end, when agents leave while the hub closes
+        connection.send(ENTERED)
         again = await made.agent(1, again=True)
         made.hub.send(1, Kind.RELEASE)
         assert await again.receive() == (Kind.RELEASE, None)

@@ -15,12 +15,14 @@ import distributed  # its defaults are there before the first test, and stay
 import pytest
 
 from dask_gpu_mpi.agent import scheduler
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network import listeners
 from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
+from dask_gpu_mpi.view.job_watch import JobWatch
 from support.jobs.processes import run_python
 
 OPTIONS = Options(protocol=Protocol.TCP, dashboard_address="127.0.0.1:0")
@@ -44,24 +46,24 @@ async def nobody(*_: Any) -> None:
 
 def served(
     options: Options,
-    *orders: Order,
+    *messages: tuple[Kind, Any],
     visit: Callable[..., Awaitable[None]] = nobody,
     settings: SchedulerSettings = SETTINGS,
-) -> tuple[int, tuple[Any, ...]]:
-    """What a scheduler ends with, and what it has answered, when it is visited and gets these orders; or its pipe is closed."""
+) -> tuple[int, Kind, Any]:
+    """What a scheduler ends with, and its first message, when it is visited and gets these messages; or its pipe is closed."""
     ours, its = Pipe()
 
-    async def run() -> tuple[int, tuple[Any, ...]]:
+    async def run() -> tuple[int, Kind, Any]:
         task = asyncio.ensure_future(scheduler._serve(options, settings, its))
-        answer = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
+        kind, payload = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
         try:
-            await visit(*answer[1:3])
+            await visit(payload)
         finally:
-            for order in orders:
-                ours.send((order, None))
-            if not orders:
+            for message in messages:
+                ours.send(message)
+            if not messages:
                 ours.close()
-        return await asyncio.wait_for(task, 30), answer
+        return await asyncio.wait_for(task, 30), kind, payload
 
     with its:
         try:
@@ -70,15 +72,18 @@ def served(
             ours.close()
 
 
+CLOSE = (Kind.CLOSE, None)
+
+
 @pytest.mark.parametrize(
-    ("orders", "listen", "host"),
-    [((Order.CLOSE,), "127.0.0.1", "127.0.0.1"), ((), "::1", "[::1]")],
+    ("messages", "listen", "host"),
+    [((CLOSE,), "127.0.0.1", "127.0.0.1"), ((), "::1", "[::1]")],
     ids=["told", "pipe closed"],
 )
-def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...], listen: str, host: str) -> None:
+def test_it_serves_until_it_is_told_to_close(messages: tuple[Any, ...], listen: str, host: str) -> None:
     settings = replace(SETTINGS, listen=listen)
-    code, (kind, address, http_port, identity) = served(OPTIONS, *orders, settings=settings)
-    assert (code, kind) == (0, Answer.SCHEDULER_UP)
+    code, kind, (address, http_port, identity) = served(OPTIONS, *messages, settings=settings)
+    assert (code, kind) == (0, Kind.SCHEDULER_UP)
     assert address.startswith(f"tcp://{host}:")
     assert http_port > 0
     assert identity.startswith("Scheduler-")
@@ -87,7 +92,7 @@ def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...], listen: 
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
+def test_the_dashboard_comes_when_the_cluster_is_up_if_at_all(
     wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attached: list[Any] = []
@@ -96,8 +101,34 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
         attached.append(of.id)
 
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
-    _, answer = served(replace(OPTIONS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
-    assert attached == ([answer[3]] if wanted else [])
+    _, _, (_, _, identity) = served(replace(OPTIONS, dashboard=wanted), (Kind.UP, None), CLOSE)
+    assert attached == ([identity] if wanted else [])
+
+
+def test_once_the_cluster_is_up_it_reports_its_client_and_hears_of_lost_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the watch does with it: tests/pure/view."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(JobWatch, "report_client", lambda watch, report: report())
+    monkeypatch.setattr(JobWatch, "give_up", lambda watch, *lost: calls.append(lost))
+    told: list[Any] = []
+    ours, its = Pipe()
+    with ours, its:
+
+        async def run() -> int:
+            task = asyncio.ensure_future(scheduler._serve(replace(OPTIONS, dashboard=False), SETTINGS, its))
+            receive = asyncio.get_running_loop().run_in_executor
+            told.append((await receive(None, ours.recv))[0])
+            ours.send((Kind.LOST, (["1"], "rank 1 lost")))
+            ours.send((Kind.UP, None))
+            told.append(await receive(None, ours.recv))
+            ours.send(CLOSE)
+            return await asyncio.wait_for(task, 30)
+
+        assert asyncio.run(run()) == 0
+    assert told == [Kind.SCHEDULER_UP, (Kind.CLIENT, None)]
+    assert calls == [(["1"], "rank 1 lost")]
 
 
 def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +151,8 @@ def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(versions, "error_message", counted)
 
-    async def visit(address: str, http_port: int | None) -> None:
+    async def visit(up: tuple[str, int | None, str]) -> None:
+        address, http_port, _ = up
         assert http_port is None  # without a dashboard
         warnings_, comms = [], []
         for number, version in enumerate(("1", "1", "1", "2")):
@@ -138,7 +170,7 @@ def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyP
         for comm in comms:
             comm.abort()
 
-    assert served(replace(OPTIONS, dashboard=False), Order.CLOSE, visit=visit)[0] == 0
+    assert served(replace(OPTIONS, dashboard=False), CLOSE, visit=visit)[0] == 0
 
 
 def test_it_does_not_start_with_a_server_that_asks_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +185,9 @@ def test_it_does_not_start_with_a_server_that_asks_for_no_token(monkeypatch: pyt
 
     monkeypatch.setattr("distributed.node.HTTPServer", Unguarded)
     monkeypatch.setattr(scheduler, "guard_servers", lambda token: None)
-    code, (kind, problem, *_) = served(OPTIONS, visit=stop)
-    assert (code, kind) == (1, Answer.FAILED)
-    assert "HTTP server of another class" in problem.text
+    code, kind, failure = served(OPTIONS, visit=stop)
+    assert (code, kind) == (1, Kind.FAILED)
+    assert "HTTP server of another class" in failure.problem.text
 
 
 class Pages:
@@ -249,15 +281,15 @@ class Process:
 @pytest.mark.parametrize(
     ("process", "sent", "calls"),
     [
-        (Process(), [(Order.CLOSE, None)], [("join", 2.0)]),
-        (Process(ends=False), [(Order.CLOSE, None)], [("join", 2.0), "kill", ("join", 1)]),
+        (Process(), [CLOSE], [("join", 2.0)]),
+        (Process(ends=False), [CLOSE], [("join", 2.0), "kill", ("join", 1)]),
         (Process(alive=False), [], []),
     ],
     ids=["ends", "does not end", "has ended"],
 )
-def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Order], calls: list[Any]) -> None:
+def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Any], calls: list[Any]) -> None:
     of_agent = SchedulerProcess(Timeline("agent"), print, print)
-    of_agent.send(Order.DASHBOARD)  # before it is started there is nothing to send to, or to close
+    of_agent.send(Kind.UP)  # before it is started there is nothing to send to, or to close
     of_agent.close(1.0)
     ours, its = Pipe()
     with ours, its:
@@ -279,5 +311,6 @@ async def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: p
     of_agent = SchedulerProcess(Timeline("agent"), ends.append, print)
     answer = await of_agent.start(OPTIONS, SETTINGS)
     of_agent._pipe.close()
-    assert answer == (Answer.FAILED, Problem("the scheduler's process ended before it listened"))
+    ended = Problem("the scheduler's process ended before it listened", fix="read its output above")
+    assert answer == (Kind.FAILED, Failure(ended))
     assert ends == []

@@ -163,9 +163,7 @@ def test_descriptors_come_with_a_frame_of_a_socket(
 
 
 @pytest.mark.parametrize("read_all", [True, False])
-def test_the_other_side_of_a_socket_ends(
-    read_all: bool, ends: tuple[socket.socket, socket.socket]
-) -> None:
+def test_the_other_side_of_a_socket_ends(read_all: bool, ends: tuple[socket.socket, socket.socket]) -> None:
     """It is the end of file too if what was sent to it is left there; and writing to it is a ConnectionError."""
     ours, other = ends
     reader = FrameReader(ours.fileno())

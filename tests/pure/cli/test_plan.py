@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -72,3 +74,17 @@ def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
         f"dask_gpu_mpi: error: command line: --svg {path!r} can't be written: No such file or directory. Fix: choose a "
         "file in a folder that exists and that you may write\n"
     )
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_plan_of_this_allocation(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 shows it."""
+    made, asked = make_plan(hypothetical_job(2, 1, 2), Options()), []
+
+    def planned(read_options: Callable[[], Options]) -> Plan | None:
+        asked.append(read_options())
+        return made if is_first else None
+
+    monkeypatch.setattr("dask_gpu_mpi.job.start.plan_of_allocation", planned)
+    assert plan("--nthreads", "3").rstrip("\n") == (made.table() if is_first else "")
+    assert [options.nthreads for options in asked] == [3]

@@ -59,7 +59,9 @@ def test_warnings_about_mpi_and_its_launcher(
         size=size,
     )
     warnings = all_warnings(joined)
-    assert [text.startswith(begin) for text, begin in zip(warnings, warned, strict=True)] == [True] * len(warned)
+    assert [text.startswith(begin) for text, begin in zip(warnings, warned, strict=True)] == [True] * len(
+        warned
+    )
 
 
 @pytest.mark.parametrize("gpus", [False, True])

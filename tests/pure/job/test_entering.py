@@ -27,7 +27,6 @@ from dask_gpu_mpi.errors import (
     LauncherError,
     MpiMissingError,
     OptionError,
-    Problem,
     StartupError,
 )
 from dask_gpu_mpi.job import entering as module
@@ -356,6 +355,7 @@ def test_rank_0s_agent_that_dies_before_all_are_connected_to_it() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_an_agent_reports(rank: int) -> None:
     job = Job()
+    job.instead[rank, Kind.ENTER] = lambda agent: None  # the invitation may have come before
     job.agents[rank].say(Kind.PREPARED, "/scratch")
     job.agents[rank].say(Kind.FAILED, Failure.of(InputError("no such class")))
     error = job.report()
@@ -395,7 +395,9 @@ def test_rank_0_reports_a_rank_that_has_not_come(
     assert isinstance(other, JobEnded)  # by the abort
     (line,) = job.printed
     named = " (rank 2 on h is stopped)" if beside else ""
-    assert line.startswith(f"no response from rank 2 of 3 before the start-up timeout (startup_timeout){named}")
+    assert line.startswith(
+        f"no response from rank 2 of 3 before the start-up timeout (startup_timeout){named}"
+    )
     assert "; ranks 0-1 on h responded. Fix: " in line
     assert (job.aborts, ended) == ([1], [1])
     assert [job.agents[rank].closed for rank in (0, 1)] == [1, 1]

@@ -287,7 +287,9 @@ def test_an_agent_that_dies_again_and_again(
         *(f"{begin}restarting it in {seconds} s" for seconds in (0.5, 2, 8)),
         f"{begin}rank 1 removed, continuing with the other ranks",
     ]
-    assert last.startswith("dask_gpu_mpi: error: the agent of rank 1 on h1 ended (exit code 9): the cluster is lost. Fix: ")
+    assert last.startswith(
+        "dask_gpu_mpi: error: the agent of rank 1 on h1 ended (exit code 9): the cluster is lost. Fix: "
+    )
 
 
 def test_an_agent_that_can_not_be_started_again_or_fails(
@@ -370,12 +372,12 @@ def test_a_hub_that_is_lost(
     rank: int, is_client: bool, tolerated: int, told: int, member: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The client's script raises it; of the others as many report it as must be left."""
-    this, agent = member(
-        [(Kind.FAIL, None)], rank=rank, is_client=is_client, tolerate_lost_ranks=tolerated
-    )
+    this, agent = member([(Kind.FAIL, None)], rank=rank, is_client=is_client, tolerate_lost_ranks=tolerated)
     agent.answers = {Kind.OVER: [ENDED]}
     hear(this)
-    assert capsys.readouterr().err.count("error: rank 0 lost, and with it the script and the scheduler") == told
+    assert (
+        capsys.readouterr().err.count("error: rank 0 lost, and with it the script and the scheduler") == told
+    )
     assert state(this) == ("stopped" if is_client else "ended")
     assert (this.ending.lost is not None) is is_client
     late, _ = member([END], [(Kind.FAIL, None)])  # it ends as well
@@ -435,11 +437,18 @@ def test_an_agent_that_does_not_end_is_killed(
     assert clock.now - 100.0 == pytest.approx(seconds, abs=0.15)
     assert agent.sent == ["killed", "closed", "given back"]
     assert aborts == [75]
-    assert "error: the agent of rank 0 on h1 did not end in time, and was killed. Fix: " in capsys.readouterr().err
+    assert (
+        "error: the agent of rank 0 on h1 did not end in time, and was killed. Fix: "
+        in capsys.readouterr().err
+    )
 
 
 def test_scratch_that_can_not_be_removed_in_time_is_named(
-    tmp_path: Path, member: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    member: Make,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also that of an agent that was lost before."""
     seconds: list[float] = []
@@ -458,3 +467,27 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
     told = capsys.readouterr().err
     for name in ("first", "second"):
         assert f"could not remove all of {tmp_path / name} within 10 s" in told
+
+
+@pytest.mark.parametrize(("failed", "code"), [(None, None), (SystemExit(0), None), (SystemExit(3), 3)])
+def test_a_program_that_fails_after_its_cluster_ends_the_other_ranks(
+    failed: SystemExit | None,
+    code: int | None,
+    member: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They may wait for it in MPI, which is the program's own."""
+    codes: list[int] = []
+    monkeypatch.setattr(module.outcome, "_noted", None)
+    rank, agent = member(is_client=True, leave_open=True)
+    monkeypatch.setattr(rank.joined.world, "abort", codes.append)
+    agent.answers = {Kind.OVER: [END, ENDED]}
+    with contextlib.suppress(SystemExit), contextlib.ExitStack() as function:  # of `execute`
+        function.callback(rank.client_done, final=True)
+        if failed is not None:
+            raise failed
+    rank.abort_after_failure()
+    assert codes == [code] * (code is not None)
+    told = "error: rank 1 of 3 has failed (exit code 3), and other ranks may wait for it in MPI; aborting the job"
+    assert (told in capsys.readouterr().err) is bool(codes)

@@ -97,8 +97,10 @@ def member() -> Iterator[Any]:
 def running(member: Any, walltime: Walltime | None = None) -> Iterator[Monitor]:
     monitor = Monitor(member, walltime or Walltime({}, None, lambda *_: None))
     monitor.start()
-    yield monitor
-    monitor.stop()
+    try:
+        yield monitor
+    finally:
+        monitor.stop()
     assert [thread for thread in threading.enumerate() if "monitor" in thread.name] == []
 
 
@@ -187,22 +189,25 @@ def test_a_script_that_does_not_end_is_ended(
 def test_the_end_of_the_launcher_ends_the_script(
     member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with subprocess.Popen(["sleep", "60"]) as launcher:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as launcher:
         monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
         member.launched = member.gone = True
         with running(member):
-            launcher.kill()
+            assert launcher.stdin is not None
+            launcher.stdin.close()  # it ends
             until(lambda: sent)
     assert sent == [signal.SIGTERM]
 
 
 def test_descriptors_that_the_script_closes(member: Any) -> None:
-    """The rank has to see that, and nothing is read from another file with that number."""
-    os.close(member.fd)
-    member.on_message = lambda: pytest.fail("not a message")
+    """The rank looks at that, again and again."""
     member.pump = lambda timeout: member.round.set()
-    with running(member):
-        assert member.round.wait(LIMIT)
+    with running(member) as monitor:
+        os.close(member.fd)
+        monitor.wake()
+        for _ in range(3):
+            assert member.round.wait(LIMIT)
+            member.round.clear()
 
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
@@ -262,7 +267,9 @@ def test_a_failure_ends_the_script_but_is_nobodys_at_the_end(
         assert member.round.wait(LIMIT)
         until(lambda: at_the_end or sent)
     assert sent == [signal.SIGTERM] * (not at_the_end)
-    assert ("the monitor of the cluster failed: OSError: broken pipe" in capsys.readouterr().err) is not at_the_end
+    assert (
+        "the monitor of the cluster failed: OSError: broken pipe" in capsys.readouterr().err
+    ) is not at_the_end
     assert member.ending.lost == (None if at_the_end else "its monitor failed")
 
 

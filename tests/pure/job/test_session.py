@@ -14,7 +14,7 @@ import pytest
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job import session as module
 from dask_gpu_mpi.job.dask_client import DaskSettings
-from dask_gpu_mpi.job.ending import Ending
+from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.session import ClientEnd, Session
 from dask_gpu_mpi.options.model import Options
 
@@ -56,7 +56,7 @@ def test_the_end_is_told_once(
     assert (session.closed, "(closed)" in session._repr_html_()) == (True, True)
     assert (done(member), len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
-        session._end.finish()  # called when MPI is finalized, or at the end of the process
+        session._end.finish()  # at the end of the process
     session.close()
     assert done(member) == ([True] if others_go_on else [False, True])
     assert unregistered == [session._end.finish]
@@ -91,13 +91,19 @@ def test_a_child_that_the_script_forks_ends_nothing(member: Mock) -> None:
     assert not end.closed
 
 
-def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Mock) -> None:
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_is_an_exit_unless_the_cluster_is_lost(
+    member: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = Mock()
+    monkeypatch.setattr(module, "Monitor", lambda *_: monitor)
     end = make_end(member)
     with pytest.raises(SystemExit) as ended:
         end.end_script(15, None)
     assert ended.value.code == 143
-    member.signal_relay.script_is_interrupted.assert_called_once_with()
-    end.walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
+    monitor.announce_interrupt.assert_called_once_with()
+    end.on_walltime(lambda: pytest.fail("no checkpoint without a cluster"), 30.0)
+    monitor.wake.assert_called_once_with()  # it looks at the clock from now on
     member.ending.lost = "the scheduler"
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
         end.end_script(15, None)
@@ -107,12 +113,11 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(member: Mock) -> None:
 def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     member: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codes: list[str] = []
-    monkeypatch.setattr(module, "abort", lambda code: codes.append(f"abort {code}"))
-    monkeypatch.setattr(module.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    codes: list[int] = []
+    monkeypatch.setattr(module, "end_job", lambda code, environ: codes.append(code))
     monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
     make_end(member).finish()
-    assert codes == ["abort 1", "exit 1"]
+    assert codes == [1]
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
 
 

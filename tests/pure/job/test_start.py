@@ -1,4 +1,4 @@
-"""What goes wrong before a rank has an agent, one cluster at a time, and what it changes in its process.
+"""A rank before it enters the job, one cluster at a time, and what it changes in its process.
 
 The start itself: tests/mpi, tests/faults/test_starts.py.
 """
@@ -13,36 +13,160 @@ import signal
 import ssl
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import distributed
 import pytest
 
 from dask_gpu_mpi import connect
 from dask_gpu_mpi.base.signals import LOST, is_ours
-from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
+from dask_gpu_mpi.job.child_processes import RANK_PID
 from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.job.session import Use
-
-
-def test_an_agent_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(module, "AgentProcess", full)
-    with pytest.raises(StartupError, match="not start the agent of this rank .Too many open files.. Fix: "):
-        module._start_agent({})
+from dask_gpu_mpi.mpi.world import World
+from dask_gpu_mpi.options.model import Options
+from support.mocks.inputs import plan_of, worker_plan
+from support.mocks.launchers import SAMPLES
 
 
 @pytest.fixture(autouse=True)
 def _handlers_and_the_hook_are_given_back(handlers: None) -> Iterator[None]:
     yield
     outcome.retire()
+
+
+class Rank:
+    """A rank whose agent and world are made up, and that enters the job at once, with this outcome."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: Any = 0) -> None:
+        self.outcome = outcome
+        #: What it enters with, and the world of that.
+        self.context: Any = None
+        self.options: Options | None = None
+        self.failure: DaskGpuMpiError | None = None
+        self.world: Any = None
+        self.agents: list[Any] = []
+        #: Worlds behind a child process or `launch`.
+        self.children: list[World] = []
+        monkeypatch.setattr(module, "_member", None)
+        monkeypatch.setattr(module, "AgentProcess", self.agent)
+        monkeypatch.setattr(module, "begin_agent", lambda agent, options, environ: agent)
+        monkeypatch.setattr("dask_gpu_mpi.job.entering.Entering", self.entering)
+        monkeypatch.setattr("dask_gpu_mpi.mpi.world.world_of", self.world_of)
+        monkeypatch.setattr("dask_gpu_mpi.mpi.world.own_world", self.own_world)
+        for name in (RANK_PID, *(name for sample in SAMPLES.values() for name in sample)):
+            monkeypatch.delenv(name, raising=False)  # given back afterwards
+            monkeypatch.setenv(name, "x")
+            monkeypatch.delenv(name)
+
+    def agent(self, environ: Any) -> Any:
+        made = Mock(environ=environ)
+        self.agents.append(made)
+        return made
+
+    def world_of(self, environ: Any, path: Any) -> World:
+        self.children.append(World())
+        return self.children[-1]
+
+    def own_world(self, comm: Any, environ: Any, host: str, *, starts: bool) -> Any:
+        return comm or ("own" if starts or "mpi4py.MPI" in sys.modules else None)
+
+    def entering(
+        self, context: Any, world: Any, options: Any, agent: Any, failure: Any = None, check: Any = None
+    ) -> Any:
+        self.context, self.options, self.failure = context, options, failure
+        self.world = world()
+        assert (agent is None) is (failure is not None)
+        if failure is not None:
+            raise failure
+        check(0)
+        return SimpleNamespace(run=lambda: self.outcome)
+
+
+CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
+
+
+def test_the_start_up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan_of(worker_plan())
+    rank = Rank(monkeypatch, made)
+    assert module.plan_of_allocation(lambda: CPUS) is made
+    ((agent,), (child,)) = rank.agents, rank.children
+    assert rank.world is child
+    (configuration,) = agent.configure.call_args.args
+    assert (configuration.options, configuration.plan_only) == (CPUS, True)
+    assert rank.context.deadline - rank.context.started == 20.0
+    rank.outcome = 0  # on another rank
+    assert module.plan_of_allocation(lambda: CPUS) is None
+
+
+@pytest.mark.parametrize("where", ["options", "agent"])
+def test_what_goes_wrong_before_a_rank_enters_is_its_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent is ended, and it has a minute to meet the others, since its own limit may be unknown."""
+
+    def fails(*_: Any) -> Any:
+        if where == "agent":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise InputError("no such option")
+
+    rank = Rank(monkeypatch)
+    if where == "agent":
+        monkeypatch.setattr(module, "AgentProcess", fails)
+    with pytest.raises(StartupError if where == "agent" else InputError) as caught:
+        module.plan_of_allocation(fails if where == "options" else lambda: CPUS)
+    assert caught.value is rank.failure
+    assert [agent.close.called for agent in rank.agents] == [True] * (where != "agent")
+    assert rank.context.deadline - rank.context.started == WITHOUT_OPTIONS
+    if where == "agent":
+        assert "could not start the agent of this rank (Too many open files). Fix: " in str(rank.failure)
+
+
+@pytest.mark.parametrize("mpi", ["child", "comm", "goes on", "imported"])
+def test_the_launchers_variables_are_gone_unless_the_script_is_an_mpi_process(
+    mpi: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI of the script, or of its children, would join the job as this rank; the job's variables stay."""
+    rank = Rank(monkeypatch, SimpleNamespace(rank=1, is_client=False, environ={}, world=World()))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())  # type: ignore[arg-type]
+    if mpi != "imported":
+        monkeypatch.delitem(sys.modules, "mpi4py.MPI")
+    variables = SAMPLES["srun"] | {"PMI_FD": "9"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    comm: Any = "the user's" if mpi == "comm" else None
+    member, session = module.start(lambda: CPUS, comm=comm, leave_open=mpi == "goes on")
+    member.signals.give_back()
+    assert session is None
+    assert len(rank.children) == (mpi == "child")
+    assert rank.world == {"child": rank.children and rank.children[0], "comm": comm}.get(mpi, "own")
+    assert rank.context.environ.items() >= variables.items()
+    assert ("PMI_FD" in os.environ) is ("SLURM_PROCID" in os.environ) is (mpi != "child")
+    assert os.environ["SLURM_JOB_ID"] == "7"
+    with pytest.raises(InputError, match="called a second time in this job"):
+        module.start(lambda: CPUS)
+
+
+def test_a_program_that_goes_on_after_its_cluster_can_lose_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    Rank(monkeypatch)
+    with pytest.raises(InputError, match=r"tolerate_lost_ranks=1 with exit=False or execute\(\)"):
+        module.start(lambda: replace(CPUS, tolerate_lost_ranks=1), leave_open=True)
+
+
+def test_the_scripts_rank_checks_its_report_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    with pytest.raises(InputError, match="report"):
+        module.start(lambda: replace(CPUS, report="report.pdf"))
+    assert [agent.close.called for agent in rank.agents] == [True]
 
 
 def test_sigterm_is_an_exit_unless_the_script_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from support.bed.hosts import TestBed
-from support.intruders.attacks import MARK
 from support.intruders.listeners import Census, Listener, open_memory
 from support.jobs.clusters import facts, until
 from support.jobs.mpi import CompletedJob, Job, Mpi
 from support.jobs.scripts import script
 
-__all__ = ["ATTACKS", "KINDS", "IN_MEETING", "Attacked", "Target", "attack_meeting", "attacked", "start"]
+__all__ = ["ATTACKS", "IN_MEETING", "KINDS", "Attacked", "Target", "attack_meeting", "attacked", "start"]
 
 #: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
 DESCRIPTORS = 1024
@@ -135,8 +134,8 @@ def start(
 ) -> Job:
     """Start the job whose script computes until `attacked` ends it.
 
-    `chosen`: the user's variables. `own_mpi`: the script imports mpi4py.MPI first. `hold_meeting`: MPI's processes of all ranks but
-    rank 0 wait for `attack_meeting`.
+    `chosen`: the user's variables. `own_mpi`: the script imports mpi4py.MPI first. `hold_meeting`: MPI's processes wait for
+    `attack_meeting`, but not that of rank 0.
     """
     env: dict[str, str | None] = {
         "INTRUDERS_OPTIONS": json.dumps(options or {}),
@@ -166,9 +165,7 @@ def attack_meeting(
         now = census.look()
         found = [Listener(census.roles[place], "", place) for place in now]
         # what a launcher has opened stays its own
-        launchers = {
-            (each.place.network, each.place.port) for each in found if each.role == "launcher"
-        }
+        launchers = {(each.place.network, each.place.port) for each in found if each.role == "launcher"}
         found = [
             Listener("mpi", "start", each.place)
             for each in found
@@ -233,7 +230,11 @@ def attacked(
         before = _rounds(job)
         targets = _targets(result.listeners, hosts, attacks, told)
         result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets if each.memory}
-        more = {"recorded": told["recorded"], "recorded_at_hub": _recorded_at_hub(job), "routes": told["routes"]}
+        more = {
+            "recorded": told["recorded"],
+            "recorded_at_hub": _recorded_at_hub(job),
+            "routes": told["routes"],
+        }
         for _ in _intrusion(job, command, user, targets, attacks, result, **more) if targets else ():
             with contextlib.suppress(AssertionError):  # the test says so
                 until(lambda before=before: _rounds(job) > before, ROUND)
@@ -275,7 +276,6 @@ def _harmed(targets: Sequence[Target], hidden: Mapping[str, str]) -> dict[str, s
     return harmed
 
 
-
 def _targets(
     listeners: Sequence[Listener],
     hosts: Mapping[str, str],
@@ -284,7 +284,10 @@ def _targets(
     *,
     started: bool = False,
 ) -> list[Target]:
-    """What is attacked at all, each once, by its IPv4 address; `started`: of what is open at the start, else of what is open now."""
+    """What is attacked at all, each once, by its IPv4 address.
+
+    `started`: of what is open only until the cluster is up, else of what is open now.
+    """
     targets = {}
     for each in listeners:
         kind, place = KINDS.get(each.name, ""), each.place

@@ -89,8 +89,12 @@ class Recorder:
             outer = socket.create_connection(self.to)
             self.sent.append(bytearray())
             self.open += [inner, outer]
-            threading.Thread(target=self.pump, args=(inner, outer, self.sent[-1]), daemon=self.copy is None).start()
-            threading.Thread(target=self.pump, args=(outer, inner, bytearray()), daemon=self.copy is None).start()
+            threading.Thread(
+                target=self.pump, args=(inner, outer, self.sent[-1]), daemon=self.copy is None
+            ).start()
+            threading.Thread(
+                target=self.pump, args=(outer, inner, bytearray()), daemon=self.copy is None
+            ).start()
 
     def pump(self, source, target, kept):
         try:
@@ -132,7 +136,9 @@ def record_the_agent():
         if rank == 1:
             words = ["-c", head + inspect.getsource(Recorder) + tail, f"tls://{hub[0]}:{hub[1]}"]
             process = subprocess.Popen(
-                [sys.executable, *words, str(HERE / "hub-recorded")], stdout=subprocess.PIPE, start_new_session=True
+                [sys.executable, *words, str(HERE / "hub-recorded")],
+                stdout=subprocess.PIPE,
+                start_new_session=True,
             )
             port = int(process.stdout.readline())
             tell(hub_recorder=port)
