@@ -100,9 +100,9 @@ class EndCoordinator:
         """
         if unreachable:
             self._lose(rank, now, "its node is down, or its network")
-        elif rank not in self.lost_ranks and not (self.ended and rank in self._closed):
+        elif rank not in self.lost_ranks and not (self.stopped or self.ended):
             self._away[rank] = now + AGENT_RETURN
-            if rank == self._plan.scheduler.rank and self._is_owner and not (self.stopped or self.ended):
+            if rank == self._plan.scheduler.rank and self._is_owner:
                 lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
                 self.end_cluster(now, final=False, lost=lost)
 

@@ -264,6 +264,8 @@ class Part:
             self._begin(self._end_part())
 
     def _on_hub(self, kind: str, payload: Any) -> None:
+        if self._stop.is_set():
+            return
         match kind:
             case Kind.LISTEN:
                 self._connecting.listen(payload)
@@ -440,7 +442,6 @@ class Part:
 
         self._connecting.close()
         self._is_client = start.is_client
-        self._deadline = max(self._deadline, time.monotonic() + start.limit)
         self.answer(Kind.START, start.limit)
         self._timeline.lap("wait for the plan and the scheduler")
         plans = start.workers

@@ -120,7 +120,7 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
 
 def _mpi_warnings(joined: Joined) -> list[str]:
     """The warning of a script's process that is an MPI process as well."""
-    if not joined.world.is_own or joined.size == 1:
+    if not joined.world.is_open:
         return []
     return [
         "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the "

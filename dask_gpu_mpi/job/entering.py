@@ -432,6 +432,7 @@ class Entering:
             self._go_on()
             time.sleep(0.002)
         self._meeting.close()
+        world.end()  # the script's process has no child that it has not started
         self._context.timeline.lap("wait for the other ranks")
         return Joined(
             world.rank,

@@ -367,7 +367,6 @@ class Member:
                     "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
                 )
         self._left = []
-        self.joined.world.end()
         if not ending.done:
             say(
                 f"error: the agent of {self._here} did not end in time, and was killed. Fix: inspect that node (no memory left, "

@@ -37,7 +37,6 @@ from dask_gpu_mpi.job.dask_client import (
 from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 from dask_gpu_mpi.job.outcome import Outcome
-from dask_gpu_mpi.mpi.watchdogs import end_job
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.model import Plan
@@ -143,10 +142,10 @@ class ClientEnd:
             with undisturbed():
                 self._end_the_job(had_cluster)
         except BaseException:
-            # The other ranks are not informed, and would wait for this one forever.
+            # This rank's agent notices its end: rank 0's ends the job, another one's tells that.
             say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             flush()
-            end_job(outcome.FAILED, self.member.joined.environ)
+            os._exit(outcome.FAILED)
 
     def give_back(self) -> None:
         """Restore the process: the script continues without the cluster."""

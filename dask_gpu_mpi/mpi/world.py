@@ -26,7 +26,7 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpac
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
-from dask_gpu_mpi.sites.launchers import LOCAL, detect
+from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
 
 #: Before each packet between a rank and its transport: the rank that gets it, or has sent it.
 HEADER = struct.Struct("<i")
@@ -46,8 +46,8 @@ class World:
     size = 1
     #: Version text of the MPI library; empty: there is none.
     library = ""
-    #: Whether the script's process is an MPI process.
-    is_own = False
+    #: Whether the script's process is an MPI process, and whether that has ports.
+    is_own = is_open = False
 
     def fileno(self) -> int | None:
         """The descriptor that is readable when a message may have come; None: there is none."""
@@ -233,8 +233,9 @@ class OwnMpi(World):
 
     is_own = True
 
-    def __init__(self, comm: Any, library: str) -> None:
+    def __init__(self, comm: Any, library: str, *, is_open: bool = True) -> None:
         self.rank, self.size, self.library = comm.Get_rank(), comm.Get_size(), library
+        self.is_open = is_open and self.size > 1
         self._endpoint = Endpoint(comm)
 
     def send(self, rank: int, data: bytes) -> None:
@@ -272,7 +273,8 @@ def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool)
     from dask_gpu_mpi.mpi.library import load_mpi
 
     mpi: Any = loaded if runs else load_mpi(environ, host, by_mpi4py=True)
-    return OwnMpi(comm if comm is not None else mpi.COMM_WORLD, mpi.Get_library_version())
+    is_open = runs or not all_on_one_host(environ)  # `load_mpi` leaves it no port on one host
+    return OwnMpi(comm if comm is not None else mpi.COMM_WORLD, mpi.Get_library_version(), is_open=is_open)
 
 
 def world_of(environ: Mapping[str, str], path: list[str]) -> PacketWorld:

@@ -211,18 +211,16 @@ def test_function_that_fails_where_all_ranks_go_on(
     )
     says = (
         f"rank {client} of 2 has failed (exit code {code})",
-        "other ranks have not ended; aborting the job",
+        "other ranks may wait for it in MPI; aborting the job",
     )
     end(mpirun, job, code, 12.0, says=says, tracebacks=tracebacks)
     assert not (job.directory / "mark-passed").exists()
 
 
 def test_function_that_fails_where_all_ranks_end(mpirun: Mpi) -> None:
-    """Nobody waits for anybody: in order, at once."""
     body = "def work():\n    mark()\n    raise ValueError('of the function')\n\nexecute(work)\n"
     job = start(mpirun, "execute", body, client=False)
-    done = end(mpirun, job, 1, 5.0, tracebacks=1)
-    assert "aborting" not in done.stderr
+    end(mpirun, job, 1, 5.0, tracebacks=1)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +239,14 @@ def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str
 @pytest.mark.both_mpis
 @pytest.mark.parametrize("client", [0, 1])
 def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
-    """The job is aborted, with the code of the script: 75 is run again."""
+    """A launcher would wait for it forever; the code is the script's: 75 is run again."""
     body = "mark('ready')\nwait_until(lambda: marked('stopped'))\nmark()\nsys.exit(75)\n"
     options = {"client_rank": client, "shutdown_timeout": 2}
     job = start(mpirun, "command", body, 3, options=options)
     mark_time(job, "ready")
     os.kill(ranks_of(job)[2], signal.SIGSTOP)
     (job.directory / "mark-stopped").touch()
-    says = ("no response from rank 2 of 3 at the end; aborting the job",)
+    says = ("rank 2 on", "does not end; it is sent SIGCONT")
     end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 

@@ -21,6 +21,8 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.reachability import Node
+from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup.meeting import listen
@@ -154,12 +156,24 @@ async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("protocol", Protocol)
 async def test_only_a_scheduler_with_tls_needs_credentials(protocol: Protocol) -> None:
-    """A job that attaches, and its names: tests/mpi/test_joining.py."""
     async with job(1, protocol=protocol) as made:
         made.register()
         kind, settings = await made.hear()
         assert kind == Kind.SCHEDULER
         assert ("distributed.comm.tls.ca-file" in settings.config) is (protocol is Protocol.TLS)
+
+
+@pytest.mark.parametrize("plan_only", [False, True])
+async def test_a_job_that_attaches_reaches_the_running_scheduler(
+    plan_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it only plans, which needs none."""
+    monkeypatch.setattr(module, "read_target", lambda options: Target("tcp://10.0.0.9:5"))
+    async with job(1, scheduler=False, plan_only=plan_only) as made:
+        made.register()
+        kind, order = await made.hear()
+        assert kind == (Kind.DONE if plan_only else Kind.CONNECT)
+        assert plan_only or order.scheduler == Node("", -1, "10.0.0.9", "", 5)
 
 
 async def test_a_plan_is_the_end_of_its_command(tmp_path: Path) -> None:
@@ -188,8 +202,9 @@ async def test_rank_0_prints_the_report_of_failures_before_others_hear_of_it(con
         assert (await asyncio.wait([waiting], timeout=0.1))[0] == set()
         made.leader.spread(*report)
         assert await waiting == (Kind.FAIL, report)
-        made.tell(1, Kind.FAILED, Failure(Problem("another, later")))
-    assert made.local.empty()
+        made.leader.fail(1, Failure(Problem("another, later")))
+        await asyncio.sleep(0)
+        assert made.local.empty()
 
 
 @pytest.mark.parametrize("what", ["process", "agent"])
@@ -277,10 +292,13 @@ async def test_the_mark_has_the_code_of_the_script_if_ranks_are_lost(
 async def test_a_rank_that_does_not_close_is_given_up_and_no_mark_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "TICK_RUNNING", 60.0)  # looks at the clock more often at the end
     monkeypatch.setattr(module, "closing_time", lambda options, environ: -1.0)
     monkeypatch.setattr(module, "CLOSING_SLACK", 0.2)
     monkeypatch.setattr(module, "CLOSING_SHARE", 0.0)
     async with job(log_directory=tmp_path) as made:
         await made.start()
+        began = time.monotonic()
         assert await made.end(75, 0) == 75
+        assert time.monotonic() - began > 0.19
         assert not (tmp_path / "ended").exists()

@@ -27,6 +27,7 @@ from dask_gpu_mpi.errors import (
     LauncherError,
     MpiMissingError,
     OptionError,
+    Problem,
     StartupError,
 )
 from dask_gpu_mpi.job import entering as module
@@ -262,8 +263,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_all_ranks_enter_and_the_cluster_is_up(size: int) -> None:
-    job = Job(size)
+    job, begun = Job(size), time.monotonic()
     joined = job.run()
+    assert time.monotonic() - begun < module.MEETING_END
     assert [(one.rank, one.size, one.host, one.is_client) for one in joined] == [
         (rank, size, "h", rank == 0) for rank in range(size)
     ]
@@ -371,6 +373,22 @@ def test_a_signal_while_the_cluster_starts(rank: int) -> None:
     error = job.report()
     assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
     assert error.exit_code == 143
+
+
+def test_rank_0_that_fails_once_its_agent_leads_the_start_tells_it_once() -> None:
+    job, told = Job(), []
+
+    def enter(agent: Agent) -> None:
+        agent.say(Kind.ENTERED, None)
+        job.signals[0].got = (signal.SIGINT, 0.0)
+
+    def report(agent: Agent) -> None:
+        told.append(1)
+        agent.say(Kind.FAIL, (Failure(Problem("SIGINT came"), 130), False))
+
+    job.instead = {(0, Kind.ENTER): enter, (0, Kind.FAILED): report, (1, Kind.ENTER): lambda agent: None}
+    error = job.report()
+    assert (str(error), error.exit_code, told) == ("SIGINT came", 130, [1])
 
 
 def test_an_agent_that_does_not_finish_its_imports() -> None:

@@ -212,7 +212,7 @@ def test_a_rank_whose_launcher_is_gone(member: Make, monkeypatch: pytest.MonkeyP
 # -- the client's rank
 
 
-def test_a_session_that_is_closed_and_then_the_end(member: Make) -> None:
+def test_a_session_that_is_closed_and_then_the_end(member: Make, clock: Clock) -> None:
     """Its agent stays until the script's end."""
     rank, agent = member(is_client=True)
     agent.answers = {Kind.OVER: [(Kind.STOP, None), (Kind.CLOSED, None)]}
@@ -224,6 +224,7 @@ def test_a_session_that_is_closed_and_then_the_end(member: Make) -> None:
         rank.client_done(final=True, code=3)
     assert agent.sent[1:] == [(Kind.OVER, (True, None, 3)), "closed"]
     assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
+    assert clock.now < 101.0
 
 
 @pytest.mark.parametrize("final", [False, True])
