@@ -98,7 +98,12 @@ class EndCoordinator:
 
         `unreachable`: its node does not answer.
         """
-        if unreachable:
+        if rank == self._plan.scheduler.rank and self._is_owner and not (self.stopped or self.ended):
+            self.lost_ranks.add(rank)
+            self.end_cluster(
+                now, final=False, lost=f"the agent of {self._called(rank)} ended, and the scheduler with it"
+            )
+        elif unreachable:
             self._lose(rank, now, "its node is down, or its network")
         elif rank not in self.lost_ranks and not (self.stopped or self.ended):
             self._away[rank] = now + AGENT_RETURN
@@ -151,7 +156,7 @@ class EndCoordinator:
         self._limit = now + self._closing_time
 
     def _check_closed(self) -> None:
-        if not self.silent and (self.stopped or self.ended):
+        if not self.silent and not self._away and (self.stopped or self.ended):
             self._release()
             self.over = self.ended
 
@@ -162,8 +167,8 @@ class EndCoordinator:
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that have not closed yet, and are not lost."""
-        return sorted(self._ranks - self._closed - self.lost_ranks)
+        """Ranks that have not closed yet, and whose agents are connected."""
+        return sorted(self._ranks - self._closed - self.lost_ranks - self._away.keys())
 
     def _on_workers_ended(self, rank: int, now: float, *, failed: bool, why: str) -> None:
         """All workers of a rank have ended, by themselves."""

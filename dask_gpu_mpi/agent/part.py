@@ -300,7 +300,7 @@ class Part:
         self._up = True
         if self._settings is not None:
             self._scheduler.send(Kind.UP)  # the dashboard may follow
-        self.answer(Kind.UP, (cluster, self._is_client))
+        self.answer(Kind.UP, (cluster, self._is_client, self._settings is not None, self._scheduler_file))
 
     def _begin(self, action: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(self._guard(action))

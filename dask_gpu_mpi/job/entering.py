@@ -89,8 +89,11 @@ class Joined:
     environ: Mapping[str, str] = field(repr=False)
     #: The cluster; with the plan on the client rank and on rank 0.
     cluster: Cluster
-    #: Whether the script runs here.
+    #: Whether the script runs here, and the scheduler in this rank's agent.
     is_client: bool
+    has_scheduler: bool
+    #: Path and scheduler id, if the agent has written a scheduler file, which it removes unless it is killed.
+    scheduler_file: tuple[str, str] | None
     #: For another agent.
     entry: Entry = field(repr=False)
     #: How the ranks have met.
@@ -398,6 +401,7 @@ class Entering:
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.FAIL if payload is None:
+                time.sleep(2 * GATHER_FAILURES)  # rank 0 knows more, if it lives
                 raise self._lost_rank_0("the connection to its agent has ended while the cluster started")
             case Kind.FAIL:
                 failure, fatal = payload
@@ -420,11 +424,20 @@ class Entering:
             text = f"the agent ended before it was ready ({why})"
         self._fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
 
-    def _joined(self, cluster: Cluster, is_client: bool) -> Joined:
+    def _joined(
+        self,
+        cluster: Cluster,
+        is_client: bool,
+        has_scheduler: bool,
+        scheduler_file: tuple[str, str] | None,
+    ) -> Joined:
         options, agent, world = self._options, self._agent, self._world
         assert options is not None  # a rank that has joined has both
         assert agent is not None
         assert self._entry is not None
+        if cluster.absent:  # they never say that they have entered
+            self._meeting.send_all(Kind.CLOSE)
+            self._meeting.close()
         until = time.monotonic() + MEETING_END
         while self._meeting.open and time.monotonic() < until:
             for source, kind, payload in self._meeting.receive():
@@ -443,6 +456,8 @@ class Entering:
             self._environ,
             cluster,
             is_client,
+            has_scheduler,
+            scheduler_file,
             self._entry,
             world,
         )

@@ -27,11 +27,12 @@ from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.watchdogs import end_job
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.messages import COORDINATOR, Configuration, Kind
 
-#: Seconds before each restart of an agent that has died. The last one starts no workers: the rank has to hear of the job's end.
-DELAYS = (0.5, 2.0, 8.0, 0.0)
+#: Seconds before each restart of an agent that has died. One more starts no workers: the rank has to hear of the job's end.
+DELAYS = (0.5, 2.0, 8.0)
 #: Seconds between polls of a rank without the script, and of one that ends.
 POLL_IDLE, POLL_BUSY = 0.1, 0.01
 
@@ -176,9 +177,10 @@ class Member:
             case Kind.CLIENT:
                 self.had_client = True
             case Kind.PREPARED if self._restarts:
-                self.send(Kind.ENTER, replace(joined.entry, again=True, workers=self._restarts < len(DELAYS)))
-            case Kind.FAILED:  # of another agent
-                say(f"the agent of {self._here} failed ({payload.problem})")
+                again = replace(joined.entry, again=True, workers=self._restarts <= len(DELAYS))
+                self.send(Kind.ENTER, again)
+            case Kind.FAILED:  # another agent can't enter the job again
+                self._on_lost_rank_0()
 
     @property
     def _here(self) -> str:
@@ -208,20 +210,25 @@ class Member:
         self.drop_agent(0.5)
         if ending.over:
             ending.closed = ending.done = True
-        elif self.rank == COORDINATOR or self.descriptors_lost or self._restarts == len(DELAYS):
-            # with rank 0's agent the scheduler is lost, and the hub
-            of = ", and the scheduler with it" if self.rank == COORDINATOR else ""
+        elif self.joined.has_scheduler or self.rank == COORDINATOR or self.descriptors_lost:
+            # with rank 0's agent the hub is lost
+            of = ", and the scheduler with it" if self.joined.has_scheduler else ""
             self._on_lost_cluster(f"{text}{of}")
-        else:
+        elif self._restarts < len(DELAYS):
             delay = DELAYS[self._restarts]
-            self._restarts += 1
-            if self._restarts == len(DELAYS):
-                say(f"{text}; rank {self.rank} removed, continuing with the other ranks")
-            else:
-                say(f"{text}; restarting it in {delay:g} s")
+            say(f"{text}; restarting it in {delay:g} s")
             self._restart_due = time.monotonic() + delay
+            self._restarts += 1
+        elif self._restarts == len(DELAYS):
+            say(f"{text}; rank {self.rank} removed, continuing with the other ranks")
+            self._restart_due = time.monotonic()
+            self._restarts += 1
+        else:  # nothing is left to hear of the job's end
+            ending.closed = ending.done = ending.ended = True
 
     def _on_lost_cluster(self, lost: str) -> None:
+        if self.joined.scheduler_file is not None:
+            remove_scheduler_file(*self.joined.scheduler_file)
         say(
             f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
             "often"

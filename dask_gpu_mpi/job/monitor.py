@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from dask_gpu_mpi.base.frames import identity
 from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import LOST_GRACE
@@ -24,8 +25,9 @@ from dask_gpu_mpi.job.member import POLL_IDLE, Member
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import Kind
 
-#: Seconds between two checks whether the handlers of `on_walltime` are still there.
-CHECKING = 1.0
+#: Seconds between two checks whether the handlers of `on_walltime` are still there, and whether the script has closed the
+#: descriptors of this package.
+CHECKING, LOOKING = 1.0, 5.0
 
 
 class Walltime:
@@ -135,6 +137,7 @@ class Monitor:
         self._thread: threading.Thread | None = None
         #: Written to wake the thread; a signal handler may do that.
         self._wake = -1
+        self._identity: tuple[int, int] | None = None
         self._announces = False
         #: Descriptor of the launcher's process; -1: none.
         self._launcher = -1
@@ -142,6 +145,7 @@ class Monitor:
     def start(self) -> None:
         """Begin."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._identity = identity(self._wake)
         thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
         thread.start()
         self._thread = thread  # now: `stop` can't wait for one that could not be started
@@ -152,12 +156,18 @@ class Monitor:
         self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
+        if self._is_ours(self._wake):
+            os.close(self._wake)
+        self._wake = -1
 
     def wake(self) -> None:
         """Let the thread look at what is due."""
-        if self._wake >= 0:
-            with contextlib.suppress(OSError):  # the script has closed it
-                os.eventfd_write(self._wake, 1)
+        if self._is_ours(self._wake):
+            os.eventfd_write(self._wake, 1)
+
+    def _is_ours(self, fd: int) -> bool:
+        """Whether the script has not closed this descriptor, whose number another file may have got."""
+        return fd >= 0 and identity(fd) == self._identity
 
     def announce_interrupt(self) -> None:
         """Announce to all ranks that the script runs its `finally`; called in signal handlers, which can't send."""
@@ -176,10 +186,10 @@ class Monitor:
             for seconds in (member.seconds_until_due(), self._walltime.seconds_until_due())
             if seconds is not None
         ]
-        for fd, event in poller.poll(1000 * min(due) if due else None):
+        for fd, event in poller.poll(1000 * min([LOOKING, *due])):
             if event & select.POLLNVAL:  # the script has closed our descriptors
                 time.sleep(POLL_IDLE)
-            elif fd == self._wake:
+            elif fd == self._wake and self._is_ours(fd):
                 with contextlib.suppress(OSError):
                     os.eventfd_read(fd)
 

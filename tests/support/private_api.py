@@ -151,7 +151,7 @@ TABLE: tuple[PrivateName, ...] = (
         "Server.handlers",
         "agent/scheduler gang/scheduler_plugin view/job_watch workers/plugins",
         _DISTRIBUTED,
-        why="the scheduler answers clients and members of gangs, `top` and the report; its registration of workers, its broadcast, "
+        why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers, its broadcast, "
         "and the dump of a worker's state are replaced",
         without="the scheduler does not start, and the job ends with one line that says so",
     ),
