@@ -98,14 +98,9 @@ class EndCoordinator:
 
         `unreachable`: its node does not answer.
         """
-        if rank == self._plan.scheduler.rank and self._is_owner and not (self.stopped or self.ended):
-            self.lost_ranks.add(rank)
-            self.end_cluster(
-                now, final=False, lost=f"the agent of {self._called(rank)} ended, and the scheduler with it"
-            )
-        elif unreachable:
+        if unreachable:
             self._lose(rank, now, "its node is down, or its network")
-        elif rank not in self.lost_ranks and not (self.stopped or self.ended):
+        elif rank not in self.lost_ranks and not (self.ended and rank in self._closed):
             self._away[rank] = now + AGENT_RETURN
             if rank == self._plan.scheduler.rank and self._is_owner:
                 lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
@@ -113,11 +108,10 @@ class EndCoordinator:
 
     def tick(self, now: float) -> None:
         """Give up ranks that have been away, or have not closed, for too long."""
-        if not (self.stopped or self.ended):
-            for rank, until in list(self._away.items()):
-                if now > until:
-                    self._lose(rank, now, "its processes or its node died, or its network is down")
-        elif now > self._limit:
+        for rank, until in list(self._away.items()):
+            if now > until:
+                self._lose(rank, now, "its processes or its node died, or its network is down")
+        if (self.stopped or self.ended) and now > self._limit:
             self._release()
             self.over = self.ended
 

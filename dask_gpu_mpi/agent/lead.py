@@ -17,7 +17,7 @@ from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH, UNHEARD
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
@@ -146,10 +146,16 @@ class Leader:
             else:  # the coordinator has sent DONE to the others
                 self._hub.send(COORDINATOR, Kind.DONE, outcome)
 
-    def spread(self, failure: Failure, fatal: bool) -> None:
-        """Send all other ranks the failure that rank 0 has printed."""
-        for rank in self._hub.connections:
+    async def spread(self, failure: Failure, fatal: bool) -> bool:
+        """Send all other ranks the failure that rank 0 has printed; returns whether all of their agents have ended then."""
+        known = list(self._hub.connections)
+        for rank in known:
             self._hub.send(rank, Kind.FAIL, (failure, fatal))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNHEARD):
+                while self._hub.connections:
+                    await asyncio.sleep(TICK)
+        return not self._hub.connections and len(known) == self._entry.size - 1
 
     def end(self) -> None:
         """Rank 0 has ended: so does the job, unless it has already."""

@@ -188,9 +188,12 @@ class Part:
                 self._early.append((rank, failure))  # for the leader that this agent is about to become
         elif kind == Kind.FAIL:
             if self._leader is not None:
-                self._leader.spread(*payload)
+                self._begin(self._spread(self._leader, *payload))
         else:
             self._send(kind, payload)
+
+    async def _spread(self, leader: Leader, failure: Failure, fatal: bool) -> None:
+        self.answer(Kind.ENDED, 0 if await leader.spread(failure, fatal) else 1)
 
     # -- the hub ------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ GATHER_FAILURES = 1.0
 #: The last messages of a start are sent.
 FLUSH = 2.0
 #: A rank that can't reach rank 0 reports its failure itself.
-UNHEARD = 10.0
+UNHEARD = 8.0
 
 # The running cluster.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -36,7 +35,10 @@ def refuse_children() -> None:
     rank's variables, with which its MPI would join as that rank, and wait forever.
     """
     rank = os.environ.get(RANK_PID, "")
-    is_again = launchers.detect(os.environ) is not None or multiprocessing.parent_process() is not None
+    # while such a process runs the script, `multiprocessing.parent_process` is not set yet
+    is_again = launchers.detect(os.environ) is not None or any(
+        word.startswith("from multiprocessing.") for word in sys.orig_argv
+    )
     if is_again and rank.isdecimal() and is_child_of(int(rank)):
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",

@@ -321,7 +321,7 @@ class Entering:
 
     def _spread(self, failure: Failure, *, fatal: bool) -> None:
         """On rank 0: tell the ranks whose agents are not connected how the start ends."""
-        self._meeting.send_all(Kind.FAIL, (failure, fatal))
+        self._meeting.send_all(Kind.FAIL, (failure, fatal), but=self._entered)
         if not fatal:
             self._meeting.close()
 
@@ -409,11 +409,21 @@ class Entering:
                 if rank == COORDINATOR:
                     # printed before any other rank can exit: a launcher ends all ranks when one fails
                     report_error(error)
-                    if self._agent is not None:
-                        self._agent.send(Kind.FAIL, payload)
                     self._spread(failure, fatal=fatal)
-                    error.fatal = fatal
+                    error.fatal = not self._have_ended(payload) and fatal
                 raise error
+
+    def _have_ended(self, payload: tuple[Failure, bool]) -> bool:
+        """On rank 0: let its agent tell the others how the start ends; returns whether they all end then."""
+        if self._agent is None:
+            return False
+        self._agent.send(Kind.FAIL, payload)
+        until = time.monotonic() + UNHEARD + 1.0
+        while not self._agent.lost and time.monotonic() < until:
+            for kind, code in self._agent.events(POLL):
+                if kind == Kind.ENDED:
+                    return not code
+        return False
 
     def _on_lost_agent(self, agent: AgentProcess) -> None:
         self._agent_is_lost = True

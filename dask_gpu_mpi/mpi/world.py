@@ -142,7 +142,7 @@ class PacketWorld(World):
 
     def abort(self, code: int) -> None:
         """As in the base class."""
-        if self._socket is None:
+        if self._socket is None or not self.size:  # its process is inside ``MPI_Init``
             return
         self.send(TRANSPORT, HEADER.pack(code))
         deadline = time.monotonic() + ABORTING
@@ -405,15 +405,18 @@ def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
     while True:
         received = endpoint.receive()
         for source, data in received:
-            with contextlib.suppress(BrokenPipeError):  # the rank has left; only strangers send now
+            with contextlib.suppress(ConnectionError):  # the rank has left; only strangers send now
                 sock.send(HEADER.pack(source) + data)
         pause = 0.001 if received else min(2 * pause, 0.02)
         if not select.select([sock], [], [], pause)[0]:
             endpoint.has_sent()  # lets the library work
             continue
-        packet = sock.recv(HEADER.size + LARGEST)
+        packet = b""
+        with contextlib.suppress(ConnectionError):
+            packet = sock.recv(HEADER.size + LARGEST)
         if not packet:
             endpoint.close()
+            endpoint.receive()  # libraries complain of messages that are left
             return
         pause = 0.001
         (rank,) = HEADER.unpack_from(packet)

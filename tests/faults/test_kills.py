@@ -114,25 +114,25 @@ def test_a_removed_worker_stays_away_when_its_agent_is_restarted(mpirun: Mpi) ->
     """And the rank's other worker, which comes back, keeps the cluster when that of the other rank has gone."""
     body = """
 for turn in range(5):
-    wait_for_names("0", "1", "1-cpu-0")
+    wait_for_names("2", "2-cpu-0", "3")
     time.sleep(0.6)  # deaths between two looks of the agent, 0.25 s apart, count once
-    os.kill(process_of("1-cpu-0"), signal.SIGKILL)
-    wait_for_names("0", "1")
+    os.kill(process_of("2-cpu-0"), signal.SIGKILL)
+    wait_for_names("2", "3")
 wait_until(lambda: marked("removed"))
-os.kill(agent_of("1"), signal.SIGKILL)
-wait_for_names("0")
-wait_for_names("0", "1")
-client.retire_workers(names=[0])
-wait_for_names("1")
+os.kill(agent_of("2"), signal.SIGKILL)
+wait_for_names("3")
+wait_for_names("2", "3")
+client.retire_workers(names=[3])
+wait_for_names("2")
 compute()
 mark()
 sys.exit(3)
 """
-    options = {"cpu_workers": 1, "nthreads": 1}
-    job = start(mpirun, "command", body, options=options)
-    job.wait_for("worker 1-cpu-0 on .* removed: its process died 5 times", 60, stream="stderr")
+    options = {"cpu_workers": 1, "nthreads": 1, "layout": "exclusive"}
+    job = start(mpirun, "command", body, ranks=4, options=options)
+    job.wait_for("worker 2-cpu-0 on .* removed: its process died 5 times", 60, stream="stderr")
     (job.directory / "mark-removed").touch()
-    says = ("worker 1-cpu-0 on", "restarting it in 0.5 s")
+    says = ("worker 2-cpu-0 on", "restarting it in 0.5 s")
     end(mpirun, job, 3, 5.0, says=says, timeout=90, tracebacks=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -65,24 +66,25 @@ def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
     end(mpirun, job, None, SOON, since=job.began, says=says)
 
 
-@pytest.mark.parametrize("how", ["spawn", "subprocess"])
-def test_child_that_would_be_the_same_rank(mpirun: Mpi, how: str) -> None:
-    """A script without a main guard: multiprocessing runs it again; and a program that the script starts."""
-    child = {
-        "spawn": "import multiprocessing\nchild = multiprocessing.get_context('spawn').Process(target=print)\n"
-        "child.start()\nchild.join(30)\ncode = child.exitcode\n",
-        "subprocess": "import subprocess\n"
-        "line = [sys.executable, '-c', 'from dask_gpu_mpi import initialize; initialize()']\n"
-        "code = subprocess.run(line, timeout=30).returncode\n",
-    }
-    job = start(mpirun, "initialize", child[how] + "mark()\nsys.exit(10 + code)\n")
-    end(
-        mpirun,
-        job,
-        12,
-        5,
-        says=("dask_gpu_mpi: error: initialize: called in a child process of a rank",),
+def test_process_that_runs_the_script_again(mpirun: Mpi) -> None:
+    """A script without a main guard: multiprocessing runs it again in the child."""
+    child = (
+        "import multiprocessing\nchild = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "child.start()\nchild.join(30)\nmark()\nsys.exit(10 + child.exitcode)\n"
     )
+    job = start(mpirun, "initialize", child)
+    end(mpirun, job, 12, 5, says=("dask_gpu_mpi: error: initialize: called in a child process of a rank",))
+
+
+def test_child_that_is_a_job_by_itself(mpirun: Mpi) -> None:
+    """A program that the script starts has nothing of the launcher's: its cluster is its own."""
+    child = (
+        "import subprocess\nline = [sys.executable, '-c', 'from dask_gpu_mpi import initialize; "
+        "print(len(initialize().plan.workers)); raise SystemExit(2)']\n"
+        "child = subprocess.run(line, timeout=30, stdout=subprocess.PIPE)\nassert child.stdout == b'1\\n'\n"
+        "mark()\nsys.exit(10 + child.returncode)\n"
+    )
+    end(mpirun, start(mpirun, "initialize", child), 12, 5)
 
 
 @pytest.mark.parametrize("where", ["__init__", "start"])
@@ -139,42 +141,37 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["stopped", "waits"])
-def test_rank_that_has_sent_its_key_and_does_not_duplicate(mpirun: Mpi, what: str) -> None:
-    """All have come, and yet MPI waits for one of them: nobody is missing, and the report says why all the same."""
+def test_rank_that_has_come_and_does_not_go_on(mpirun: Mpi, what: str) -> None:
     line = "os.kill(os.getpid(), signal.SIGSTOP)" if what == "stopped" else "wait_until(lambda: False, 60)"
     before = f"""
-from dask_gpu_mpi.mpi.rendezvous import Rendezvous
-send_key = Rendezvous._send_key
+from dask_gpu_mpi.startup.meeting import Meeting
+close = Meeting.receive
 
-def stops(self, states):
-    send_key(self, states)
-    while not self.wire.has_sent():
-        pass
-    {line}
+def stops(self):
+    if self.here.keys() == {{0, 1}}:
+        {line}
+    return close(self)
 
 if rank() == 1:
-    Rendezvous._send_key = stops
+    Meeting.receive = stops
 """
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
     report = end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began).error
-    if what == "stopped":
-        assert "no response from rank 1 of 2 before the start-up timeout" in report
-        assert f"(rank 1 on {os.uname().nodename} is stopped)" in report
-    else:
-        assert "all ranks responded, but MPI has not duplicated their communicator" in report
+    assert f"rank 1 of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hanging", [0, 1])
-def test_rank_that_hangs_while_it_inspects_its_node(mpirun: Mpi, hanging: int) -> None:
-    """Its local directory is on a file server that is gone: the one report says at which step it is."""
-    before = f"""
-from dask_gpu_mpi.startup import bringup
-if rank() == {hanging}:
-    bringup.exposed_folder = lambda folder: wait_until(lambda: False, 60)
-"""
-    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    # rank 0 itself has `HANGING` and `ALIVE` seconds more
+def test_rank_that_hangs_while_it_inspects_its_node(mpirun: Mpi, hanging: int, tmp_path: Path) -> None:
+    """Its local directory is on a file server that is gone: the one report says at which step its agent is."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'HANGS' in os.environ:\n    import time\n    from dask_gpu_mpi.machine import scratch\n"
+        "    scratch.exposed_folder = lambda folder: time.sleep(60)\n"
+    )
+    before = f"if rank() == {hanging}:\n    os.environ['HANGS'] = 'yes'\n"
+    env = {"PYTHONPATH": str(tmp_path)}
+    options = {"startup_timeout": DEADLINE}
+    job = start(mpirun, "initialize", "mark()\n", before=before, options=options, env=env)
     report = end(mpirun, job, 1, DEADLINE + 10 + 10, since=job.began).error
     assert f"rank {hanging} of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
     assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report

@@ -255,7 +255,6 @@ def test_a_rank_that_does_not_close(code: int, must_be: int, capsys: pytest.Capt
     end = End()
     end.over(final=True, code=code, now=5.0)
     end.close(0, 1)
-    end.coordinator.disconnected(2, 6.0)  # it may be on its way
     end.coordinator.tick(15.0)
     assert end.state == "ended"
     end.coordinator.tick(15.1)
@@ -264,6 +263,16 @@ def test_a_rank_that_does_not_close(code: int, must_be: int, capsys: pytest.Capt
     (line,) = capsys.readouterr().err.splitlines()
     said = "dask_gpu_mpi: error: no response from rank 2 of 3 at the end; aborting the job. Fix: "
     assert line.startswith(said)
+
+
+def test_a_rank_whose_agent_has_gone_before_it_has_closed_ends_by_itself() -> None:
+    end = End()
+    end.over(final=True, now=5.0)
+    end.close(0, 1)
+    end.coordinator.disconnected(2, 6.0)
+    assert end.state == "ended"  # another agent may be on its way
+    end.coordinator.tick(15.1)
+    assert (end.state, end.coordinator.outcome()) == ("ended released over", 0)
 
 
 def test_after_a_stop_nobody_waits_for_ranks_that_do_not_close_but_the_job_goes_on() -> None:
