@@ -1,15 +1,20 @@
 """How the start grows with the number of ranks: plan, gather and scatter of up to 65,536 emulated ranks, and real jobs.
 
     python benchmarks/scale.py --join 300 --json benchmarks/results/scale.json --plot benchmarks/results/scale.png
+    python benchmarks/scale.py --sizes --register 1000 3000 --json benchmarks/results/scale-register.json
     python benchmarks/scale.py --sizes --real 16 32 64 128 --limit --json benchmarks/results/scale-real.json
 
-The coordinator is a state machine without MPI: it receives the messages of ranks that do not exist, and its own are coded and
-sealed as in a job, so that bytes and seconds on rank 0 are those of a real job without the network. The exponent is the slope
-between two sizes (1 is linear), of the best of three runs. ``--join N`` measures the scheduler's CPU time for each worker that
-registers over TLS. ``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end
-with code 0: seconds until the client sees all workers, and the rate at which the scheduler took them, from its own records.
-``--limit`` measures a baseline before each: as many ranks that only import what an agent imports (its fork server is forked
-from it).
+Meeting and coordinator do without MPI and network: they receive the messages of ranks that do not exist, and their own are
+sealed or coded as in a job, so that bytes and seconds are those of rank 0 and of its agent, less MPI and TLS. The exponent is
+the slope between two sizes (1 is linear), of the best of three runs.
+
+``--register N`` connects the agents of N ranks, all in one process, to a hub in another one, over TLS: CPU time of the hub's
+process for each agent until all have registered, and from there until all know that the cluster is up. ``--join N`` measures the
+scheduler's CPU time for each worker that registers over TLS.
+
+``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end with code 0: seconds
+until the client sees all workers, and the rate at which the scheduler took them, from its own records. ``--limit`` measures a
+baseline before each: as many ranks that only import what an agent imports (its fork server is forked from it).
 
 Exit code 1: a step grows faster than linearly, or a real job failed.
 """
@@ -17,16 +22,18 @@ Exit code 1: a step grows faster than linearly, or a real job failed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import logging
 import math
 import multiprocessing
 import secrets
+import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +55,13 @@ from common import (
     write,
 )
 
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
+from dask_gpu_mpi.agent.hub import Connection, Hub, encode, tls_context
 from dask_gpu_mpi.agent.scheduler import run_scheduler
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
+from dask_gpu_mpi.base.streams import raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.mpi.mailbox import Event
-from dask_gpu_mpi.mpi.wire import KeyPair
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Reach
@@ -61,7 +69,17 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Registration
+from dask_gpu_mpi.startup.meeting import Hello, Invitation, KeyPair, Meeting, listen
+from dask_gpu_mpi.startup.messages import (
+    COORDINATOR,
+    PAYLOADS,
+    Cluster,
+    Event,
+    Kind,
+    Listening,
+    Registration,
+    SchedulerSettings,
+)
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -92,85 +110,123 @@ for name in (*PRELOAD, *PRELOAD_LATER):
 """
 
 
-def coded(kind: Kind, payload: Any) -> bytes:
-    """As a rank sends it, before it is sealed."""
-    data = pack([kind, payload])
-    from_plain(PAYLOADS[kind], unpack(data)[1])  # so does its mailbox
-    return data
+#: What the scheduler's rank reports.
+ADDRESS = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
+#: The step that an agent reports before it registers.
+STEP = "inspecting its cores, memory and networks, and the local directory"
+
+
+def registration_of(inventory: Inventory) -> Registration:
+    """What a rank of a node with three networks sends."""
+    host = inventory.rank // RANKS_PER_HOST
+    network = tuple(
+        Interface(name, f"10.{number}.{host // 256}.{host % 256}", f"10.{number}.0.0/16")
+        for number, name in enumerate(("hsn0", "hsn1", "eth0"))
+    )
+    shape = tuple((f"option{number}", None) for number in range(10))
+    interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"), *network)
+    return Registration(inventory.host, inventory, interfaces, None, shape)
+
+
+def registrations_of(size: int) -> list[Registration]:
+    """Those of all ranks."""
+    job = hypothetical_job(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
+    return [registration_of(inventory) for inventory in job]
+
+
+def received(data: bytes) -> tuple[str, Any]:
+    """A message of an agent, as `Connection.receive` reads it."""
+    kind, payload = from_plain(tuple[str, Any], unpack(memoryview(data)[4:]))
+    return kind, from_plain(PAYLOADS[kind], payload)
+
+
+class Gathering(World):
+    """Rank 0's world, to which the other ranks have already sent these messages."""
+
+    def __init__(self, size: int, waiting: list[tuple[int, bytes]]) -> None:
+        self.size = size
+        self._waiting = waiting
+        #: Bytes of each message that rank 0 has sent.
+        self.sent: list[int] = []
+
+    def send(self, rank: int, data: bytes) -> None:
+        """As in the base class."""
+        self.sent.append(len(data))
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """As in the base class."""
+        found, self._waiting = self._waiting, []
+        return found
+
+
+def meet(registrations: list[Registration], config: dict[str, Any]) -> tuple[float, list[int]]:
+    """Rank 0's part of the meeting: keys, and the invitation to each rank; seconds, and bytes of its messages."""
+    hellos = [
+        Hello(each.host, KeyPair().public, each.inventory.boot_id, each.interfaces) for each in registrations
+    ]
+    waiting = [(rank, pack([Kind.HELLO, hello])) for rank, hello in enumerate(hellos) if rank != COORDINATOR]
+    world = Gathering(len(hellos), waiting)
+    begun = time.perf_counter()
+    meeting = Meeting(world, hellos[COORDINATOR])
+    meeting.receive()
+    meeting.send_all(Kind.ENTER, Invitation("10.0.0.1", 40000, config))
+    seconds = time.perf_counter() - begun
+    if meeting.missing:
+        raise RuntimeError(f"missing: {meeting.missing[:10]}")
+    return seconds, world.sent
 
 
 def simulate(size: int) -> dict[str, Any]:
     """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on rank 0."""
-    inventories = hypothetical_job(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
-    zero = KeyPair()
-    keys = [KeyPair() for _ in range(size)]
-    registrations = []
-    for inventory in inventories:
-        host = inventory.rank // RANKS_PER_HOST
-        network = tuple(
-            Interface(name, f"10.{number}.{host // 256}.{host % 256}", f"10.{number}.0.0/16")
-            for number, name in enumerate(("hsn0", "hsn1", "eth0"))
-        )
-        shape = tuple((f"option{number}", None) for number in range(10))
-        interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"), *network)
-        registration = Registration(inventory.host, inventory, interfaces, None, shape)
-        channel = keys[inventory.rank].channel(zero.public, inventory.rank, to_rank=False)
-        registrations.append(channel.seal(coded(Kind.REGISTRATION, registration)))
-    sent: list[tuple[str, int, float]] = []
+    registrations = registrations_of(size)
+    credentials = make_credentials()
+    steps: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, seconds: float, messages: list[int]) -> None:
+        steps[name] = {"seconds": seconds, "bytes": sum(messages), "largest": max(messages, default=0)}
+
+    #: Of each message: kind, rank, bytes.
+    sent: list[tuple[str, int, int]] = []
 
     def send(rank: int, kind: str, payload: Any) -> None:
-        sent.append((kind, len(channels[rank].seal(coded(Kind(kind), payload))), time.perf_counter()))
+        # rank 0's agent has the hub
+        sent.append((kind, rank, len(encode(kind, payload)) if rank != COORDINATOR else 0))
 
+    def lengths(*kinds: Kind) -> list[int]:
+        return [length for kind, _, length in sent if kind in kinds]
+
+    messages = [encode(Kind.REGISTRATION, each) for each in registrations]
     timeline = Timeline("rank")
-    hosts = {inventory.rank: inventory.host for inventory in inventories}
-    coordinator = Coordinator(
-        hosts, Options(), timeline, send=send, deadline=1e9, credentials=make_credentials()
-    )
-    steps: dict[str, dict[str, Any]] = {}
+    hosts = {rank: each.host for rank, each in enumerate(registrations)}
+    coordinator = Coordinator(hosts, Options(), timeline, send=send, deadline=1e9, credentials=credentials)
     gc.collect()
-    gc.disable()  # as a rank has it during the start
-
-    def step(name: str, begun: float, messages: list[int]) -> None:
-        steps[name] = {
-            "seconds": time.perf_counter() - begun,
-            "bytes": sum(messages),
-            "largest": max(messages, default=0),
-        }
-
+    gc.disable()  # as an agent has it during the start
+    note("meet", *meet(registrations, credentials))
     begun = time.perf_counter()
-    channels = [zero.channel(other.public, rank, to_rank=True) for rank, other in enumerate(keys)]
-    step("agree on keys", begun, [len(other.public) for other in keys])
-    begun = time.perf_counter()
-    for rank, message in enumerate(registrations):
-        for data in channels[rank].open(message):
-            kind, payload = unpack(data)
-            coordinator.handle(Event(rank, kind, from_plain(PAYLOADS[kind], payload)), 1.0)
-    step("gather", begun, [len(data) for data in registrations])
+    for rank, message in enumerate(messages):
+        coordinator.handle(Event(rank, *received(message)), 1.0)
     (planned,) = timeline.take()
-    steps["gather"]["seconds"] -= planned.end - planned.start
-    steps["plan"] = {"seconds": planned.end - planned.start, "bytes": 0, "largest": 0}
+    seconds = planned.end - planned.start
+    note("gather", time.perf_counter() - begun - seconds, [len(data) for data in messages])
+    note("plan", seconds, [])
     begun = time.perf_counter()
-    coordinator.handle(Event(0, Kind.LISTENING, Listening(40000)), 2.0)
+    for rank in [rank for kind, rank, _ in sent if kind == Kind.LISTEN]:
+        coordinator.handle(Event(rank, Kind.LISTENING, Listening(40000, 40000)), 2.0)
     for rank in range(size):
         coordinator.handle(Event(rank, Kind.REACHED, Reach()), 2.0)
-    step("prove", begun, [length for kind, length, _ in sent if kind == Kind.CONNECT])
-    address = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
+    note("prove", time.perf_counter() - begun, lengths(Kind.LISTEN, Kind.CONNECT))
     begun = time.perf_counter()
-    coordinator.handle(Event(0, Kind.ADDRESS, address), 2.0)
-    step("scatter", begun, [length for kind, length, _ in sent if kind == Kind.START])
+    coordinator.handle(Event(COORDINATOR, Kind.ADDRESS, ADDRESS), 2.0)
+    note("scatter", time.perf_counter() - begun, lengths(Kind.START))
     begun = time.perf_counter()
     for rank in range(size):
         coordinator.handle(Event(rank, Kind.READY, []), 3.0)
-        coordinator.tick(3.0)
-    step("go", begun, [length for kind, length, _ in sent if kind == Kind.CLUSTER_UP])
+    note("go", time.perf_counter() - begun, lengths(Kind.UP))
     gc.enable()
     if not isinstance(coordinator.outcome, Cluster):
         raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
-    steps["client's plan"] = {
-        "seconds": 0.0,
-        "bytes": 0,
-        "largest": len(coded(Kind.CLUSTER_UP, coordinator.outcome)),
-    }
+    note("client's plan", 0.0, [])
+    steps["client's plan"]["largest"] = len(encode(Kind.UP, coordinator.outcome))
     return {
         "ranks": size,
         "workers": len(coordinator.plan.workers) if coordinator.plan else 0,
@@ -197,6 +253,118 @@ def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
                     slope = round(math.log(step[key] / before) / grown, 2)
                     found.setdefault(f"{name}, {key}", {})[f"{small['ranks']}-{large['ranks']}"] = slope
     return found
+
+
+def answers(kind: str) -> Iterator[tuple[Kind, Any]]:
+    """What an agent answers the hub."""
+    if kind == Kind.LISTEN:
+        yield Kind.LISTENING, Listening(40000, 40000)
+    elif kind == Kind.CONNECT:
+        yield Kind.REACHED, Reach()
+    elif kind == Kind.SCHEDULER:
+        yield Kind.ADDRESS, ADDRESS
+    elif kind == Kind.START:
+        yield Kind.READY, []
+
+
+def lead(size: int, config: dict[str, Any], pipe: Any) -> None:
+    """The process with the hub: as rank 0's agent, but its own registration comes last. Sends its port, then CPU seconds."""
+    raise_descriptor_limit()
+    registrations = registrations_of(size)
+    hosts = {rank: each.host for rank, each in enumerate(registrations)}
+    sock = listen("127.0.0.1")
+    gc.collect()
+    gc.disable()  # as an agent has it during the start
+
+    async def work() -> list[float]:
+        registered = asyncio.Event()
+        up = asyncio.Event()
+        waiting = size - 1
+        lost: list[int] = []
+
+        def on_event(event: Event) -> None:
+            nonlocal waiting
+            coordinator.handle(event, time.monotonic())
+            if event.kind == Kind.REGISTRATION:
+                waiting -= 1
+                if not waiting:
+                    registered.set()
+            if coordinator.outcome is not None:
+                up.set()
+
+        def local(kind: str, payload: Any) -> None:
+            for answer in answers(kind):
+                hub.receive_local(*answer)
+
+        hub = Hub(size, local, on_event, lost.append)
+        coordinator = Coordinator(
+            hosts, Options(), Timeline("agent"), send=hub.send, deadline=math.inf, credentials=config
+        )
+        marks = [time.process_time()]
+        await hub.serve(sock, config)
+        pipe.send(sock.getsockname()[1])
+        await registered.wait()
+        marks.append(time.process_time())
+        hub.receive_local(Kind.REGISTRATION, registrations[COORDINATOR])
+        await up.wait()
+        await hub.close(60.0)
+        marks.append(time.process_time())
+        if not isinstance(coordinator.outcome, Cluster):
+            raise RuntimeError(f"{coordinator.outcome}, lost: {lost[:10]}")
+        return marks
+
+    pipe.send(asyncio.run(work()))
+
+
+def register(size: int, deadline: float) -> dict[str, Any]:
+    """CPU time of the hub's process for each of `size` - 1 agents that connect at the same time, over TLS."""
+    raise_descriptor_limit()
+    config = make_credentials()
+    messages = [encode(Kind.REGISTRATION, each) for each in registrations_of(size)]
+    step = encode(Kind.STEP, STEP)
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    process = context.Process(target=lead, args=(size, config, other), daemon=True)
+    process.start()
+    other.close()
+    port = pipe.recv()
+
+    async def agent(rank: int, tls: ssl.SSLContext) -> None:
+        streams = await asyncio.open_connection("127.0.0.1", port, ssl=tls, ssl_handshake_timeout=deadline)
+        connection = Connection(*streams)
+        connection.send(encode(Kind.ENTERED, (rank, False)) + step + messages[rank])
+        kinds = set()
+        with contextlib.suppress(EOFError):  # the hub closes
+            while True:
+                kind, _ = await connection.receive()
+                kinds.add(kind)
+                for answer in answers(kind):
+                    connection.send(encode(*answer))
+        connection.close()
+        if Kind.UP not in kinds:
+            raise RuntimeError(f"rank {rank} was not told that the cluster is up")
+
+    async def work() -> None:
+        tls = tls_context(config, server=False)
+        async with asyncio.timeout(deadline), asyncio.TaskGroup() as group:
+            for rank in range(1, size):
+                group.create_task(agent(rank, tls))
+
+    begun = time.perf_counter()
+    try:
+        asyncio.run(work())
+        seconds = time.perf_counter() - begun
+        marks = pipe.recv() if pipe.poll(60) else []
+    finally:
+        process.join(10)
+        process.kill()
+    cpu = [1e3 * (end - start) / (size - 1) for start, end in itertools.pairwise(marks)]
+    return {
+        "agents": size - 1,
+        "seconds": round(seconds, 2),
+        "register_cpu_ms_each": round(cpu[0], 3),
+        "rest_of_start_cpu_ms_each": round(cpu[1], 3),
+    }
 
 
 #: Steps by which a worker joins, each with a connection of its own: its nanny, the worker, its first heartbeat.
@@ -304,7 +472,7 @@ def join(count: int, deadline: float) -> dict[str, Any]:
     process = context.Process(target=serve, args=(options, settings, other), daemon=True)
     process.start()
     answer = pipe.recv() if pipe.poll(60) else None
-    if answer is None or answer[0] != Answer.SCHEDULER_UP:
+    if answer is None or answer[0] != Kind.SCHEDULER_UP:
         raise RuntimeError(f"the scheduler did not start: {answer}")
 
     def cpu() -> float:
@@ -314,12 +482,12 @@ def join(count: int, deadline: float) -> dict[str, Any]:
     async def work() -> dict[str, dict[str, float]]:
         logging.getLogger("distributed").setLevel("ERROR")
         with dask.config.set(config):
-            return await asyncio.wait_for(joined(answer[1], count, cpu), deadline)
+            return await asyncio.wait_for(joined(answer[1][0], count, cpu), deadline)
 
     try:
         steps = asyncio.run(work())
     finally:
-        pipe.send((Order.CLOSE, None))
+        pipe.send((Kind.CLOSE, None))
         process.join(30)
     return {
         "workers": count,
@@ -425,6 +593,13 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="simulated ranks")
     parser.add_argument("--real", type=int, nargs="*", default=[], help="ranks of real jobs")
     parser.add_argument(
+        "--register",
+        type=int,
+        nargs="*",
+        default=[],
+        help="ranks whose agents connect to one hub at the same time",
+    )
+    parser.add_argument(
         "--join", type=int, nargs="*", default=[], help="workers that join one scheduler at the same time"
     )
     parser.add_argument("--limit", action="store_true", help="with --real: ranks that only import, as well")
@@ -451,6 +626,11 @@ def main() -> int:
     worse = [name for name, slope in slopes.items() if any(value > LINEAR for value in slope.values())]
     print("worse than linear:", ", ".join(worse) or "nothing")
     document |= {"simulated": rows, "exponents": slopes, "worse_than_linear": worse}
+    document["register"] = []
+    for count in options.register:
+        runs = [register(count, options.deadline) for _ in range(RUNS)]
+        document["register"].append(min(runs, key=lambda run: run["register_cpu_ms_each"]) | {"runs": runs})
+        print(document["register"][-1], flush=True)
     document["join"] = []
     for count in filter(None, options.join):
         document["join"].append(join(count, options.deadline))

@@ -19,7 +19,7 @@ as Open MPI starts it and ("quick MPI") without the second that Open MPI sleeps 
 (see `dask_gpu_mpi.mpi.openmpi`).
 
 ``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: the effect of a change on the
-start is the ratio within trials.
+start is the ratio within trials. ``--launch`` starts both by their ``launch -n``, not by mpirun.
 
 Exit code 1: a cluster of dask_gpu_mpi did not come up, or had to be killed.
 """
@@ -188,7 +188,10 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
     python, script = sys.executable, str(job.script)
     if way == OURS or way in options.checkout or way in options.other:
         extra = [] if options.gpu else ["--cpu-workers", str(ranks * (each - 1))]
-        return [cluster(options.launcher, ranks, *extra, *options.ours, *options.other.get(way, []), script)]
+        words = [*extra, *options.ours, *options.other.get(way, []), script]
+        if options.launch:
+            return [[python, "-m", OURS, "launch", "-n", str(ranks), *words]]
+        return [cluster(options.launcher, ranks, *words)]
     if way == PEER:
         # It starts one CPU worker on each rank, and keeps two ranks for scheduler and client.
         number = (ranks if options.gpu else ranks * each) + 2
@@ -412,6 +415,9 @@ def main() -> int:
         help="other options of dask_gpu_mpi, each measured beside it: 'tls=--protocol tls'",
     )
     parser.add_argument("--gpu", action="store_true", help="GPU workers")
+    parser.add_argument(
+        "--launch", action="store_true", help="dask_gpu_mpi's clusters by its command launch, not by mpirun"
+    )
     parser.add_argument("--mpirun", help="launcher with its options; default: the one beside this Python")
     parser.add_argument("--ours", default="", help="further options of dask_gpu_mpi, as one text")
     parser.add_argument("--most", type=int, default=1 << 30, help="leave out shapes with more workers")

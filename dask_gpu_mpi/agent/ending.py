@@ -11,10 +11,12 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, ranks_text
-from dask_gpu_mpi.base.timeouts import AGENT_RETURN
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.plan.model import Plan
 from dask_gpu_mpi.startup.messages import COORDINATOR, Event, Kind
+
+#: Why a rank is lost whose connection has ended.
+LOST = "its processes or its node died, or its network is down"
 
 
 class EndCoordinator:
@@ -59,8 +61,6 @@ class EndCoordinator:
         self._closed: set[int] = set()
         #: When to go on without ranks that have not closed.
         self._limit = 0.0
-        #: Ranks whose agent is not connected, and when it must be back.
-        self._away: dict[int, float] = {}
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -68,8 +68,6 @@ class EndCoordinator:
         """Handle one message."""
         source, kind, payload = event
         match kind:
-            case Kind.ENTERED:
-                self._away.pop(source, None)
             case Kind.CLOSED:
                 self._closed.add(source)
                 self._check_closed()
@@ -93,24 +91,20 @@ class EndCoordinator:
             case Kind.GONE:
                 self._lose(source, now, "its process has ended")
 
-    def disconnected(self, rank: int, now: float, *, unreachable: bool = False) -> None:
-        """The connection to a rank's agent has ended: the rank starts another one, if it still lives.
-
-        `unreachable`: its node does not answer.
-        """
-        if unreachable:
-            self._lose(rank, now, "its node is down, or its network")
-        elif rank not in self.lost_ranks and not (self.ended and rank in self._closed):
-            self._away[rank] = now + AGENT_RETURN
-            if rank == self._plan.scheduler.rank and self._is_owner:
-                lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
-                self.end_cluster(now, final=False, lost=lost)
+    def disconnected(self, rank: int, now: float) -> None:
+        """The connection to a rank has ended: the rank and its agent are gone, or their node."""
+        if self.ended and rank in self._closed:
+            return
+        if rank == self._plan.scheduler.rank and self._is_owner:
+            lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
+            self.lost_ranks.add(rank)
+            self.end_cluster(now, final=False, lost=lost)
+            self._check_closed()
+        else:
+            self._lose(rank, now, LOST)
 
     def tick(self, now: float) -> None:
-        """Give up ranks that have been away, or have not closed, for too long."""
-        for rank, until in list(self._away.items()):
-            if now > until:
-                self._lose(rank, now, "its processes or its node died, or its network is down")
+        """Give up ranks that have not closed for too long."""
         if (self.stopped or self.ended) and now > self._limit:
             self._release()
             self.over = self.ended
@@ -150,7 +144,7 @@ class EndCoordinator:
         self._limit = now + self._closing_time
 
     def _check_closed(self) -> None:
-        if not self.silent and not self._away and (self.stopped or self.ended):
+        if not self.silent and (self.stopped or self.ended):
             self._release()
             self.over = self.ended
 
@@ -161,8 +155,8 @@ class EndCoordinator:
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that have not closed yet, and whose agents are connected."""
-        return sorted(self._ranks - self._closed - self.lost_ranks - self._away.keys())
+        """Ranks that have not closed yet, and are not lost."""
+        return sorted(self._ranks - self._closed - self.lost_ranks)
 
     def _on_workers_ended(self, rank: int, now: float, *, failed: bool, why: str) -> None:
         """All workers of a rank have ended, by themselves."""
@@ -182,8 +176,11 @@ class EndCoordinator:
 
     def _lose(self, rank: int, now: float, why: str) -> None:
         """A rank is gone, with its agent and its workers."""
-        self._away.pop(rank, None)
         if rank in self.lost_ranks:
+            return
+        if self._without_workers.get(rank) is False and rank != self._plan.client.rank:
+            self.lost_ranks.add(rank)  # it has nothing that the cluster needs
+            self._check_closed()
             return
         if self._tolerated and not (self.stopped or self.ended):
             self._on_workers_ended(rank, now, failed=True, why=why)

@@ -181,6 +181,10 @@ class AgentProcess:
                 self.scratch = payload
         return frames
 
+    def take_line(self) -> int | None:
+        """The descriptor of the agent's connection to the hub, which has come with `Kind.ENTERED`; None: none has."""
+        return self._reader.fds.pop() if self._reader.fds else None
+
     def exit_text(self) -> str:
         """How the agent died, as text."""
         if self.taken:

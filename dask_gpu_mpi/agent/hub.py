@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import ssl
 import struct
@@ -25,8 +24,6 @@ _LENGTH = struct.Struct("<I")
 LARGEST = 64 << 20
 #: Seconds for a visitor's TLS handshake and first message.
 HANDSHAKE = 60.0
-#: The errors of a connection whose other node is down, or can't be reached.
-UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def encode(kind: str, payload: Any) -> bytes:
@@ -52,6 +49,12 @@ class Connection:
         if kind not in PAYLOADS:
             raise PlainDataError(f"unknown kind {kind[:20]!r}")
         return kind, from_plain(PAYLOADS[kind], payload)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of its socket."""
+        number: int = self._writer.get_extra_info("socket").fileno()
+        return number
 
     def send(self, data: bytes) -> None:
         """Send an encoded message; returns at once."""
@@ -117,8 +120,7 @@ async def connect(hub: tuple[str, int], config: dict[str, Any], seconds: float) 
 class Hub:
     """The connections of all ranks' agents; rank 0's own is a call (`local`).
 
-    ``on_event(event)`` is called for each message, ``on_lost(rank, unreachable)`` when a connection has ended: because its agent
-    has ended, or because its node does not answer.
+    ``on_event(event)`` is called for each message, ``on_lost(rank)`` when a connection has ended.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Hub:
         size: int,
         local: Callable[[str, Any], None],
         on_event: Callable[[Event], None],
-        on_lost: Callable[[int, bool], None],
+        on_lost: Callable[[int], None],
     ) -> None:
         self._size = size
         self._local = local
@@ -148,7 +150,7 @@ class Hub:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer)
-        rank, unreachable = -1, False
+        rank = -1
         # A visitor without the certificate has not come this far; one that sends something else is not one of ours.
         try:
             async with asyncio.timeout(HANDSHAKE):
@@ -163,13 +165,13 @@ class Hub:
                 self._on_event(Event(rank, kind, payload))
                 kind, payload = await connection.receive()
         # Cancelled at the end of the agent, of which asyncio would print a traceback.
-        except (EOFError, OSError, PlainDataError, asyncio.CancelledError) as error:
-            unreachable = getattr(error, "errno", None) in UNREACHABLE
+        except (EOFError, OSError, PlainDataError, asyncio.CancelledError):
+            pass
         finally:
             connection.close()
             if self.connections.get(rank) is connection:
                 del self.connections[rank]
-                self._on_lost(rank, unreachable)
+                self._on_lost(rank)
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         """Send a message to a rank's agent, if it is connected."""

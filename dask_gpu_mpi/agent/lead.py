@@ -105,10 +105,10 @@ class Leader:
             self._coordinator.handle(event, now)
             self._look(now)
 
-    def _on_lost(self, rank: int, unreachable: bool) -> None:
+    def _on_lost(self, rank: int) -> None:
         now = time.monotonic()
         if self._ending is not None:
-            self._ending.disconnected(rank, now, unreachable=unreachable)
+            self._ending.disconnected(rank, now)
         elif self._coordinator.outcome is None:
             self._coordinator.fail(rank, _gone("its agent"), now)
 

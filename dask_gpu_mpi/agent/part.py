@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,10 +139,10 @@ class Part:
 
     # -- the rank -----------------------------------------------------------------------------------------------
 
-    def answer(self, kind: Kind, payload: Any = None) -> None:
-        """Send the rank a message."""
+    def answer(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
+        """Send the rank a message, and copies of these descriptors."""
         try:
-            write_frame(self._reply, (kind, payload))
+            write_frame(self._reply, (kind, payload), fds=fds)
         except OSError:
             self._stop.set()  # the rank is gone
 
@@ -221,7 +221,7 @@ class Part:
             self._send(Kind.FAILED, failure)
         elif not (self._closing or self._stop.is_set()):
             say(f"an agent on {socket.gethostname()} failed: {failure.problem}")
-            self._stop.set()  # its rank starts another one
+            os._exit(1)  # its rank starts another one; in order the hub would take both for lost
 
     async def _enter(self, entry: Entry) -> None:
         """Connect to the hub, or become it, and register."""
@@ -246,7 +246,9 @@ class Part:
                 ) from None
             self._send(Kind.ENTERED, (entry.rank, entry.again))
             self._begin(self._listen_to_hub(self._connection))
-        self.answer(Kind.ENTERED)
+        # The rank keeps the connection open as well: if this agent is killed, the hub notices nothing, and the rank starts
+        # another one. If the connection ends, both are gone, or their node.
+        self.answer(Kind.ENTERED, fds=[] if self._connection is None else [self._connection.fd])
         if entry.again:
             self._up = True
             if not entry.workers:

@@ -56,8 +56,6 @@ UNHEARD = 8.0
 
 #: The kernel gives up a connection between nodes that has no answer.
 NODE_LOST = 30.0
-#: A rank whose agent was killed has started another one, which is connected again. It tries three times.
-AGENT_RETURN = 60.0
 
 # The end.
 

@@ -96,6 +96,8 @@ class Joined:
     scheduler_file: tuple[str, str] | None
     #: For another agent.
     entry: Entry = field(repr=False)
+    #: Descriptor of the agent's connection to the hub, which ends if this rank and its agent are gone; None: it is rank 0.
+    line: int | None
     #: How the ranks have met.
     world: World
 
@@ -469,6 +471,7 @@ class Entering:
             has_scheduler,
             scheduler_file,
             self._entry,
+            agent.take_line(),
             world,
         )
 

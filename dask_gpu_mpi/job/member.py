@@ -7,6 +7,7 @@ before.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -179,6 +180,9 @@ class Member:
             case Kind.PREPARED if self._restarts:
                 again = replace(joined.entry, again=True, workers=self._restarts <= len(DELAYS))
                 self.send(Kind.ENTER, again)
+            case Kind.ENTERED:
+                self._hang_up()
+                joined.line = joined.agent.take_line() if joined.agent is not None else None
             case Kind.FAILED:  # another agent can't enter the job again
                 self._on_lost_rank_0()
 
@@ -200,6 +204,13 @@ class Member:
             if agent.scratch is not None and os.path.exists(agent.scratch):
                 self._left.append(agent.scratch)
 
+    def _hang_up(self) -> None:
+        """Close this rank's end of the agent's connection, for the hub to notice that the agent has gone."""
+        line, self.joined.line = self.joined.line, None
+        if line is not None:
+            with contextlib.suppress(OSError):  # the script has closed it
+                os.close(line)
+
     def _on_lost_agent(self, agent: AgentProcess) -> None:
         """Its workers have died with it: start another one, or end."""
         ending = self.ending
@@ -212,6 +223,7 @@ class Member:
             ending.closed = ending.done = True
         elif self.joined.has_scheduler or self.rank == COORDINATOR or self.descriptors_lost:
             # with rank 0's agent the hub is lost
+            self._hang_up()
             of = ", and the scheduler with it" if self.joined.has_scheduler else ""
             self._on_lost_cluster(f"{text}{of}")
         elif self._restarts < len(DELAYS):
@@ -284,6 +296,7 @@ class Member:
             while not ending.ended and not (ending.stopped and self.leave_open):
                 self.pump(POLL_IDLE)
                 if signals.got is not None and self._leaves(*signals.got):
+                    self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
                     self.drop_agent(self.joined.options.shutdown_timeout)
                     ending.closed = ending.done = True  # it has ended its part without an answer
                     break
@@ -354,9 +367,10 @@ class Member:
         """
         ending, options = self.ending, self.joined.options
         own = closing_time(options, self.joined.environ) + 1.0
-        slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
-        # the scheduler closes after all workers; rank 0's agent waits for the other ranks
-        limit = time.monotonic() + 2 * own + slack + AGENT_SLACK
+        limit = time.monotonic() + own + 1.0
+        if self.joined.has_scheduler or self.rank == COORDINATOR:
+            # the scheduler closes after all workers; rank 0's agent waits for the other ranks
+            limit += own + max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout) + AGENT_SLACK
         ends = final or self.leave_open
         self.pump_until(lambda: ending.done if ends else ending.closed or ending.done, limit)
         if not ends and not ending.done and ending.closed:
@@ -366,6 +380,7 @@ class Member:
         if agent is not None and not ending.done:
             agent.kill()
         self.drop_agent(options.shutdown_timeout)
+        self._hang_up()
         for path in self._left:  # of agents that were lost before, too
             remove_scratch(path, within=begun + options.shutdown_timeout - time.monotonic())
             if os.path.exists(path):
@@ -374,12 +389,6 @@ class Member:
                     "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
                 )
         self._left = []
-        if not ending.done:
-            say(
-                f"error: the agent of {self._here} did not end in time, and was killed. Fix: inspect that node (no memory left, "
-                "a full disk, no network?)"
-            )
-            ending.must_have = ending.must_have or ending.code or outcome.FAILED
         if ending.must_have and self.rank == COORDINATOR:
             end_job(ending.must_have, self.joined.environ)
 

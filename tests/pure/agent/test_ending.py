@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
-from dask_gpu_mpi.base.timeouts import AGENT_RETURN
 from dask_gpu_mpi.plan.model import HostPlan, Plan, Role
 from dask_gpu_mpi.startup.messages import Event, Kind
 from support.mocks.inputs import worker_plan
@@ -191,24 +190,24 @@ def test_with_the_agent_of_its_rank_the_scheduler_is_lost(is_owner: bool) -> Non
     assert end.sent == ([(None, Kind.STOP, text)] if is_owner else [])
 
 
-def test_an_agent_that_comes_back_in_time_and_one_that_does_not() -> None:
+def test_a_rank_whose_connection_has_ended_is_lost_with_its_agent() -> None:
     end = End()
-    for rank in (1, 2):
-        end.coordinator.disconnected(rank, 5.0)
-    end.tell(1, Kind.ENTERED, (1, True))
-    end.coordinator.tick(5.0 + AGENT_RETURN)
-    assert end.sent == []
-    end.coordinator.tick(5.1 + AGENT_RETURN)
+    end.coordinator.disconnected(2, 5.0)
     text = "rank 2 on h2 lost: its processes or its node died, or its network is down"
     assert end.sent == [(None, Kind.STOP, text)]
     end.coordinator.tick(1000.0)
     assert end.state == "stopped released"
 
 
-def test_a_node_that_does_not_answer_is_not_waited_for() -> None:
+def test_a_rank_that_leaves_in_order_is_not_lost() -> None:
+    """It was sent a signal that the script ignores; the others continue."""
     end = End()
-    end.coordinator.disconnected(2, 5.0, unreachable=True)
-    assert end.sent == [(None, Kind.STOP, "rank 2 on h2 lost: its node is down, or its network")]
+    end.tell(2, Kind.WORKERS_ENDED, False)
+    end.tell(2, Kind.GONE)
+    assert (end.sent, end.state) == ([], "")
+    end.over(final=True)
+    end.close(0, 1)
+    assert (end.state, end.coordinator.outcome()) == ("ended released over", 0)
 
 
 def test_a_rank_that_may_be_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,13 +264,11 @@ def test_a_rank_that_does_not_close(code: int, must_be: int, capsys: pytest.Capt
     assert line.startswith(said)
 
 
-def test_a_rank_whose_agent_has_gone_before_it_has_closed_ends_by_itself() -> None:
+def test_a_rank_that_has_gone_before_it_has_closed_is_not_waited_for() -> None:
     end = End()
     end.over(final=True, now=5.0)
     end.close(0, 1)
     end.coordinator.disconnected(2, 6.0)
-    assert end.state == "ended"  # another agent may be on its way
-    end.coordinator.tick(15.1)
     assert (end.state, end.coordinator.outcome()) == ("ended released over", 0)
 
 

@@ -37,7 +37,7 @@ class Job:
             3,
             lambda kind, payload: self.local.put_nowait((kind, payload)),
             self.heard.put_nowait,
-            lambda rank, unreachable: self.heard.put_nowait(("lost", rank, unreachable)),
+            lambda rank: self.heard.put_nowait(("lost", rank)),
         )
         self.address = ("127.0.0.1", 0)
         self.visitors: list[Any] = []
@@ -114,7 +114,7 @@ async def test_an_agent_that_ends_is_lost_once() -> None:
         one = await made.agent(1)
         connection = made.hub.connections[1]
         one.close()
-        assert await made.heard.get() == ("lost", 1, False)
+        assert await made.heard.get() == ("lost", 1)
         await connection.flush(1.0)  # as at the end, when agents leave while the hub closes
         connection.send(ENTERED)
         again = await made.agent(1, again=True)
@@ -199,7 +199,7 @@ async def test_an_agent_that_sends_something_else_is_lost(data: bytes) -> None:
         one = await made.agent(1)
         one.send(data)
         assert await is_lost(one)
-        assert await made.heard.get() == ("lost", 1, False)
+        assert await made.heard.get() == ("lost", 1)
 
 
 @pytest.mark.parametrize("context", [None, stranger(CONFIG)])

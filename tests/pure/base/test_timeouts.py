@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from dask_gpu_mpi.base import timeouts as t
-from dask_gpu_mpi.job.member import DELAYS
 from dask_gpu_mpi.options.model import Options
 
 
@@ -39,7 +38,6 @@ ORDERS = {
     "a gang is lost after its workers": (t.GANG_KILL + t.GANG_RETURN, t.GANG_LOST),
     "rank 0 has the first word": (0, t.FAILED_GRACE, t.GATHER_FAILURES, t.FLUSH),
     "rank 0's report arrives": (t.GATHER_FAILURES + t.FLUSH, t.HANGING, t.UNHEARD, t.RANK_0_LOST),
-    "an agent is back before its rank is given up": (t.NODE_LOST + sum(DELAYS), t.AGENT_RETURN),
     "last words are written": (t.FLUSH, t.CLOSING_SLACK, t.AGENT_SLACK),
     "the script's finally has longer than the reason": (t.REASON_TIMEOUT, t.TERM_GRACE),
     "what is killed ends first": (t.KILLING, t.TERM_GRACE, t.LAUNCHER_PATIENCE, t.UNCONFIGURED),
