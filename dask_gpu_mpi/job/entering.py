@@ -508,7 +508,9 @@ class Entering:
                 meeting.report_neighbours(launcher_check.neighbours(os.getpid()))
             if over > NAME_MISSING + (0.0 if is_first else RANK_0_GRACE):
                 raise StartupError(
-                    meeting.missing_text(allocated_hosts()), reported=not is_first and rank != 1, fatal=True
+                    meeting.missing_problem(allocated_hosts()),
+                    reported=not is_first and rank != 1,
+                    fatal=True,
                 )
             return
         if is_first and over > 0 and rank not in self._entered and self._failure is None:

@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import listed, ranks_text
-from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.errors import Problem, StartupError
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.startup.messages import COORDINATOR, Kind
@@ -200,6 +200,12 @@ class Meeting:
         """The message about the ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
         came = self.hosts if self.world.rank == COORDINATOR else {}
         return missing_ranks(self.missing, self.world.size, DEADLINE, self._beside, came, allocated)
+
+    def missing_problem(self, allocated: str) -> Problem:
+        """The same as data, for `check`."""
+        found, _, fix = self.missing_text(allocated).partition(". Fix: ")
+        hosts = sorted({self._beside[rank][0] for rank in self.missing if rank in self._beside})
+        return Problem(found, fix=fix, what="ranks", ranks=tuple(self.missing), hosts=tuple(hosts))
 
 
 def missing_ranks(

@@ -85,7 +85,7 @@ else:
     "for its agent": """
 from dask_gpu_mpi.agent.handle import AgentProcess
 if rank() == 0:
-    AgentProcess.events = lambda self, timeout: marked("waits") or mark("waits") or []
+    AgentProcess.events = lambda self, timeout: [] if marked("waits") else (mark("waits"), [])[1]
 """,
 }
 

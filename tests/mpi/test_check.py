@@ -213,10 +213,10 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
 def test_rank_that_does_not_answer(mpirun: Mpi) -> None:
     program = """
         import os
-        import dask_gpu_mpi.startup.bringup as bringup
+        import dask_gpu_mpi.job.entering as entering
 
         if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "1":
-            bringup.list_interfaces = lambda: os.kill(os.getpid(), 19)
+            entering.list_interfaces = lambda: os.kill(os.getpid(), 19)
         from dask_gpu_mpi.cli.main import main
 
         main(["check", "--interface", "lo", "--json", "--startup-timeout", "5s"])
