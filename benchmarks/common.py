@@ -331,8 +331,11 @@ def default_launcher() -> list[str]:
 
 
 def cluster(launcher: Sequence[str], ranks: int, *words: str | Path) -> list[str]:
-    """The command line of dask_gpu_mpi's cluster: options, the script, its arguments."""
-    return [*launcher, "-np", str(ranks), sys.executable, "-m", OURS, *map(str, words)]
+    """The command line of dask_gpu_mpi's cluster: options, the script, its arguments. No launcher: by `launch`."""
+    ours = [sys.executable, "-m", OURS]
+    if not launcher:
+        return [*ours, "launch", "-n", str(ranks), *map(str, words)]
+    return [*launcher, "-np", str(ranks), *ours, *map(str, words)]
 
 
 def has(package: str) -> bool:

@@ -1,6 +1,7 @@
 """Cost of an idle cluster, and speed of its tasks, against LocalCluster of the same size; TLS against TCP.
 
     python benchmarks/overhead.py --rounds 5 --json benchmarks/results/overhead.json --plot benchmarks/results/overhead.png
+    python benchmarks/overhead.py --rounds 0 --idle 0 --script 5 --report-workers 0 --json benchmarks/results/overhead-script.json
 
 Run it with the Python of an environment that has an MPI: that MPI's mpirun is used. All clusters have one host and workers with
 one thread each. A trial measures every configuration once, in an order that changes from trial to trial; ratios are taken
@@ -8,7 +9,9 @@ within a trial.
 
 Idle: CPU seconds of all processes over ``--idle`` seconds, and memory (PSS), by kind of process, with ``--ranks`` ranks of one
 worker each. Tasks: seconds from ``submit`` to the result of one empty task (median of 300), and empty tasks in a second (1,000
-at once, the best of three). What a report costs (``--report-workers``) is in `recording`.
+at once, the best of three). Script (``--script``): a pure Python loop in the script of a cluster, without a client and with an
+idle one, against the same script without a cluster, in wall-clock seconds and in CPU seconds of its process; and the CPU seconds
+of that process while the script sleeps. What a report costs (``--report-workers``) is in `recording`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import recording
 from common import (
     COLOURS,
     OURS,
+    START_LIMIT,
     Job,
     bars,
     become_reaper,
@@ -70,6 +74,31 @@ SCRIPTS = {
     + TASKS.replace("\n", "\n    "),
     "LocalCluster": CLUSTER + TASKS.replace("\n", "\n    "),
 }
+#: A script that computes alone, and one that sleeps: how much do others take of its process?
+SCRIPT = """
+def loop(count):
+    total = 0
+    for number in range(count):
+        total += number * number % 7
+    return total
+from distributed import Client  # without a cluster too: a loop is a tenth slower in a process with little memory
+client = None
+if os.environ["OVERHEAD_CLIENT"] == "1":
+    client = Client()
+    client.wait_for_workers(count)
+time.sleep(float(os.environ["OVERHEAD_SETTLE"]))
+begun, before = time.perf_counter(), time.process_time()
+loop(int(os.environ["OVERHEAD_LOOP"]))
+note("looped", seconds=time.perf_counter() - begun, cpu_s=time.process_time() - before)
+before = time.process_time()
+time.sleep(float(os.environ["OVERHEAD_IDLE"]))
+note("slept", cpu_s=time.process_time() - before)
+if client is not None:
+    client.close()
+"""
+#: Its turns: a loop of some two seconds.
+LOOP = 30_000_000
+ALONE, CLUSTER_ALONE, CLUSTER_CLIENT = "no cluster", "cluster", "cluster, idle client"
 #: Name: which script, further options.
 WAYS: dict[str, tuple[str, list[str]]] = {
     "ours, tcp": (OURS, ["--no-security"]),
@@ -132,6 +161,53 @@ def tasks(way: str, options: Any) -> dict[str, Any]:
     return {"way": way, "latency_ms": found["latency_ms"], "tasks_per_s": found["tasks_per_s"]}
 
 
+def script(way: str, options: Any, sleep: float) -> dict[str, Any]:
+    """A loop in a script, in wall-clock and CPU seconds, and the CPU seconds while it sleeps."""
+    client = int(way == CLUSTER_CLIENT)
+    with Job(
+        SCRIPT,
+        options.ranks,
+        OVERHEAD_CLIENT=client,
+        OVERHEAD_SETTLE=options.settle,
+        OVERHEAD_LOOP=LOOP,
+        OVERHEAD_IDLE=sleep,
+    ) as job:
+        if way == ALONE:
+            job.start([sys.executable, str(job.script)])
+        else:
+            job.start(cluster(options.launcher, options.ranks, "--nthreads", "1", job.script))
+        looped = waited(job, "looped")
+        slept = job.wait("slept", limit=sleep + START_LIMIT)
+        job.wait_for_end()
+    return {
+        "way": way,
+        "loop_s": looped["seconds"],
+        "loop_cpu_s": looped["cpu_s"],
+        "sleep_s": sleep,
+        "sleep_cpu_s": slept["cpu_s"] if slept else None,
+    }
+
+
+def scripts(options: Any) -> dict[str, Any]:
+    """All ways in turn; each sleeps once, in the first round."""
+    names = [ALONE, CLUSTER_ALONE, CLUSTER_CLIENT]
+    rounds = []
+    for number in range(options.script):
+        turn = number % len(names)
+        sleep = 0.0 if number else options.script_idle
+        rounds.append({way: script(way, options, sleep) for way in (*names[turn:], *names[:turn])})
+    found: dict[str, Any] = {"rounds": rounds, "ways": {}}
+    for way in names:
+        row: dict[str, Any] = {
+            f"{key} ratio": middle([each[way][key] / each[ALONE][key] for each in rounds])
+            for key in ("loop_s", "loop_cpu_s")
+        }
+        row |= {key: middle([each[way][key] for each in rounds]) for key in ("loop_s", "loop_cpu_s")}
+        row |= {key: rounds[0][way][key] for key in ("sleep_s", "sleep_cpu_s")} if rounds else {}
+        found["ways"][way] = row
+    return found
+
+
 def plot(
     idles: Sequence[Mapping[str, Any]], medians: Mapping[str, Mapping[str, Any]], file: Path | None
 ) -> None:
@@ -179,6 +255,10 @@ def main() -> int:
         "--idle", type=float, default=10.0, help="seconds to look at the idle cluster; 0: not at all"
     )
     parser.add_argument("--settle", type=float, default=4.0, help="seconds before that")
+    parser.add_argument("--script", type=int, default=0, help="rounds of a loop in the script; 0: none")
+    parser.add_argument(
+        "--script-idle", type=float, default=60.0, help="seconds that the script sleeps, in the first of them"
+    )
     recording.add_arguments(parser)
     options = parser.parse_args()
     options.launcher = default_launcher()
@@ -214,6 +294,9 @@ def main() -> int:
     ):
         for way, row in rows.items():
             print(f"{title}: {way}: latency {row['latency_ms']}, tasks in a second {row['tasks_per_s']}")
+    in_script = scripts(options)
+    for way, row in in_script["ways"].items() if options.script else ():
+        print(f"script, {options.ranks} ranks of one worker, {way}: {row}")
     report = recording.measure(options)
     document = {
         **where,
@@ -221,6 +304,7 @@ def main() -> int:
         "ranks": options.ranks,
         "workers": options.workers,
         "idle": idles,
+        "script": in_script,
         "tasks": {"medians": medians, "ratios": ratios, "rounds": rounds},
     }
     write(options.json, document)

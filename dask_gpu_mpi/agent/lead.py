@@ -53,6 +53,8 @@ class Leader:
         self._on_over = on_over
         self._hub = Hub(entry.size, deliver, self._on_event, self._on_lost)
         self._ending: EndCoordinator | None = None
+        #: Ranks that were lost while the cluster started.
+        self._gone: set[int] = set()
         self._over = False
         #: Seconds between two looks at the clock.
         self._every = TICK
@@ -100,7 +102,7 @@ class Leader:
         if self._ending is not None:
             self._handle_later(self._ending, event, now)
         elif event.kind == Kind.GONE:
-            self._coordinator.fail(event.source, _gone("its process"), now)
+            self._lose(event.source, "its process", now)
         else:
             self._coordinator.handle(event, now)
             self._look(now)
@@ -110,7 +112,15 @@ class Leader:
         if self._ending is not None:
             self._ending.disconnected(rank, now)
         elif self._coordinator.outcome is None:
-            self._coordinator.fail(rank, _gone("its agent"), now)
+            self._lose(rank, "its agent", now)
+
+    def _lose(self, rank: int, what: str, now: float) -> None:
+        """A rank is lost while the cluster starts; one that may be is waited for until the deadline."""
+        if rank in self._gone:
+            return
+        self._gone.add(rank)
+        if not self._options.tolerate_lost_ranks:
+            self._coordinator.handle(Event(rank, Kind.FAILED, _gone(what)), now)
 
     def _tick(self) -> None:
         if self._over:
@@ -158,8 +168,9 @@ class Leader:
         return not self._hub.connections and len(known) == self._entry.size - 1
 
     def end(self) -> None:
-        """Rank 0 has ended: so does the job, unless it has already."""
-        if self._ending is not None and not self._ending.ended:
+        """Rank 0 has ended: so does the job, unless it has already. Where ranks may be lost, no launcher tells the others."""
+        tolerant = self._options.tolerate_lost_ranks > 0
+        if self._ending is not None and not self._ending.ended and not tolerant:
             self._ending.end_cluster(time.monotonic(), final=True)
 
     async def close(self) -> None:
@@ -188,6 +199,8 @@ class Leader:
         )
         self._hub.send(COORDINATOR, Kind.UP, cluster)
         self._every = TICK_RUNNING
+        for rank in self._gone.difference(cluster.absent):
+            self._ending.disconnected(rank, time.monotonic())
 
     def _send(self, rank: int | None, kind: Kind, payload: Any) -> None:
         if rank is None:

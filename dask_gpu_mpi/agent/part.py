@@ -226,6 +226,7 @@ class Part:
     async def _enter(self, entry: Entry) -> None:
         """Connect to the hub, or become it, and register."""
         self._entry = entry
+        self._timeline.add(entry.steps)
         if entry.rank == COORDINATOR:
             sock = socket.socket(fileno=self._reader.fds.pop()) if self._reader.fds else None
             leader = Leader(self._configuration, entry, self._timeline, self._on_hub, self._on_over)
@@ -239,10 +240,11 @@ class Part:
                 self._connection = await connect(entry.hub, entry.config, left)
             except OSError as error:
                 why = str(error) or "no answer in time"
-                raise StartupError(
+                raise InputError(
                     f"could not reach rank 0 at {entry.hub[0]}:{entry.hub[1]} ({why})",
                     fix="choose a network that leads there with interface (--interface), or open the ports between the job's "
                     "nodes in the firewall",
+                    what="network",
                 ) from None
             self._send(Kind.ENTERED, (entry.rank, entry.again))
             self._begin(self._listen_to_hub(self._connection))

@@ -35,10 +35,11 @@ def refuse_children() -> None:
     rank's variables, with which its MPI would join as that rank, and wait forever.
     """
     rank = os.environ.get(RANK_PID, "")
+    launched = launchers.detect(os.environ)
+    # `launch` in the script starts another job: a rank that it has started is below this rank, and has variables of its own
+    is_again = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
-    is_again = launchers.detect(os.environ) is not None or any(
-        word.startswith("from multiprocessing.") for word in sys.orig_argv
-    )
+    is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
     if is_again and rank.isdecimal() and is_child_of(int(rank)):
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",

@@ -199,7 +199,7 @@ class Entering:
         context.timeline.lap("import mpi4py, MPI_Init")
         rank, size = world.rank, world.size
         try:
-            if not world.is_own:
+            if world.is_whole:
                 launcher_check.cross_check(self._environ, size, rank, context.host, library=world.library)
             if self._check is not None and self._failure is None:
                 self._check(rank)
@@ -360,12 +360,13 @@ class Entering:
                 )
                 return
             hub = sock.getsockname()[:2]
-        self._entry = Entry(COORDINATOR, size, hub, config, meeting.hosts)
+        self._context.timeline.lap("join the ranks")
+        steps = self._context.timeline.take()
+        self._entry = Entry(COORDINATOR, size, hub, config, meeting.hosts, steps=steps)
         agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
         if sock is not None:
             sock.close()
         meeting.send_all(Kind.ENTER, Invitation(*hub, config))
-        self._context.timeline.lap("join the ranks")
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -381,9 +382,10 @@ class Entering:
                     self._agent.send(Kind.FAILED, (source, payload))
             case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
                 hub = (payload.address, payload.port)
-                self._entry = Entry(self._world.rank, self._world.size, hub, payload.config)
-                self._agent.send(Kind.ENTER, self._entry)
                 self._context.timeline.lap("join the ranks")
+                steps = self._context.timeline.take()
+                self._entry = Entry(self._world.rank, self._world.size, hub, payload.config, steps=steps)
+                self._agent.send(Kind.ENTER, self._entry)
             case Kind.FAIL if not is_first:
                 raise payload[0].error(reported=True)
             case Kind.CLOSE if not is_first:

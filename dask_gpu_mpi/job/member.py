@@ -159,6 +159,8 @@ class Member:
                 ending.stopped = True
                 if joined.is_client:
                     ending.lost = payload  # for the script; rank 0's agent has printed it
+                    if self.leave_open:  # the programs of all ranks continue at once, whatever the function does that runs here
+                        self.send(Kind.OVER, (True, None, 0))
             case Kind.END:
                 ending.code, ending.signal = payload
                 ending.ended = True
@@ -269,6 +271,8 @@ class Member:
             say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
             wait_until_read((1, 2), FAILED_GRACE)
         ending.ended = True
+        if self.joined.options.tolerate_lost_ranks:  # the launcher does not count rank 0's end
+            ending.must_have = outcome.FAILED
 
     def _start_agent(self) -> None:
         """Start another agent; once it is `PREPARED`, it enters the job again."""
@@ -379,8 +383,8 @@ class Member:
         agent = self.joined.agent
         if agent is not None and not ending.done:
             agent.kill()
+        self._hang_up()  # first: the hub does not wait for the removal of files
         self.drop_agent(options.shutdown_timeout)
-        self._hang_up()
         for path in self._left:  # of agents that were lost before, too
             remove_scratch(path, within=begun + options.shutdown_timeout - time.monotonic())
             if os.path.exists(path):

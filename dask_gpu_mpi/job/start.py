@@ -66,6 +66,8 @@ def start(
     from dask_gpu_mpi.job.session import ClientEnd, Session
 
     _by_command = by_command
+    if _member is not None:  # of an earlier cluster of this program
+        atexit.unregister(_member.abort_after_failure)
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     if not joined.is_client:
         return member, None

@@ -48,6 +48,8 @@ class World:
     library = ""
     #: Whether the script's process is an MPI process, and whether that has ports.
     is_own = is_open = False
+    #: Whether it is all ranks, and not those of a communicator of the script.
+    is_whole = True
 
     def fileno(self) -> int | None:
         """The descriptor that is readable when a message may have come; None: there is none."""
@@ -233,9 +235,10 @@ class OwnMpi(World):
 
     is_own = True
 
-    def __init__(self, comm: Any, library: str, *, is_open: bool = True) -> None:
+    def __init__(self, comm: Any, library: str, *, is_open: bool = True, is_whole: bool = True) -> None:
         self.rank, self.size, self.library = comm.Get_rank(), comm.Get_size(), library
         self.is_open = is_open and self.size > 1
+        self.is_whole = is_whole
         self._endpoint = Endpoint(comm)
 
     def send(self, rank: int, data: bytes) -> None:
@@ -274,7 +277,10 @@ def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool)
 
     mpi: Any = loaded if runs else load_mpi(environ, host, by_mpi4py=True)
     is_open = runs or not all_on_one_host(environ)  # `load_mpi` leaves it no port on one host
-    return OwnMpi(comm if comm is not None else mpi.COMM_WORLD, mpi.Get_library_version(), is_open=is_open)
+    whole = comm is None
+    return OwnMpi(
+        mpi.COMM_WORLD if whole else comm, mpi.Get_library_version(), is_open=is_open, is_whole=whole
+    )
 
 
 def world_of(environ: Mapping[str, str], path: list[str]) -> PacketWorld:

@@ -7,7 +7,7 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -154,6 +154,8 @@ class Entry:
     #: Another agent of this rank was lost before; whether its workers are to be started again.
     again: bool = False
     workers: bool = True
+    #: The steps of the rank until now, for the report.
+    steps: Sequence[Step] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)

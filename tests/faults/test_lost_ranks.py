@@ -17,7 +17,7 @@ from support.jobs.clusters import ranks_of
 from support.jobs.faults import end, mark_time, start, write
 from support.jobs.mpi import CompletedJob, Job, Mpi
 
-LOST = "its processes? (or its node died, or its network is down|has ended)"
+LOST = "its process(es or its node died, or its network is down| has ended)"
 TOLERATES = {"tolerate_lost_ranks": 1}
 
 #: What the script does around the loss: it starts something, waits for the loss, and checks what comes of it.
@@ -298,16 +298,6 @@ def test_another_rank_stops_after_it_has_closed(surviving: Mpi) -> None:
     strike(job, 2, "all")
     is_lost(job)
     ends(surviving, job, 0, 50)
-
-
-def test_all_others_are_lost_at_the_end(surviving: Mpi) -> None:
-    """More than may be: the code is still the script's."""
-    body = "mark('busy')\nwait_until(lambda: marked('killed'))\nmark()\nsys.exit(75)\n"
-    job = start(surviving, "command", body, 3, options=TOLERATES)
-    mark_time(job, "busy")
-    os.kill(ranks_of(job)[1], signal.SIGKILL)
-    strike(job, 2, "rank")
-    ends(surviving, job, 75, 25)
 
 
 @pytest.mark.parametrize("code", [0, 75])

@@ -104,8 +104,8 @@ go_on()
     sockets = {socket for pid in without_mpi(job) for socket in listening(pid)}
     assert {address for address, _ in sockets}.isdisjoint({"0.0.0.0", "::"})
     assert ("127.0.0.1", urlsplit(told["dashboard"]).port) in sockets
-    # the workers, their nannies, the scheduler
-    assert sum(address != "127.0.0.1" for address, _ in sockets) == 12 + 12 + 1
+    # the workers, their nannies, the scheduler, the hub
+    assert sum(address != "127.0.0.1" for address, _ in sockets) == 12 + 12 + 1 + 1
     (job.directory / "go-on").touch()
     done = job.wait(30).check()
     assert done.stderr.count("12 workers on 3 hosts, 12 GPUs, ready after") == 1

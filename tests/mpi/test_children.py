@@ -93,6 +93,28 @@ def test_every_kind_of_process(mpirun: Mpi, tmp_path: Path) -> None:
     assert foreign_lines(done.stderr) == []
 
 
+FORKS = (
+    TELL
+    + """
+from distributed import Client
+from dask_gpu_mpi import initialize
+initialize(dashboard=False)
+with Client() as client:
+    if not (child := os.fork()):
+        sys.exit(4)
+    tell(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sum=client.submit(sum, [1, 2]).result())
+sys.exit(7)
+"""
+)
+
+
+def test_a_forked_child_that_ends_as_python_does(mpirun: Mpi) -> None:
+    """It ends neither the cluster nor the job, and a rank without MPI has none to finalize."""
+    done = mpirun.run(FORKS, 2).check(7)
+    assert facts(done) == {"code": 4, "sum": 3}
+    assert foreign_lines(done.stderr.partition("-----")[0]) == []  # Open MPI has much to say about exit codes
+
+
 ENDINGS = {
     "raise": "raise ValueError('mine')",
     "close": "session.close()",
@@ -153,7 +175,7 @@ def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how:
     words, env = [*map(str, launcher), str(inner)], {"DASK_GPU_MPI__DASHBOARD": "False"}
     done = mpirun.run(OUTER, 1, command=["--protocol", "tcp"], args=words, env=env, timeout=110)
     told = facts(done.check())
-    assert told["code"] == 0
+    assert told["code"] == 0, done.output
     assert told["outer"].startswith("tcp://")
     assert told["inner"].startswith("tls://")
     assert told["found"] == 2

@@ -16,14 +16,18 @@ from support.jobs.mpi import Mpi
 def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
     """MPICH's launcher loses one such report in ten without the wait that tests/pure/base/test_frames.py looks at."""
     program = """
-        import sys, time
-        from dask_gpu_mpi.mpi.library import abort, load_mpi
+        import os, sys, time
+        from dask_gpu_mpi.mpi.world import world_of
 
-        if load_mpi().COMM_WORLD.rank:
+        world = world_of(dict(os.environ), sys.path)
+        while not world.size:
+            time.sleep(0.01)
+            world.receive()
+        if world.rank:
             time.sleep(60)
         print("the report", flush=True)
         print("and why", file=sys.stderr, flush=True)
-        abort(3)
+        world.abort(3)
     """
     for _ in range(6 if mpirun.name == "mpich" else 1):
         done = mpirun.run(program, 2, timeout=30).check(3)

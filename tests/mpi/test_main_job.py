@@ -46,6 +46,8 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
     assert told["doubled"] == [2 * x for x in range(10)]
     assert told["beside"] == 15
     assert told["pair"] == {"type": "Pair", "left": 3, "made here": False}
+    # the script's process is no MPI process of the job, and those of the workers are none
+    assert told["world"] == [1, 5]
     assert told["worlds"] == [[1, 5]] * len(told["workers"])  # type: ignore[arg-type]
     plan = told["plan"]
     assert isinstance(plan, dict)

@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 
 import beside
 from distributed import Client
@@ -23,13 +24,21 @@ def world():
     return MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5)
 
 
+def rank():
+    environ = Path("/proc/self/environ").read_text()  # a rank's variables are gone from `os.environ`
+    begun_with = dict(item.partition("=")[::2] for item in environ.split("\0"))
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "DGM_RANK")
+    return next((int(begun_with[name]) for name in names if name in begun_with), 0)
+
+
 print("the script runs", flush=True)
 client = Client()
 pair = client.submit(Pair, 3).result()
 from mpi4py import MPI  # noqa: E402 - as users do, where they need it
 
 tell(
-    rank=MPI.COMM_WORLD.rank,
+    rank=rank(),
+    world=[MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5)],
     argv=sys.argv,
     name=__name__,
     file=__file__,
