@@ -127,7 +127,7 @@ class Outcome:
 
 
 def new_segments(before: set[str]) -> list[str]:
-    """Semaphores and segments of Python's that are new, and that no process has: those would be other jobs'."""
+    """Semaphores and segments of Python that are new, and that no process has; another job that was killed may have left some."""
     new = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))}
     for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
         with contextlib.suppress(OSError):

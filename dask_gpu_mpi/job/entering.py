@@ -253,6 +253,8 @@ class Entering:
             self._end_without_launcher()
             if not self._interrupted and (failure := self._signal_failure()) is not None:
                 self._interrupted = True
+                if self._meeting.missing:  # nobody else waits for ranks that have not come
+                    raise self._alone(failure.error(reported=False))
                 self._fail(failure)
             for source, kind, payload in self._meeting.receive():
                 self._on_meeting(source, kind, payload)
@@ -482,10 +484,12 @@ class Entering:
         if self._agent is not None:
             self._agent.close(1.0)
         if outcome == 1:
-            raise StartupError(
-                "the cluster started without this rank, which was late",
-                where=f"rank {self._world.rank} of {self._world.size} on {self._context.host}",
+            say(
+                f"warning: rank {self._world.rank} of {self._world.size} on {self._context.host}: the cluster started without this "
+                "rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
             )
+            self._world.end()
+            raise SystemExit(0)  # the exit code of rank 0 is the job's
         self._meeting.close()
         self._world.end()
         return outcome
@@ -537,7 +541,7 @@ class Entering:
             raise self._lost_rank_0()
         unheard = UNHEARD if self._is_told else 3 * GATHER_FAILURES
         if (
-            not is_first
+            self._coordinator is None
             and self._failure is not None
             and not meeting.missing
             and now > self._failed_at + unheard

@@ -169,7 +169,7 @@ class Member:
             case Kind.CLOSED:
                 ending.closed = True
             case Kind.ENDED:
-                ending.must_have = payload
+                ending.must_have = ending.must_have or payload
                 ending.closed = ending.done = True
             case Kind.FAIL:
                 self._on_lost_rank_0()

@@ -28,7 +28,9 @@ from dask_gpu_mpi.sites.launchers import detect
 # launcher.
 
 #: Process names of launchers that are known to hang.
-HANGING = ("mpirun", "mpiexec", "orterun", "prterun")
+HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
+#: Processes between such a launcher and the ranks of a node; the kernel keeps 15 characters of a name.
+PROXIES = ("hydra_pmi_proxy",)
 
 # By a descriptor, since the number may be another process's by then. It is readable once the process has ended.
 _CODE = """
@@ -44,6 +46,13 @@ if not select.select([fd], [], [], patience)[0]:
 """
 
 
+def _name_and_parent(pid: int) -> tuple[str, int]:
+    """The name of a process, and its parent; OSError: it has ended."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    return name, int(rest.split()[1])
+
+
 def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIENCE) -> None:
     """Start a process that kills the launcher if it has not ended after `patience` seconds.
 
@@ -52,7 +61,11 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
     with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
         if pid is None:
             pid = os.getppid()
-            if Path(f"/proc/{pid}/comm").read_text().strip() not in HANGING:
+            name, above = _name_and_parent(pid)
+            if name in PROXIES:  # its mpiexec may be on this node as well
+                pid = above
+                name, _ = _name_and_parent(pid)
+            if name not in HANGING:
                 return
         fd = os.pidfd_open(pid)
         try:

@@ -240,6 +240,7 @@ class OwnMpi(World):
         self.is_open = is_open and self.size > 1
         self.is_whole = is_whole
         self._endpoint = Endpoint(comm)
+        self._pid = os.getpid()
 
     def send(self, rank: int, data: bytes) -> None:
         """As in the base class."""
@@ -256,6 +257,15 @@ class OwnMpi(World):
     def abort(self, code: int) -> None:
         """As in the base class."""
         self._endpoint.abort(code)
+
+    def finalize(self) -> None:
+        """End MPI at the end of this process, unless it is ended. A forked process has no part in it."""
+        from mpi4py import MPI
+
+        from dask_gpu_mpi.mpi import library
+
+        if os.getpid() == self._pid and not MPI.Is_finalized():
+            library.finalize()
 
 
 def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool) -> OwnMpi | None:

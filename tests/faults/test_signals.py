@@ -97,7 +97,7 @@ def test_while_a_rank_waits_at_the_start(mpirun: Mpi, what: str) -> None:
     fault = time.time()
     os.kill(ranks_of(job)[0], signal.SIGTERM)
     says = ["SIGTERM came while the cluster started"]
-    end(mpirun, job, 143, 10, since=fault, says=says, tracebacks=None)
+    end(mpirun, job, 143, 15, since=fault, says=says, tracebacks=None)
 
 
 @pytest.mark.both_mpis

@@ -23,8 +23,7 @@ def processes_with_ucx(client):
         "workers": sorted(client.run(has).values()),
         "nannies": sorted(client.run(has, nanny=True).values()),
         "scheduler": client.run_on_scheduler(has),
-        "client": "ucxx" in sys.modules,
-        "library of the client": "libucxx" in sys.modules,
+        "client": "ucxx" in sys.modules or "libucxx" in sys.modules,
     }
 
 
