@@ -485,8 +485,8 @@ class Entering:
             self._agent.close(1.0)
         if outcome == 1:
             say(
-                f"warning: rank {self._world.rank} of {self._world.size} on {self._context.host}: the cluster started without this "
-                "rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
+                f"warning: rank {self._world.rank} of {self._world.size} on {self._context.host}: the cluster started without "
+                "this rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
             )
             self._world.end()
             raise SystemExit(0)  # the exit code of rank 0 is the job's

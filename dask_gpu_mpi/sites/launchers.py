@@ -426,12 +426,9 @@ class Srun(Launcher):
         return ["scancel", "--signal=KILL", step]
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        # with Slurm's plugin for PMIx, the step ends with a rank in any case
-        return () if mpi.startswith("pmix") else ("--no-kill", *self.patient)
+        return ("--no-kill", *self.patient)
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
-        if library.startswith("Open MPI") or environ.get("SLURM_MPI_TYPE", "").startswith("pmix"):
-            return "srun ends the step when a rank that uses PMIx is lost. Fix: MPICH, with `srun --mpi=pmi2`"
         return ""
 
 
