@@ -76,19 +76,29 @@ SCRIPTS = {
 }
 #: A script that computes alone, and one that sleeps: how much do others take of its process?
 SCRIPT = """
+LOOP = '''
 def loop(count):
     total = 0
     for number in range(count):
         total += number * number % 7
     return total
-from distributed import Client  # without a cluster too: a loop is a tenth slower in a process with little memory
+'''
+def parts(count, number):
+    # where a function lies in memory makes it a tenth slower or faster: so it is made again and again
+    kept = []
+    for part in range(number):
+        space = {}
+        exec(LOOP, space)
+        kept.append((space, [object() for _ in range(100 * part)]))
+        space["loop"](count // number)
+from distributed import Client  # without a cluster too, for the same memory
 client = None
 if os.environ["OVERHEAD_CLIENT"] == "1":
     client = Client()
     client.wait_for_workers(count)
 time.sleep(float(os.environ["OVERHEAD_SETTLE"]))
 begun, before = time.perf_counter(), time.process_time()
-loop(int(os.environ["OVERHEAD_LOOP"]))
+parts(int(os.environ["OVERHEAD_LOOP"]), 30)
 note("looped", seconds=time.perf_counter() - begun, cpu_s=time.process_time() - before)
 before = time.process_time()
 time.sleep(float(os.environ["OVERHEAD_IDLE"]))

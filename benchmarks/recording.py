@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -260,8 +261,10 @@ asyncio.run(main())
 SCHEDULER = """
 import asyncio, sys
 from distributed import Scheduler
+from dask_gpu_mpi.view.job_watch import JobWatch
 async def main():
     async with Scheduler(dashboard=False, dashboard_address=":0", host="127.0.0.1") as scheduler:
+        scheduler.add_plugin(JobWatch(None))  # every job has it
         print(scheduler.address, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 asyncio.run(main())
@@ -292,6 +295,13 @@ def measure_cpu(workers: int, window: float, rounds: int, tasks: int) -> dict[st
     def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", *arguments],
+            # for what runs on the scheduler, if this module is not the program
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+                ),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what each worker logs of its start

@@ -175,6 +175,16 @@ ADVICE = {
 }
 
 
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """An exception and those that have led to it: a failed import may be only the reason of a connection's timeout."""
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in found:
+        found.append(each)
+        each = each.__cause__ or each.__context__
+    return found
+
+
 class ExceptHook:
     """An uncaught error of ours ends the script with its line and its exit code; the hook of before gets all others.
 
@@ -200,8 +210,9 @@ class ExceptHook:
                 raise SystemExit(error.exit_code)
             if (label := self._label()) is not None:
                 say(label)
+            texts = "\n".join(map(text_of, _with_causes(error)))
             for pattern, advice in ADVICE.items():
-                if re.search(pattern, text_of(error)):
+                if re.search(pattern, texts):
                     say(f"error: {advice}")
         self._before(kind, error, traceback)
 

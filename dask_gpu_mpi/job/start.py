@@ -84,6 +84,7 @@ def start(
         return member, None
     end = ClientEnd(member, started, on_signal, quiet=quiet)
     _open(end, joined.options, signals)
+    joined.world.before_end(end.finish)  # the other ranks end their MPI after the cluster
     return member, Session(end)
 
 

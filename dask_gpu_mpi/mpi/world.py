@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
@@ -71,6 +71,12 @@ class World:
 
     def abort(self, code: int) -> None:
         """End all ranks, including those that don't answer; returns if that is not possible."""
+
+    def before_end(self, call: Callable[[], None]) -> None:
+        """Call this when the script ends its MPI, before other ranks are waited for."""
+
+    def finalize(self) -> None:
+        """End MPI of the script's process at its end, unless it is ended. A forked process has no part in it."""
 
 
 class PacketWorld(World):
@@ -258,8 +264,15 @@ class OwnMpi(World):
         """As in the base class."""
         self._endpoint.abort(code)
 
+    def before_end(self, call: Callable[[], None]) -> None:
+        """As in the base class: by an attribute of ``COMM_SELF``, whose deletion is the first that ``MPI_Finalize`` does."""
+        from mpi4py import MPI
+
+        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: call())
+        MPI.COMM_SELF.Set_attr(keyval, None)
+
     def finalize(self) -> None:
-        """End MPI at the end of this process, unless it is ended. A forked process has no part in it."""
+        """As in the base class."""
         from mpi4py import MPI
 
         from dask_gpu_mpi.mpi import library

@@ -219,19 +219,32 @@ def test_refused(mpirun: Mpi, blank: Path, port: int, row: Row) -> None:
 
 
 def test_no_visible_gpu_is_no_error(mpirun: Mpi) -> None:
-    """And a second try is allowed after a refusal."""
     env = emulated(2) | {"CUDA_VISIBLE_DEVICES": ""}
     script = f"""
-        from dask_gpu_mpi import InputError, initialize
-        try:
-            initialize(nthreads="two")
-        except InputError:
-            session = initialize(dashboard=False)
+        from dask_gpu_mpi import initialize
+        session = initialize(dashboard=False)
         print({RAN!r}, sorted(worker.kind for worker in session.plan.workers))
     """
     done = mpirun.run(script, 2, timeout=LIMIT, env=env).check()
     assert done.stdout == f"{RAN} ['cpu', 'cpu']\n"
     assert "2 workers on 1 host, 0 GPUs" in done.stderr
+    nothing_left(mpirun)
+
+
+def test_a_second_try_of_a_program_that_has_mpi(mpirun: Mpi) -> None:
+    """After a refusal: the ranks meet again by the script's MPI."""
+    script = f"""
+        from mpi4py import MPI
+        from dask_gpu_mpi import InputError, initialize
+        try:
+            initialize(nthreads="two")
+        except InputError:
+            session = initialize(worker_class="distributed.Worker", dashboard=False)
+        print({RAN!r}, MPI.COMM_WORLD.size, len(session.plan.workers))
+    """
+    done = mpirun.run(script, 2, timeout=LIMIT).check()
+    assert done.stdout == f"{RAN} 2 2\n"
+    assert done.stderr.count(ERROR) == 1
     nothing_left(mpirun)
 
 

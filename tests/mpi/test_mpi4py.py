@@ -64,6 +64,25 @@ def test_mpi_that_has_ended(mpirun: Mpi) -> None:
     assert done.stderr.count("dask_gpu_mpi: ") == 1
 
 
+@pytest.mark.parametrize("options", ["", "exit=False, "], ids=["", "exit=False"])
+def test_the_end_of_mpi_ends_the_cluster(mpirun: Mpi, options: str) -> None:
+    """Else it would wait for ranks that wait for the end of the cluster."""
+    program = f"""
+        import time
+        from mpi4py import MPI
+        from dask_gpu_mpi import initialize
+
+        session = initialize({options}worker_class="distributed.Worker", dashboard=False)
+        since = time.monotonic()
+        MPI.Finalize()
+        if session:
+            print("ended after", int((time.monotonic() - since) / 15) * 15, "s")
+    """
+    done = mpirun.run(program, 2, timeout=60).check()
+    assert done.stdout == "ended after 0 s\n"
+    assert foreign_lines(done.stderr) == []
+
+
 def test_two_clusters_and_then_the_end_of_mpi(mpirun: Mpi) -> None:
     """MPI is the program's own again after each meeting: no message of ours is left in it, and it ends as it does without us."""
     program = """

@@ -31,7 +31,6 @@ WITHOUT_FIX = {
     "the agent can't read its orders": "a defect of this package",
     "the monitor of the cluster failed": "a defect of this package",
     "this rank could not end the cluster": "a defect of this package",
-    "the cluster started without this rank": "a defect of this package",
     "the gang is cancelled: {}": "the reason follows: what another rank raised",
     "spmd: the connection to the scheduler is lost": "the cluster is lost: the job's own line has the reason",
     "restarting its process": "an event",

@@ -183,11 +183,13 @@ def test_with_the_scripts_rank_the_script_is_lost(stopped: bool) -> None:
 
 @pytest.mark.parametrize("is_owner", [True, False])
 def test_with_the_agent_of_its_rank_the_scheduler_is_lost(is_owner: bool) -> None:
-    """Another agent would not bring it back. That of rank 0 is this process."""
+    """The scheduler of another job's cluster is not lost with it."""
     end = End(scheduler=1, is_owner=is_owner)
     end.coordinator.disconnected(1, 5.0)
     text = "the agent of rank 1 on h1 ended, and the scheduler with it"
-    assert end.sent == ([(None, Kind.STOP, text)] if is_owner else [])
+    if not is_owner:
+        text = "rank 1 on h1 lost: its processes or its node died, or its network is down"
+    assert end.sent == [(None, Kind.STOP, text)]
 
 
 def test_a_rank_whose_connection_has_ended_is_lost_with_its_agent() -> None:

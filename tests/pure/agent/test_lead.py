@@ -200,11 +200,26 @@ async def test_rank_0_prints_the_report_of_failures_before_others_hear_of_it(con
         assert await made.hear() == (Kind.FAIL, report)
         waiting = asyncio.ensure_future(made.one.receive())
         assert (await asyncio.wait([waiting], timeout=0.1))[0] == set()
-        made.leader.spread(*report)
+        spread = asyncio.ensure_future(made.leader.spread(*report))
         assert await waiting == (Kind.FAIL, report)
         made.leader.fail(1, Failure(Problem("another, later")))
         await asyncio.sleep(0)
         assert made.local.empty()
+        made.one.close()
+        assert await spread  # the agents of all other ranks have ended
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_rank_that_does_not_end_after_the_report(
+    connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent hangs, or has never come."""
+    monkeypatch.setattr(module, "UNHEARD", 0.1)
+    async with job() as made:
+        if not connected:
+            made.one.close()
+            assert await made.heard() == Kind.FAIL
+        assert not await made.leader.spread(FAILURE, True)
 
 
 @pytest.mark.parametrize("what", ["process", "agent"])
@@ -235,19 +250,23 @@ async def test_a_silent_rank_is_named_with_its_step() -> None:
 
 
 async def test_another_agent_of_a_rank_starts_what_has_not_ended() -> None:
-    """And it ends if the cluster is over."""
+    """And it ends if the cluster is over. The rank keeps the connection of the first until then."""
     async with job(cpu_workers=2) as made:
         _, start = await made.start()
         made.tell(1, Kind.WORKER_ENDED, (start.workers[0].name, True))
-        made.one.close()
+        before = [made.one]
         await made.enter(again=True)
         again = replace(start, workers=start.workers[1:], delay=0.0)
         assert await made.hear(1) == (Kind.START, again)
         made.tell(0, Kind.OVER, (False, None, 0))
         assert await made.hear(1) == (Kind.STOP, None)
-        made.one.close()
+        before.append(made.one)
         await made.enter(again=True)
         assert await made.hear(1) == (Kind.END, (0, None))
+        for connection in before:
+            with pytest.raises((EOFError, OSError)):
+                await connection.receive()
+            connection.close()
 
 
 @pytest.mark.parametrize("ended", [True, False])

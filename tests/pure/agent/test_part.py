@@ -88,6 +88,8 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         #: What was asked of workers and scheduler.
         self.calls: list[Any] = []
+        #: The exit codes with which it would have ended at once.
+        self.exits: asyncio.Queue[int] = asyncio.Queue()
         self.logs: list[tuple[str, ...]] = []
         self.rank, self.control = socket.socketpair()
         self._answers, self._frames = FrameReader(self.rank.fileno()), list[Any]()
@@ -110,6 +112,7 @@ class Bench:
         monkeypatch.setattr(module, "Workers", workers)
         monkeypatch.setattr(module.logs, "log_to_file", lambda *given: self.logs.append(given))
         monkeypatch.setattr(module.os, "kill", lambda *given: self.calls.append(given))
+        monkeypatch.setattr(module.os, "_exit", lambda code: self.exits.put_nowait(code))
         monkeypatch.setattr(module, "kill_rank", lambda *given: self.calls.append(given))
 
     def tell(self, kind: Kind, payload: Any = None, **more: Any) -> None:
@@ -175,6 +178,8 @@ class Bench:
         self.tell(Kind.ENTER, Entry(1, 2, self.address, CONFIG, **more))
         assert await self.heard() == Event(1, Kind.ENTERED, (1, more.get("again", False)))
         assert await self.answer() == (Kind.ENTERED, None)
+        with socket.socket(fileno=self._answers.fds.pop()) as line:  # a copy of the agent's
+            assert line.getpeername() == self.address
 
     async def start(self, start: Start = START) -> None:
         """The workers are there."""
@@ -326,6 +331,8 @@ async def test_the_scheduler_and_its_file(bench: Bench, tmp_path: Path) -> None:
         assert link == f"http://{socket.gethostname()}:8787/status?token={settings.token}"
         written = json.loads(path.read_text())
         assert (written["address"], written["dask-gpu-mpi"]["dashboard"]) == (address, link)
+        bench.send(Kind.UP, CLUSTER)  # the rank removes it, should the agent be killed
+        assert await bench.answer() == (Kind.UP, (CLUSTER, False, True, (str(path), "Scheduler-1")))
         bench.send(Kind.STOP)
         await bench.heard()
         assert not path.exists()
@@ -407,7 +414,7 @@ async def test_a_rank_without_workers_is_ready_at_once(bench: Bench) -> None:
         bench.workers.ended.set()
         await bench.start(replace(START, workers=()))
         bench.send(Kind.UP, CLUSTER)
-        assert await bench.answer() == (Kind.UP, (CLUSTER, False))
+        assert await bench.answer() == (Kind.UP, (CLUSTER, False, False, None))
     assert await bench.heard() == Event(1, Kind.GONE, None)
     assert (bench.logs, bench.calls[0]) == ([], "close workers")
 
@@ -448,7 +455,7 @@ async def test_workers_that_do_not_start(bench: Bench, up: bool, capsys: pytest.
         bench.send(Kind.START, START)
         assert await bench.answer() == (Kind.START, 70.0)
         if up:
-            await asyncio.wait_for(asyncio.shield(bench.task), 10)
+            assert await asyncio.wait_for(bench.exits.get(), 10) == 1
         else:
             assert await bench.heard() == Event(1, Kind.FAILED, Failure.of(OptionError("no_such")))
     said = f"dask_gpu_mpi: an agent on {socket.gethostname()} failed: no_such\n"
@@ -463,7 +470,7 @@ async def test_messages_for_the_rank_and_for_the_hub(bench: Bench) -> None:
         up, client = replace(START, is_client=True), replace(CLUSTER, dashboard="link")
         await bench.start(up)
         for kind, payload, answer in (
-            (Kind.UP, client, (client, True)),
+            (Kind.UP, client, (client, True, False, None)),
             (Kind.CLIENT, None, None),
             (Kind.SIGNAL, 15, 15),
             (Kind.LOST, (["0"], "text"), ...),  # for the scheduler
@@ -487,7 +494,7 @@ async def test_the_dashboard_follows_when_the_cluster_is_up(bench: Bench) -> Non
     async with bench.running():
         await bench.start_scheduler()
         bench.send(Kind.UP, CLUSTER)
-        assert await bench.answer() == (Kind.UP, (CLUSTER, False))
+        assert await bench.answer() == (Kind.UP, (CLUSTER, False, True, None))
         assert bench.calls == [(Kind.UP,)]
 
 
@@ -525,7 +532,7 @@ async def test_the_cluster_is_over_and_then_the_job(bench: Bench) -> None:
             (Kind.ENDED, 0),
         ]
         assert await bench.heard() == CLOSED
-    assert await bench.heard() == ("lost", 1, False)  # but it is not GONE
+    assert await bench.heard() == ("lost", 1)  # but it is not GONE
     assert bench.calls.count("close workers") == 2  # the second time there are none
 
 
@@ -555,7 +562,7 @@ async def test_a_rank_that_ends_takes_its_part_with_it(bench: Bench, word: Kind 
         else:
             bench.rank.close()
         assert await bench.heard() == Event(1, Kind.GONE, None)
-        assert await bench.heard() == ("lost", 1, False)
+        assert await bench.heard() == ("lost", 1)
     assert bench.calls[1:] == ["close workers", ("close scheduler", 2.0)]
 
 
@@ -617,8 +624,8 @@ async def test_rank_0_alone_from_the_start_to_the_end(bench: Bench) -> None:
     async with bench.running(enters=False):
         bench.tell(Kind.ENTER, Entry(0, 1, ("", 0), CONFIG, {0: "h"}))
         assert [kind for kind, _ in [await bench.answer() for _ in range(2)]] == [Kind.ENTERED, Kind.START]
-        kind, (cluster, is_client) = await bench.answer()
-        assert (kind, cluster.address, is_client) == (Kind.UP, "tcp://h:4711", True)
+        kind, (cluster, is_client, has_scheduler, _) = await bench.answer()
+        assert (kind, cluster.address, is_client, has_scheduler) == (Kind.UP, "tcp://h:4711", True, True)
         bench.tell(Kind.OVER, (True, None, 75))
         assert [await bench.answer() for _ in range(3)] == [
             (Kind.END, (75, None)),
@@ -643,6 +650,7 @@ async def test_rank_0_fails_before_it_leads_and_spreads_the_report(bench: Bench)
         bench.tell(*found[1])
         assert await one.receive() == found[1]
         one.close()
+        assert await bench.answer() == (Kind.ENDED, 0)  # nobody is left
 
 
 @pytest.mark.parametrize("ended", [True, False])

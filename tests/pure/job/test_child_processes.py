@@ -58,7 +58,7 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher: a job by itself
     again = (
         "import multiprocessing\nfrom dask_gpu_mpi.job.child_processes import mark_children, refuse_children\nmark_children()\n"
-        "child = multiprocessing.get_context('fork').Process(target=refuse_children)\nchild.start()\nchild.join()"
+        "child = multiprocessing.get_context('spawn').Process(target=refuse_children)\nchild.start()\nchild.join()"
     )
     assert "called in a child process of a rank" in run_python(again).stderr
 

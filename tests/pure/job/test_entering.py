@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from support.mocks.launchers import SAMPLES
 #: Seconds for a rank of a test to end.
 LIMIT = 20.0
 CLUSTER = Cluster("tls://h:1", None)
+FILE = ("/scheduler.json", "Scheduler-1")
 BAD = OptionError("--nthreads: invalid value 'x'")
 
 
@@ -85,6 +87,7 @@ class Agent:
         self.lost = False
         self.entry: Any = None
         self.listener: socket.socket | None = None
+        self.line: int | None = rank or None  # the descriptor of its connection to the hub
         self.closed = 0
 
     def send(self, kind: Kind, payload: Any = None, *, fds: Any = ()) -> None:
@@ -98,6 +101,9 @@ class Agent:
 
     def events(self, timeout: float) -> list[Any]:
         return self._box.take()
+
+    def take_line(self) -> int | None:
+        return self.line
 
     def exit_text(self) -> str:
         return "exit code 9"
@@ -183,7 +189,7 @@ class Job:
             self.entered.add(rank)
             if len(self.entered) == self.size:
                 for each in range(self.size):
-                    up = (Kind.UP, (CLUSTER, each == self.options.script_rank))
+                    up = (Kind.UP, (CLUSTER, each == self.options.script_rank, each == 0, FILE))
                     done = (Kind.DONE, self.planned if each == 0 else 0)
                     self.agents[each].say(*(up if self.planned is None else done))
         elif kind == Kind.FAILED:
@@ -194,6 +200,7 @@ class Job:
         elif kind == Kind.FAIL:
             for each in self.entered - {0}:
                 self.agents[each].say(Kind.FAIL, payload)
+            agent.say(Kind.ENDED, 0)
 
     def begin(self, rank: int) -> threading.Thread:
         def run() -> None:
@@ -270,7 +277,11 @@ def test_all_ranks_enter_and_the_cluster_is_up(size: int) -> None:
         (rank, size, "h", rank == 0) for rank in range(size)
     ]
     assert all(one.cluster is CLUSTER and one.agent.entry is one.entry for one in joined)
+    assert [(one.has_scheduler, one.scheduler_file, one.line) for one in joined] == [
+        (rank == 0, FILE, rank or None) for rank in range(size)
+    ]
     assert [world.left or size == 1 for world in job.worlds] == [True] * size  # the meeting is over
+    assert all(world.ended for world in job.worlds)  # a script has no child that it has not started
     assert [agent.closed for agent in job.agents] == [0] * size
     assert (job.printed, job.aborts) == ([], [])
 
@@ -298,13 +309,18 @@ def test_the_plan_is_the_end_of_the_command_plan() -> None:
     assert all(world.left and world.ended for world in job.worlds)
 
 
-def test_a_late_rank_that_the_cluster_has_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MEETING_END", 0.1)
-    job = Job()
+def test_a_late_rank_that_the_cluster_has_started_without(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others do not wait until it has entered."""
+    job, begun = Job(), time.monotonic()
+    up = replace(CLUSTER, absent=(1,)), True, True, None
     job.instead[1, Kind.ENTER] = lambda agent: agent.say(Kind.DONE, 1)
-    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.UP, (CLUSTER, True))
+    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.UP, up)
     _, late = job.run()
-    assert str(late) == "rank 1 of 2 on h: the cluster started without this rank, which was late"
+    assert isinstance(late, SystemExit)  # rank 0's code is the job's
+    assert late.code == 0
+    said = "warning: rank 1 of 2 on h: the cluster started without this rank, which was late. Fix: "
+    assert said in capsys.readouterr().err
+    assert time.monotonic() - begun < module.MEETING_END
 
 
 # -- failures: one report
@@ -368,8 +384,12 @@ def test_what_an_agent_reports(rank: int) -> None:
 def test_a_signal_while_the_cluster_starts(rank: int) -> None:
     """It is the failure of the rank that was sent it, on all."""
     job = Job()
-    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.ENTERED, None)
-    job.signals[rank].got = (signal.SIGTERM, 0.0)
+
+    def enter(agent: Agent) -> None:
+        agent.say(Kind.ENTERED, None)
+        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once all have met
+
+    job.instead[0, Kind.ENTER] = enter
     error = job.report()
     assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
     assert error.exit_code == 143
@@ -459,7 +479,8 @@ def test_rank_0_that_is_lost_is_reported_by_one_rank(rank: int, ended: list[int]
     assert (job.aborts, ended) == ([1], [1])
 
 
-def test_a_start_that_takes_longer_moves_the_deadline() -> None:
+def test_a_start_that_takes_longer_moves_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHER_FAILURES", 0.1)  # in which rank 0 reports, if it lives
     job = Job(2, seconds=-RANK_0_LOST)
     silent_rank_0(job)
     job.agents[1].say(Kind.START, 100.0)
@@ -469,6 +490,17 @@ def test_a_start_that_takes_longer_moves_the_deadline() -> None:
     ends.join()
     (line,) = job.printed
     assert line.startswith("rank 0: the connection to its agent has ended while the cluster started")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_report_of_silent_ranks_aborts_the_job_unless_all_agents_end(code: int, ended: list[int]) -> None:
+    job = Job(1)
+    failure = Failure(Problem("no response from rank 1"), 2)
+    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.FAIL, (failure, True))
+    job.instead[0, Kind.FAIL] = lambda agent: agent.say(Kind.ENDED, code)
+    (error,) = job.run()
+    assert isinstance(error, JobEnded if code else StartupError | InputError)
+    assert (job.printed, ended) == (["no response from rank 1"], [2] * code)
 
 
 def test_a_failure_to_which_nobody_answers(ended: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

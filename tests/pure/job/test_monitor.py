@@ -119,7 +119,7 @@ def pass_on(member: Any, number: int) -> None:
 
 
 def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no time of its own; a message, and who calls `wake`, end the wait."""
+    """A message, and who calls `wake`, end the wait; the descriptors of this package are looked at from time to time."""
     timeouts: queue.Queue[float | None] = queue.Queue()
     real = select.poll
 
@@ -135,16 +135,16 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
     heard = threading.Event()
     member.on_message = heard.set
     with running(member) as monitor:
-        assert timeouts.get(timeout=LIMIT) is None
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
         os.write(member.says, b"x")
         assert heard.wait(LIMIT)
-        assert timeouts.get(timeout=LIMIT) is None
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
         monitor.announce_interrupt()
-        assert timeouts.get(timeout=LIMIT) is None
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
         assert member.sent == [Kind.BUSY]
-        member.seconds_until_due = lambda: 7.0  # another agent is to be started
+        member.seconds_until_due = lambda: 3.0  # another agent is to be started
         monitor.wake()
-        assert timeouts.get(timeout=LIMIT) == 7000.0
+        assert timeouts.get(timeout=LIMIT) == 3000.0
         assert timeouts.empty()
 
 

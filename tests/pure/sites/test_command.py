@@ -103,7 +103,7 @@ def test_options_of_the_launcher(where: Allocation, kind: str, mpi: str, expecte
     ("kind", "mpi", "library", "added"),
     [
         ("srun", "pmi2", "MPICH Version: 5.0.2", ["--no-kill", "--wait=0"]),
-        ("srun", "pmix", "Open MPI v5.0.11", []),
+        ("srun", "pmix", "Open MPI v5.0.11", ["--no-kill", "--wait=0"]),
         ("openmpi", "", "Open MPI v5.0.11", ["--with-ft", "ulfm"]),
         ("openmpi", "", "Open MPI v4.1.4", []),
         ("hydra", "", "MPICH Version: 5.0.2", []),
