@@ -93,7 +93,7 @@ def find_stage(source: str, local: str, *, job: str) -> Stage:
 def main() -> None:
     """The process on a node, with the words of `Stage` as its arguments."""
     source, folder, size, *digest = sys.argv[1:]
-    from dask_gpu_mpi.mpi.library import load_mpi
+    from dask_gpu_mpi.mpi.library import finalize, load_mpi
 
     try:
         mpi = load_mpi(os.environ, socket.gethostname())
@@ -104,6 +104,8 @@ def main() -> None:
         except Exception:
             traceback.print_exc()
             mpi.COMM_WORLD.Abort(1)  # the others wait for this process
+        finally:
+            finalize()
     except DaskGpuMpiError as error:
         report_error(error)
         sys.exit(error.exit_code)
