@@ -178,14 +178,14 @@ class MpiChild(PacketWorld):
     """MPI in a child process, which lives until the ranks have met. `environ`: with the launcher's variables."""
 
     def __init__(self, environ: Mapping[str, str], path: list[str]) -> None:
-        ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours)
         self.rank, self.size = 0, 0
         try:
-            childs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-            os.set_inheritable(childs.fileno(), True)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            os.set_inheritable(theirs.fileno(), True)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(childs.fileno()), str(os.getpid()), *path],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), *path],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 close_fds=False,  # some launchers give a rank a descriptor (PMI_FD)
@@ -197,7 +197,7 @@ class MpiChild(PacketWorld):
                 fix="allow more files, processes, memory (ulimit -a)",
             ) from error
         finally:
-            childs.close()
+            theirs.close()
 
     def _on_transport(self, data: bytes) -> None:
         """The world, or the reason why there is none."""
