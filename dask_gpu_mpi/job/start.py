@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: This process's part in its last cluster.
 _member: Member | None = None
+#: Whether this process has met the other ranks of its launcher by another process than its own MPI.
+_has_met = False
 #: Whether the command started that cluster, and not the script.
 _by_command = False
 
@@ -108,9 +110,17 @@ def _enter(
     plan_only: bool = False,
 ) -> tuple[Any, float, Signals]:
     """Enter the job: what `Entering.run` returns, when this began (``time.monotonic()``), and the signals that were taken."""
+    global _has_met
     refuse_children()
     refuse_second()
     forget_cluster()  # of a script that has started this job
+    if _has_met and launchers.detect(os.environ) is not None:
+        raise InputError(
+            "initialize: called again after a start that has failed",
+            expected="once: a launcher lets its ranks meet once",
+            fix="correct the reason of the failure, and start the job again",
+            reported=not launchers.speaks(os.environ),
+        )
     started = time.monotonic()
     signals = Signals()
     signals.take()
@@ -123,13 +133,14 @@ def _enter(
     options: Options | None = None
     failure: DaskGpuMpiError | None = None
     child: World | None = None
-    from dask_gpu_mpi.mpi.world import own_world, world_of
+    from dask_gpu_mpi.mpi.world import World, own_world, world_of
 
     try:
         try:
             # First, since it imports while this process does, and while MPI initialises.
             agent = _start_agent(environ)
             if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
+                _has_met = True
                 child = world_of(environ, import_path())
             options = read_options()
             if leave_open and options.tolerate_lost_ranks:
@@ -167,8 +178,11 @@ def _enter(
             timeline.lap("configure the agent")
 
         def world() -> World:
+            nonlocal child
             own = own_world(comm, environ, context.host, starts=leave_open)
-            return own or child or world_of(environ, import_path())
+            if own is None and child is None:  # there was no agent, or mpi4py is imported but not initialized
+                child = world_of(environ, import_path())
+            return own or child or World()
 
         def checked(rank: int) -> None:
             assert options is not None  # called if they could be read

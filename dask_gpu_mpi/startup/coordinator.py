@@ -217,7 +217,8 @@ class Coordinator(FailureCoordinator):
         elif kind == Kind.READY:
             self._ready.add(source)
             self._timelines[source] = payload or []
-            if self._ready.issuperset(self._ranks) and self.outcome is None and not self._failures:
+            all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
+            if all_ready and self.outcome is None and not self._failures:
                 self._all_ready()
         else:
             return False

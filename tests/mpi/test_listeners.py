@@ -126,8 +126,6 @@ OWN = {
     "comm=": (
         "from mpi4py import MPI\nfrom dask_gpu_mpi import initialize\nsession = initialize(comm=MPI.COMM_WORLD)\n"
     ),
-    "exit=False": "from dask_gpu_mpi import initialize\nsession = initialize(exit=False)\n",
-    "execute()": "from dask_gpu_mpi import execute\nexecute(print, ('here',))\n",
 }
 
 

@@ -58,6 +58,7 @@ class Rank:
         #: Worlds behind a child process or `launch`.
         self.children: list[World] = []
         monkeypatch.setattr(module, "_member", None)
+        monkeypatch.setattr(module, "_has_met", False)
         monkeypatch.setattr(module, "AgentProcess", self.agent)
         monkeypatch.setattr(module, "begin_agent", lambda agent, options, environ: agent)
         monkeypatch.setattr("dask_gpu_mpi.job.entering.Entering", self.entering)
@@ -236,3 +237,12 @@ def test_connect_names_a_clock_that_is_wrong(
     file.write_text(json.dumps({"address": "tls://10.0.0.1:8786"}))
     with pytest.raises((InputError, OSError), match=raised):
         connect(file)
+
+
+def test_a_second_try_after_a_start_that_has_failed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher lets its ranks meet once."""
+    monkeypatch.setattr(module, "_has_met", True)
+    for name, value in (SAMPLES["srun"] | {"PMI_FD": "9"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="called again after a start that has failed"):
+        module.start(lambda: CPUS)
