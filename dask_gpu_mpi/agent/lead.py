@@ -237,9 +237,10 @@ class Leader:
         A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
         lost one of its daemons, which a job script would not notice.
         """
-        if self._mark is None:
-            return
-        more = " lost" if len(ending.lost_ranks) > self._options.tolerate_lost_ranks else ""
+        tolerated = self._options.tolerate_lost_ranks
+        if self._mark is None or (ending.lost_ranks and not tolerated):
+            return  # the launcher ends with another code, or has lost a node
+        more = " lost" if len(ending.lost_ranks) > tolerated else ""
         code = ending.code or (1 if ending.lost is not None else 0)
         text = f"{code}{more}\n" if ending.lost_ranks else ""
         with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
