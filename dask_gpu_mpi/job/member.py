@@ -296,6 +296,7 @@ class Member:
         Raises a ClusterLostError on rank 0 of a job without a script if the scheduler was lost.
         """
         ending, signals = self.ending, self.signals
+        left = False
         try:
             while not ending.ended and not (ending.stopped and self.leave_open):
                 self.pump(POLL_IDLE)
@@ -303,6 +304,7 @@ class Member:
                     self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
                     self.drop_agent(self.joined.options.shutdown_timeout)
                     ending.closed = ending.done = True  # it has ended its part without an answer
+                    left = not self.leave_open
                     break
                 if self.launcher_gone():
                     self.drop_agent(self.joined.options.shutdown_timeout)
@@ -313,6 +315,8 @@ class Member:
         number = signals.got[0] if signals.got is not None else ending.signal
         if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
+        if left:
+            return 0  # the script goes on, and a launcher would end it with another code
         if not self.leave_open:
             return ending.exit_code(None if signals.got is None else signals.got[0])
         if number is not None:

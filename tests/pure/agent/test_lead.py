@@ -287,15 +287,14 @@ async def test_rank_0_has_ended(ended: bool) -> None:
 @pytest.mark.parametrize(
     ("tolerated", "closes", "code", "mark"),
     [
-        (0, False, 3, "3 lost\n"),
-        (0, False, 0, "1 lost\n"),
+        (0, False, 3, None),  # of the launcher's code alone
         (1, False, 3, "3\n"),
         (1, False, 0, "0\n"),
         (0, True, 3, ""),
     ],
 )
 async def test_the_mark_has_the_code_of_the_script_if_ranks_are_lost(
-    tolerated: int, closes: bool, code: int, mark: str, tmp_path: Path
+    tolerated: int, closes: bool, code: int, mark: str | None, tmp_path: Path
 ) -> None:
     """The launcher's own may be another."""
     async with job(tolerate_lost_ranks=tolerated, log_directory=tmp_path) as made:
@@ -305,7 +304,8 @@ async def test_the_mark_has_the_code_of_the_script_if_ranks_are_lost(
             kind = await made.heard()  # of the loss, before the end
             assert kind == (Kind.LOST if tolerated else Kind.STOP)
         assert await made.end(code, *range(1 + closes)) == 0
-        assert (tmp_path / "ended").read_text() == mark
+        file = tmp_path / "ended"
+        assert (file.read_text() if file.exists() else None) == mark
 
 
 async def test_a_rank_that_does_not_close_is_given_up_and_no_mark_is_left(
