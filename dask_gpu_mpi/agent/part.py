@@ -32,7 +32,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time, hide_gpus
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
-from dask_gpu_mpi.mpi.watchdogs import kill_rank
+from dask_gpu_mpi.mpi.watchdogs import is_stopped, kill_rank
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
@@ -515,12 +515,15 @@ class Part:
             self._stop.set()
 
     async def _see_off(self) -> None:
-        """Wait for the end of the rank: a launcher waits for one that is stopped forever."""
+        """Wait for the end of the rank. One that is stopped is continued: its launcher would wait for it forever.
+
+        One that runs may be a program that continues after its cluster.
+        """
         for patience, number in ((RANK_PATIENCE, signal.SIGCONT), (KILLING, signal.SIGKILL)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await self._stop.wait()
-            if self._stop.is_set():
+            if self._stop.is_set() or not is_stopped(self._rank):
                 return
             entry = self._entry
             say(

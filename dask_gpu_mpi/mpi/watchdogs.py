@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
@@ -112,6 +114,14 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
         if launched.launcher.reacts_to_signals_only:
             kill_rank(os.getpid())
     os._exit(code)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def kill_rank(pid: int) -> None:

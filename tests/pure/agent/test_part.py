@@ -591,10 +591,11 @@ async def test_the_hub_is_lost(bench: Bench) -> None:
         assert [await bench.answer() for _ in range(3)] == [(Kind.FAIL, None), RANK_CLOSED, (Kind.ENDED, 0)]
 
 
-async def test_a_rank_that_does_not_end_is_continued_and_then_killed(
+async def test_a_rank_that_stays_stopped_is_continued_and_then_killed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is stopped, say: its launcher would wait for it."""
+    """Its launcher would wait for it."""
+    monkeypatch.setattr(module, "is_stopped", lambda pid: pid == os.getppid())
     for name in ("RANK_PATIENCE", "KILLING"):
         monkeypatch.setattr(module, name, 0.05)
     async with bench.running():
@@ -604,6 +605,17 @@ async def test_a_rank_that_does_not_end_is_continued_and_then_killed(
     said = capsys.readouterr().err
     for name in ("SIGCONT", "SIGKILL"):
         assert f"warning: rank 1 on {socket.gethostname()} does not end; it is sent {name}. Fix: " in said
+
+
+async def test_a_program_that_continues_after_its_cluster_gets_no_signal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "RANK_PATIENCE", 0.05)
+    async with bench.running():
+        bench.send(Kind.END, (0, None))
+        await asyncio.wait_for(asyncio.shield(bench.task), 10)
+        assert not {(os.getppid(), signal.SIGCONT), (os.getppid(),)} & set(bench.calls)
+    assert "does not end" not in capsys.readouterr().err
 
 
 async def test_a_rank_that_is_not_needed_is_not_told_that_the_hub_has_gone(bench: Bench) -> None:
