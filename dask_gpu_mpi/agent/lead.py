@@ -17,7 +17,7 @@ from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH, UNHEARD
+from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
@@ -187,7 +187,7 @@ class Leader:
         assert cluster.plan is not None  # the coordinator makes one
         own = closing_time(options, os.environ) + 1.0
         # The others need as long as this rank, and the messages some time.
-        slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
+        slack = closing_slack(options.shutdown_timeout)
         self._ending = EndCoordinator(
             cluster.plan,
             self._send,

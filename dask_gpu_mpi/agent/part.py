@@ -25,7 +25,7 @@ from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.plain_data import PlainDataError
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK, FLUSH, KILLING, RANK_PATIENCE
+from dask_gpu_mpi.base.timeouts import FLUSH, KILLING, RANK_PATIENCE, closing_slack
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -101,7 +101,7 @@ class Part:
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ucx: asyncio.Future[None] | None = None
-        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._on_scheduler)
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
         self._settings: SchedulerSettings | None = None
         self._scheduler_file: tuple[str, str] | None = None
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
@@ -430,10 +430,6 @@ class Part:
             self._scheduler_file = (os.path.abspath(path), identity)
         self._send(Kind.ADDRESS, (address, link))
 
-    def _on_scheduler(self, kind: Kind, payload: Any) -> None:
-        """A later message of the scheduler's process."""
-        self._send(kind, payload)
-
     def _on_scheduler_end(self, code: int | None) -> None:
         """The scheduler's process has ended by itself; code 0: a client called shutdown()."""
         if self._stop.is_set() or self._released.is_set():
@@ -495,9 +491,8 @@ class Part:
         if self._settings is not None:
             options = self._options
             own = closing_time(options, os.environ) + 2.0
-            slack = max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(own + slack):
+                async with asyncio.timeout(own + closing_slack(options.shutdown_timeout)):
                     await self._released.wait()
             self._released.set()
             await asyncio.to_thread(self._scheduler.close, options.grace)

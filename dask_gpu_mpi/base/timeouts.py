@@ -83,3 +83,8 @@ KILLING = 2.0
 LAUNCHER_PATIENCE = 10.0
 #: An agent ends if its rank sends nothing.
 UNCONFIGURED = 3600.0
+
+
+def closing_slack(shutdown_timeout: float) -> float:
+    """Seconds that the hub waits for the others, beyond its own closing."""
+    return max(CLOSING_SLACK, CLOSING_SHARE * shutdown_timeout)

@@ -21,7 +21,7 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.base.timeouts import AGENT_SLACK, CLOSING_SHARE, CLOSING_SLACK, FAILED_GRACE, TERM_GRACE
+from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, TERM_GRACE, closing_slack
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.entering import Joined
@@ -378,7 +378,7 @@ class Member:
         limit = time.monotonic() + own + 1.0
         if self.joined.has_scheduler or self.rank == COORDINATOR:
             # the scheduler closes after all workers; rank 0's agent waits for the other ranks
-            limit += own + max(CLOSING_SLACK, CLOSING_SHARE * options.shutdown_timeout) + AGENT_SLACK
+            limit += own + closing_slack(options.shutdown_timeout) + AGENT_SLACK
         ends = final or self.leave_open
         self.pump_until(lambda: ending.done if ends else ending.closed or ending.done, limit)
         if not ends and not ending.done and ending.closed:

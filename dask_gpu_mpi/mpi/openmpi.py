@@ -129,8 +129,6 @@ ON_ONE_HOST = {
 }
 #: Names of UCX's shared memory in ``UCX_TLS``. Without it ranks of one host use TCP, which can't use loopback here.
 MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv"}
-#: The version text of MPICH and its relatives contains the libraries that they send with: "ch4:ucx ofi".
-WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 
 
 @contextmanager

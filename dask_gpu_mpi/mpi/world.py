@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -27,11 +26,8 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
+from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 
-#: Before each packet between a rank and its transport: the rank that gets it, or has sent it.
-HEADER = struct.Struct("<i")
-#: In place of a rank: a message of the transport itself; to the transport, the exit code with which to end the job.
-TRANSPORT = -1
 #: Bytes of the largest message, and of the buffers of a socket.
 LARGEST, BUFFER = 1 << 17, 1 << 21
 #: Seconds for the end of the job after a rank has asked for it, and for ``MPI_Finalize``.
@@ -95,7 +91,7 @@ class PacketWorld(World):
 
     def send(self, rank: int, data: bytes) -> None:
         """As in the base class."""
-        self._later.append(HEADER.pack(rank) + data)
+        self._later.append(RANK.pack(rank) + data)
         self._post()
 
     def _post(self) -> None:
@@ -112,7 +108,7 @@ class PacketWorld(World):
         found: list[tuple[int, bytes]] = []
         while self._socket is not None:
             try:
-                packet = self._socket.recv(HEADER.size + LARGEST)
+                packet = self._socket.recv(RANK.size + LARGEST)
             except BlockingIOError:
                 break
             except OSError:
@@ -121,12 +117,12 @@ class PacketWorld(World):
                 self._close()
                 self._on_end()
                 break
-            (source,) = HEADER.unpack_from(packet)
+            (source,) = RANK.unpack_from(packet)
             if source == TRANSPORT:
-                self._on_transport(packet[HEADER.size :])
+                self._on_transport(packet[RANK.size :])
                 break  # who waits for the world is not there yet for the messages behind it
             else:
-                found.append((source, packet[HEADER.size :]))
+                found.append((source, packet[RANK.size :]))
         return found
 
     def _on_transport(self, data: bytes) -> None:
@@ -152,7 +148,7 @@ class PacketWorld(World):
         """As in the base class."""
         if self._socket is None or not self.size:  # its process is inside ``MPI_Init``
             return
-        self.send(TRANSPORT, HEADER.pack(code))
+        self.send(TRANSPORT, RANK.pack(code))
         deadline = time.monotonic() + ABORTING
         while time.monotonic() < deadline and self._socket is not None:
             self.receive()
@@ -413,11 +409,11 @@ def main(fd: int, rank: int) -> None:
     try:
         mpi = library.load_mpi(os.environ, host)
     except DaskGpuMpiError as error:
-        sock.send(HEADER.pack(TRANSPORT) + pack(["failed", Failure.of(error)]))
+        sock.send(RANK.pack(TRANSPORT) + pack(["failed", Failure.of(error)]))
         sys.exit(0)
     world = mpi.COMM_WORLD
     known = [world.Get_rank(), world.Get_size(), mpi.Get_library_version()]
-    sock.send(HEADER.pack(TRANSPORT) + pack(["world", known]))
+    sock.send(RANK.pack(TRANSPORT) + pack(["world", known]))
     code = 0
     try:
         _pass_on(sock, Endpoint(world))
@@ -435,22 +431,22 @@ def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
         received = endpoint.receive()
         for source, data in received:
             with contextlib.suppress(ConnectionError):  # the rank has left; only strangers send now
-                sock.send(HEADER.pack(source) + data)
+                sock.send(RANK.pack(source) + data)
         pause = 0.001 if received else min(2 * pause, 0.02)
         if not select.select([sock], [], [], pause)[0]:
             endpoint.has_sent()  # lets the library work
             continue
         packet = b""
         with contextlib.suppress(ConnectionError):
-            packet = sock.recv(HEADER.size + LARGEST)
+            packet = sock.recv(RANK.size + LARGEST)
         if not packet:
             endpoint.close()
             endpoint.receive()  # libraries complain of messages that are left
             return
         pause = 0.001
-        (rank,) = HEADER.unpack_from(packet)
+        (rank,) = RANK.unpack_from(packet)
         if rank == TRANSPORT:
-            (code,) = HEADER.unpack_from(packet, HEADER.size)
+            (code,) = RANK.unpack_from(packet, RANK.size)
             endpoint.abort(code)
         else:
-            endpoint.send(rank, packet[HEADER.size :])
+            endpoint.send(rank, packet[RANK.size :])

@@ -206,19 +206,6 @@ def connect_only(address: str, port: int, timeout: float = CONNECT_TIMEOUT) -> s
     return ""
 
 
-def port_problem(address: str, port: int) -> OSError | None:
-    """The error of a test whether this process can listen there; None: it can."""
-    try:
-        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen()
-    except OSError as error:
-        return error
-    return None
-
-
 def is_elsewhere(error: BaseException) -> bool:
     """Whether the error means that the address to listen at is not one of this node."""
     return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL

@@ -23,10 +23,10 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.sites.launchers import LOCAL
 
-#: The beginning of a packet: the other rank.
+#: The beginning of a packet: the rank that gets it, or has sent it.
 RANK = struct.Struct("<i")
-#: The destination of a packet that ends the job. Its message is the exit code, in the same format.
-ABORT = -1
+#: In place of a rank: a message of the transport itself; to the transport, the exit code with which to end the job.
+TRANSPORT = -1
 #: Bytes of the largest packet, and of a socket's buffer; the system may give less than the latter.
 LARGEST, BUFFER = 1 << 18, 1 << 20
 #: Bytes that wait for a rank that does not read. Further packets are lost: a rank that long silent is stopped.
@@ -198,7 +198,7 @@ class Relay(threading.Thread):
             self._sockets[source].close()
         elif len(packet) >= RANK.size:
             (destination,), message = RANK.unpack_from(packet), packet[RANK.size :]
-            if destination == ABORT:
+            if destination == TRANSPORT:
                 self._abort(message)
             elif 0 <= destination < len(self._sockets):
                 self._send(destination, RANK.pack(source) + message)

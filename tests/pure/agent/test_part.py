@@ -540,8 +540,7 @@ async def test_a_scheduler_that_is_not_released_closes_by_itself(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "closing_time", lambda options, environ: -2.0)
-    monkeypatch.setattr(module, "CLOSING_SLACK", 0.1)
-    monkeypatch.setattr(module, "CLOSING_SHARE", 0.0)
+    monkeypatch.setattr(module, "closing_slack", lambda _: 0.1)
     async with bench.running():
         await bench.start_scheduler()
         began = time.monotonic()

@@ -18,9 +18,7 @@ import dask_gpu_mpi
 from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
 from dask_gpu_mpi.mpi import world as module
 from dask_gpu_mpi.mpi.world import (
-    HEADER,
     LARGEST,
-    TRANSPORT,
     Endpoint,
     LaunchedWorld,
     MpiChild,
@@ -29,6 +27,7 @@ from dask_gpu_mpi.mpi.world import (
     own_world,
     world_of,
 )
+from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 from support.jobs.clusters import until
 from support.mocks import mpi
 from support.mocks.mpi import Comm, install, package
@@ -75,8 +74,8 @@ def test_the_other_side_ends(ends: str, pair: tuple[socket.socket, socket.socket
 
 
 def test_words_of_the_transport_are_no_messages(pair: tuple[socket.socket, socket.socket]) -> None:
-    pair[1].send(HEADER.pack(TRANSPORT) + b"word")
-    pair[1].send(HEADER.pack(0))
+    pair[1].send(RANK.pack(TRANSPORT) + b"word")
+    pair[1].send(RANK.pack(0))
     world = PacketWorld(pair[0])
     # who waits for the world asks again for what is behind it
     assert [world.receive(), world.receive()] == [[], [(0, b"")]]
@@ -89,7 +88,7 @@ def test_an_abort_is_asked_for_and_waited_for(
     monkeypatch.setattr(module, "ABORTING", 0.1)
     one = PacketWorld(pair[0])
     one.abort(75)
-    assert pair[1].recv(100) == HEADER.pack(TRANSPORT) + HEADER.pack(75)
+    assert pair[1].recv(100) == RANK.pack(TRANSPORT) + RANK.pack(75)
     assert one.fileno() is not None
 
 
@@ -105,7 +104,7 @@ def test_ranks_that_launch_has_started(pair: tuple[socket.socket, socket.socket]
     assert fd is not None
     assert not os.get_inheritable(fd)
     world.send(0, b"hello")
-    assert pair[1].recv(100) == HEADER.pack(0) + b"hello"
+    assert pair[1].recv(100) == RANK.pack(0) + b"hello"
     pair[0].close()
     world.end()
     assert pair[1].recv(100) == b""

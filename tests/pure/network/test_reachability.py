@@ -30,12 +30,24 @@ from dask_gpu_mpi.network.reachability import (
     listen_for_peers,
     listener_token,
     peers_by_rank,
-    port_problem,
     worker_ports,
 )
 from dask_gpu_mpi.options.model import Options
 
 TOKEN = listener_token()
+
+
+def port_problem(address: str, port: int) -> OSError | None:
+    """The error of listening there; None: it is possible."""
+    try:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError as error:
+        return error
+    return None
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
 from dask_gpu_mpi.sites.pbs import PBS
 from dask_gpu_mpi.sites.slurm import SLURM
-from support.jobs.processes import run_python
+from support.jobs.processes import hear_signals, run_python
 
 LAUNCH = """
 import os, sys
@@ -67,7 +67,7 @@ def start() -> Iterator[Start]:
             text=True,
             start_new_session=True,
             # what a shell's background jobs and nohup ignore, this one would as well
-            preexec_fn=_hear_signals,
+            preexec_fn=hear_signals,
         )
         jobs.append(job)
         return job
@@ -76,11 +76,6 @@ def start() -> Iterator[Start]:
     for job in jobs:
         job.kill()  # its launcher is sent TERM then
         job.wait(30)
-
-
-def _hear_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def split(output: str) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
 from dask_gpu_mpi.sites.local import LARGEST, Relay
+from support.jobs.processes import hear_signals
 
 LAUNCH = """
 import os, sys
@@ -45,12 +46,6 @@ def tell(*words):
 
 Start = Callable[..., subprocess.Popen[str]]
 Ran = Callable[..., tuple[int, list[str]]]
-
-
-def hear_signals() -> None:
-    """What a shell's background jobs and nohup ignore, `launch` would as well."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
