@@ -19,6 +19,13 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Event, Kind
 LOST = "its processes or its node died, or its network is down"
 
 
+def report_lost_cluster(lost: str) -> None:
+    """Print how the cluster was lost."""
+    say(
+        f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most often"
+    )
+
+
 class EndCoordinator:
     """Decides when the cluster of this plan ends, and which ranks are lost.
 
@@ -121,10 +128,7 @@ class EndCoordinator:
         """
         if lost is not None and not (self.stopped or self.ended):
             self.lost = lost
-            say(
-                f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
-                "often"
-            )
+            report_lost_cluster(lost)
         if final or not self._has_client:
             if not self.ended:
                 self.ended, self.code = True, code

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -67,6 +68,8 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between checks whether the rank is still the parent.
 PARENT_INTERVAL = 1.0
+#: Errors of a connection whose other side no longer answers.
+SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 #: Kinds of the hub's messages that the rank gets, besides those that the agent acts on.
 FOR_RANK = (Kind.DONE, Kind.CLIENT, Kind.SIGNAL, Kind.BUSY)
 
@@ -259,15 +262,18 @@ class Part:
         await self._register(entry)
 
     async def _listen_to_hub(self, connection: Connection) -> None:
+        silent = False
         try:
             while True:
                 self._on_hub(*await connection.receive())
-        except (EOFError, OSError, PlainDataError):
+        except (EOFError, PlainDataError):
             pass
+        except OSError as error:
+            silent = error.errno in SILENT
         if not (self._ended or self._stop.is_set()):
-            # rank 0 is lost, and with it the job
+            # rank 0 is lost, and with it the job; or this rank
             self._ended = True
-            self.answer(Kind.FAIL, None)
+            self.answer(Kind.GONE, silent)
             self._begin(self._end_part())
 
     def _on_hub(self, kind: str, payload: Any) -> None:

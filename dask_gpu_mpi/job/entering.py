@@ -406,7 +406,7 @@ class Entering:
                 self._fail(payload)
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
-            case Kind.FAIL if payload is None:
+            case Kind.GONE:
                 time.sleep(2 * GATHER_FAILURES)  # rank 0 knows more, if it lives
                 raise self._lost_rank_0("the connection to its agent has ended while the cluster started")
             case Kind.FAIL:

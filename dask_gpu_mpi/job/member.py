@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dask_gpu_mpi.agent.ending import LOST, report_lost_cluster
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
@@ -27,7 +28,7 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.mpi.watchdogs import end_job
+from dask_gpu_mpi.mpi.watchdogs import end_job, kill_rank
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.messages import COORDINATOR, Configuration, Kind
@@ -56,6 +57,8 @@ class Ending:
         self.code = 0
         #: The exit code that the job must have because ranks did not respond.
         self.must_have = 0
+        #: This rank is lost to the others, by its network as far as it can tell, and they may continue without it.
+        self.cut_off = False
 
     @property
     def over(self) -> bool:
@@ -171,8 +174,8 @@ class Member:
             case Kind.ENDED:
                 ending.must_have = ending.must_have or payload
                 ending.closed = ending.done = True
-            case Kind.FAIL:
-                self._on_lost_rank_0()
+            case Kind.GONE:
+                self._on_lost_rank_0(cut_off=payload)
             case Kind.BUSY:
                 self._script_cleans_up = True
             case Kind.SIGNAL if joined.is_client and self._has_client:
@@ -186,7 +189,7 @@ class Member:
                 self._hang_up()
                 joined.line = joined.agent.take_line() if joined.agent is not None else None
             case Kind.FAILED:  # another agent can't enter the job again
-                self._on_lost_rank_0()
+                self._on_lost_rank_0(cut_off=False)
 
     @property
     def _here(self) -> str:
@@ -243,10 +246,7 @@ class Member:
     def _on_lost_cluster(self, lost: str) -> None:
         if self.joined.scheduler_file is not None:
             remove_scheduler_file(*self.joined.scheduler_file)
-        say(
-            f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
-            "often"
-        )
+        report_lost_cluster(lost)
         ending = self.ending
         ending.closed = ending.done = True
         if self._has_client and self.joined.is_client:
@@ -256,22 +256,23 @@ class Member:
             ending.lost = lost if self.rank == COORDINATOR or self.descriptors_lost else None
             ending.ended = True
 
-    def _on_lost_rank_0(self) -> None:
-        """The connection to the hub has ended: rank 0's agent is gone, and with it the scheduler."""
+    def _on_lost_rank_0(self, *, cut_off: bool) -> None:
+        """The connection to the hub has ended: rank 0's agent is gone, and with it the scheduler; or this rank is `cut_off`."""
         ending = self.ending
         if ending.over:
             return
-        lost = "rank 0 lost, and with it the script and the scheduler: its processes or its node died, or its network is down"
-        if self.joined.is_client and self._has_client:
+        lost = f"rank 0 lost, and with it the script and the scheduler: {LOST}"
+        has_script = self.joined.is_client and self._has_client
+        # One line is enough, and that many ranks may be lost.
+        if has_script or self.rank <= 1 + self.joined.options.tolerate_lost_ranks:
             say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
+        if has_script:
             ending.lost, ending.stopped = lost, True
             return
-        # One line is enough, and that many ranks may be lost. If rank 0 lives, its exit code is the job's.
-        if self.rank <= 1 + self.joined.options.tolerate_lost_ranks:
-            say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
-            wait_until_read((1, 2), FAILED_GRACE)
+        wait_until_read((1, 2), FAILED_GRACE)  # if rank 0 lives, its exit code is the job's
         ending.ended = True
         if self.joined.options.tolerate_lost_ranks:  # the launcher does not count rank 0's end
+            ending.cut_off = cut_off
             ending.must_have = outcome.FAILED
 
     def _start_agent(self) -> None:
@@ -318,6 +319,10 @@ class Member:
         if left:
             return 0  # the script goes on, and a launcher would end it with another code
         if not self.leave_open:
+            if (
+                ending.cut_off
+            ):  # as a lost rank: a launcher would count its exit code once the network is back
+                kill_rank(os.getpid())
             return ending.exit_code(None if signals.got is None else signals.got[0])
         if number is not None:
             # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.

@@ -93,7 +93,8 @@ class Kind(StrEnum):
     #: To the hub: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the cluster was
     #: lost; `code`: the script's exit code, as far as it is known.
     OVER = "over"
-    #: Agent to hub: its rank has ended, and it ends itself.
+    #: Agent to hub: its rank has ended, and it ends itself. Agent to rank: its connection to the hub has ended; whether by
+    #: silence, so that this node may be the one that is cut off.
     GONE = "gone"
 
     # The end.

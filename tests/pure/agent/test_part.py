@@ -587,7 +587,7 @@ async def test_the_hub_is_lost(bench: Bench) -> None:
     async with bench.running():
         await bench.start()
         await bench.hub.close(1.0)
-        assert [await bench.answer() for _ in range(3)] == [(Kind.FAIL, None), RANK_CLOSED, (Kind.ENDED, 0)]
+        assert [await bench.answer() for _ in range(3)] == [(Kind.GONE, False), RANK_CLOSED, (Kind.ENDED, 0)]
 
 
 async def test_a_rank_that_stays_stopped_is_continued_and_then_killed(

@@ -484,7 +484,7 @@ def test_a_start_that_takes_longer_moves_the_deadline(monkeypatch: pytest.Monkey
     job = Job(2, seconds=-RANK_0_LOST)
     silent_rank_0(job)
     job.agents[1].say(Kind.START, 100.0)
-    ends = threading.Timer(0.3, lambda: job.agents[1].say(Kind.FAIL, None))  # its connection to the hub
+    ends = threading.Timer(0.3, lambda: job.agents[1].say(Kind.GONE, False))  # its connection to the hub
     ends.start()
     job.run(1)
     ends.join()

@@ -403,7 +403,7 @@ def test_the_scheduler_file_goes_with_the_agent_that_has_written_it(
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.FAIL, Kind.FAILED]
+    "kind", [Kind.GONE, Kind.FAILED]
 )  # its agent loses it, or another one can't reach it
 @pytest.mark.parametrize(
     ("rank", "is_client", "tolerated", "told"),

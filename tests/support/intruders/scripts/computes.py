@@ -132,7 +132,7 @@ def record_the_agent():
     head = "import os, socket, sys, threading\nfrom pathlib import Path\n"
     tail = "print(Recorder(sys.argv[1], Path(sys.argv[2])).port, flush=True)\n"
 
-    def entry(rank, size, hub, *more):
+    def entry(rank, size, hub, *more, **steps):
         if rank == 1:
             words = ["-c", head + inspect.getsource(Recorder) + tail, f"tls://{hub[0]}:{hub[1]}"]
             process = subprocess.Popen(
@@ -143,7 +143,7 @@ def record_the_agent():
             port = int(process.stdout.readline())
             tell(hub_recorder=port)
             hub = ("127.0.0.1", port)
-        return made(rank, size, hub, *more)
+        return made(rank, size, hub, *more, **steps)
 
     entering.Entry = entry
 
