@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.agent.boot import Begin
@@ -127,6 +128,7 @@ class AgentProcess:
         self._identity = identity(self.fd)
         self._reader = FrameReader(self.fd)
         self._lock = threading.Lock()
+        self._heard: deque[tuple[Kind, Any]] = deque()
         self._open = True
         #: Its directory, once it has reported that; removed here if the agent could not.
         self.scratch: str | None = None
@@ -172,14 +174,18 @@ class AgentProcess:
             with contextlib.suppress(ConnectionError):
                 write_frame(self.fd, frame, dumps=dumps, fds=fds)
 
-    def events(self, timeout: float = 0.0) -> list[tuple[Kind, Any]]:
-        """The agent's messages since the last call; waits at most `timeout` seconds for one."""
+    def events(self, timeout: float = 0.0) -> Iterator[tuple[Kind, Any]]:
+        """The agent's messages that nobody has taken yet; waits at most `timeout` seconds for one.
+
+        Those that the caller does not take stay: the first of the running cluster may come with the last of the start.
+        """
         with self._lock:
-            frames: list[tuple[Kind, Any]] = self._reader.read(timeout)
-        for kind, payload in frames:
+            self._heard += self._reader.read(0.0 if self._heard else timeout)
+        while self._heard:
+            kind, payload = self._heard.popleft()
             if kind == Kind.PREPARED:
                 self.scratch = payload
-        return frames
+            yield kind, payload
 
     def take_line(self) -> int | None:
         """The descriptor of the agent's connection to the hub, which has come with `Kind.ENTERED`; None: none has."""

@@ -173,7 +173,7 @@ class Member:
                 ending.closed = True
             case Kind.ENDED:
                 ending.must_have = ending.must_have or payload
-                ending.closed = ending.done = True
+                ending.ended = ending.closed = ending.done = True
             case Kind.GONE:
                 self._on_lost_rank_0(cut_off=payload)
             case Kind.BUSY:

@@ -200,7 +200,6 @@ class Monitor:
                 self._launcher = os.pidfd_open(os.getppid())
         try:
             while not self._leaving.is_set():
-                self._wait()
                 member.pump(0.0)
                 if self._announces:
                     self._announces = False
@@ -216,6 +215,7 @@ class Monitor:
                     return
                 if member.ending.over and member.fd < 0:
                     return
+                self._wait()
         except Exception as error:
             # Any error ends the script: without this thread the cluster's end would not be noticed.
             if not self._leaving.is_set():

@@ -74,7 +74,7 @@ def test_a_socket_that_is_gone(agent: AgentProcess, taken: bool, tmp_path: Path)
     else:
         os.close(agent.fd)
     agent.send(Kind.CLOSE)
-    assert agent.events() == []
+    assert list(agent.events()) == []
     assert (agent.lost, agent.taken) == (True, True)
     assert agent.exit_text() == "the script closed the descriptors of this process"
     agent.close(5.0)
@@ -136,17 +136,28 @@ def test_an_agent_that_is_closed_before_it_is_configured_ends_in_order(agent: Ag
     # it began before the options were read
     assert begin_agent(agent, CPU, ENVIRON) is agent
     agent.send(Kind.CLOSE)
-    assert until(lambda: agent.events() == [] and agent.lost)
+    assert until(lambda: list(agent.events()) == [] and agent.lost)
     assert agent.exit_text() == "exit code 0"
     agent.close(1.0)
 
 
 def test_an_agent_that_is_killed(agent: AgentProcess) -> None:
     agent.kill()
-    until(lambda: agent.events() == [] and agent.lost)
+    until(lambda: list(agent.events()) == [] and agent.lost)
     assert agent.exit_text() == "killed by signal SIGKILL"
     agent.send(Kind.CLOSE)  # into nothing
     agent.close(1.0)
+
+
+def test_messages_that_are_not_taken_stay(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that closes at once: its end comes with the last message of its start."""
+    read = iter([[(Kind.UP, 1), (Kind.STOP, None), (Kind.END, 2)]])
+    monkeypatch.setattr(agent._reader, "read", lambda timeout: next(read, []))
+    for kind, _ in agent.events():
+        assert kind == Kind.UP
+        break
+    assert list(agent.events()) == [(Kind.STOP, None), (Kind.END, 2)]
+    assert list(agent.events()) == []
 
 
 def test_an_agent_that_can_not_be_configured_says_why_and_ends(agent: AgentProcess) -> None:

@@ -68,13 +68,11 @@ class Box:
         self._messages.append(message)
         os.eventfd_write(self.fd, 1)
 
-    def take(self) -> list[Any]:
+    def take(self) -> Iterator[Any]:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        taken = []
         while self._messages:
-            taken.append(self._messages.popleft())
-        return taken
+            yield self._messages.popleft()
 
 
 class Agent:
@@ -99,7 +97,7 @@ class Agent:
         if not self.lost:
             self._job.on_agent(self._rank, kind, payload)
 
-    def events(self, timeout: float) -> list[Any]:
+    def events(self, timeout: float) -> Iterator[Any]:
         return self._box.take()
 
     def take_line(self) -> int | None:
@@ -131,7 +129,7 @@ class MemoryWorld(World):
     def receive(self) -> list[tuple[int, bytes]]:
         if self._job.aborts:
             raise JobEnded
-        return self.box.take()
+        return list(self.box.take())
 
     def leave(self) -> None:
         self.left = True
