@@ -117,7 +117,11 @@ def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
             raise JobError(f"ended with {done.rc} before the mark {name!r}\n{done.output}")
         return path.exists()
 
-    until(there, timeout, f"mark {name}\n{job.stderr}")
+    try:
+        until(there, timeout, f"mark {name}")
+    except AssertionError as error:
+        error.add_note(job.output)
+        raise
     return float(path.read_text())
 
 

@@ -14,7 +14,7 @@ client = None  # the text that follows makes it
 
 def mark(name="end"):
     """Tell the test that and when the script was here; a file, because launchers drop output when they end."""
-    part = os.path.join(HERE, ".mark-" + name)
+    part = os.path.join(HERE, f".mark-{name}-{os.getpid()}")  # all ranks may be there at once
     with open(part, "w") as file:
         file.write(repr(time.time()))
     os.rename(part, os.path.join(HERE, "mark-" + name))
