@@ -24,6 +24,7 @@ from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transport
 from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.worker_options import (
+    MODULE_LISTS,
     accepted_options,
     is_cuda_worker,
     options_for,
@@ -228,8 +229,6 @@ MODULES = {
     ),
     "cudf": ("enable_cudf_spill",),
 }
-#: Options that are lists of modules.
-IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def make_cuda_worker(
@@ -270,16 +269,10 @@ def make_cuda_worker(
         module.Nanny = nanny
         try:
             worker = cls(**options)
-        except ValueError as error:
-            # releases differ in what they refuse: 25.10 a maximum pool without a pool, for example
-            raise InputError(
-                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
-                fix="correct or remove that option",
-            ) from error
         finally:
             module.Nanny = before
     if not nannies:  # its processes would see other GPUs
-        raise TypeError("this class does not make its nannies as CUDAWorker does")
+        raise RuntimeError("this class does not make its nannies as CUDAWorker does")
     return worker, nannies
 
 
@@ -294,7 +287,7 @@ def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, A
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
     """Refuse options whose modules are not installed here."""
     wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
-    imports = [(option, name) for option in IMPORTS for name in options.get(option) or ()]
+    imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
     for option, module in (*wanted.items(), *imports):
         if find_spec(module.partition(".")[0]) is None:
             package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
