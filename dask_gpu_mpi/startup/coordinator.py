@@ -441,8 +441,7 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     check_agreement(found)
     inventories = [each.inventory for each in found]
     has_client = any(each.has_client for each in found)
-    sizes = {rank: each.device_options for rank, each in enumerate(found)}
-    plan = make_plan(inventories, options, has_client=has_client, device_options=sizes)
+    plan = make_plan(inventories, options, has_client=has_client)
     check_client(found, plan.client.rank)
     return plan
 

@@ -23,6 +23,7 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
     accepted_options,
@@ -136,7 +137,7 @@ def make_worker(
             quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
             plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))
     if is_cuda_worker(cls):
-        given = {"device_memory_limit": "default", **given, **plan.device_sizes}
+        given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
         given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
@@ -215,7 +216,7 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
 #   GPUs is made with its first one visible; then its nanny shows its process all of them.
 # - It sets the GPU's CPU affinity, whatever the rank was bound to. Here it sets the plan's cores.
 # - It imports cuDF in each worker, 1.4 seconds of the start, to switch spilling on or off. Here only to switch it on.
-# - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. The plan has bytes of the worker's device.
+# - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. `device_sizes` are of the worker's device.
 # - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 
 #: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.

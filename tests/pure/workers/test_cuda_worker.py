@@ -59,15 +59,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "WatchedNanny", Noted)
 
 
-def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
+def made(memory: int = 80 * GB, /, **options: Any) -> Any:
     start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
-    plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
     options = read_worker_options("dask_cuda.CUDAWorker", options)
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
     before = cuda_worker.Nanny
-    worker, nannies = make_worker(plan, start, given, "/scratch")
+    worker, nannies = make_worker(replace(PLAN, device_memory=memory), start, given, "/scratch")
     assert nannies == worker.nannies
     assert cuda_worker.Nanny is before
     return worker
@@ -130,17 +129,17 @@ def test_the_users_options_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "limit", "pool"),
+    ("memory", "limit", "pool"),
     [
-        ({}, "default", 0.5),  # a device of unknown size
-        ({"device_memory_limit": 64 * GB, "rmm_pool_size": 40 * GB}, 64 * GB, 40 * GB),
+        (0, "default", 0.5),  # a device of unknown size
+        (80 * GB, 64 * GB, 40 * GB),
     ],
 )
-def test_sizes_are_the_plans_bytes(
-    planned: dict[str, int], limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+def test_sizes_are_bytes_of_its_own_device(
+    memory: int, limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory, "find_spec", lambda name: True)
-    given = made(planned, rmm_pool_size=0.5).given
+    given = made(memory, rmm_pool_size=0.5).given
     assert (given["device_memory_limit"], given["rmm_pool_size"]) == (limit, pool)
 
 
