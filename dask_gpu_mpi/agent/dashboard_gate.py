@@ -5,8 +5,7 @@ token of the link, as in Jupyter: in the query of the first page, which sets a c
 ``Authorization: Bearer TOKEN``, for Prometheus. The server calls the gate instead of the application, so it comes before all
 routes: pages, static files, websockets, and those that are added later.
 
-Until it has shown the token, a connection has half a minute for each request, and is among the first to be closed when
-descriptors run out. Otherwise, silent connections to the dashboard could lock the job's processes out of the scheduler.
+A connection has half a minute for each request.
 
 A cluster without encryption is open to everyone, and so is its dashboard: then there is no token. The rest is the same.
 
@@ -15,12 +14,10 @@ Requests without the token are not logged. The token is not logged either: code 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import hmac
-import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
@@ -37,7 +34,6 @@ from tornado.httputil import (
 from tornado.routing import Router
 
 from dask_gpu_mpi.network.credentials import TOKEN
-from dask_gpu_mpi.network.listeners import until_known
 
 # distributed starts an HTTP server in the scheduler and in every worker, with or without a dashboard, and each shows every user
 # of the node what runs there. Here a server without routes in Dask's configuration does not start: that of a worker, unless the
@@ -90,13 +86,7 @@ class GuardedServer(HTTPServer):
     def initialize(self, application: Router, *, token: str, **options: Any) -> None:  # type: ignore[override]
         """Called by tornado's constructor with its arguments."""
         self.application = application
-        self._gate = TokenGate(application, token)
-        super().initialize(self._gate, idle_connection_timeout=REQUEST_TIMEOUT, **options)
-
-    def handle_stream(self, stream: Any, address: Any) -> Any:
-        """Called by tornado with a new connection."""
-        self._gate.expect(stream)
-        return super().handle_stream(stream, address)
+        super().initialize(TokenGate(application, token), idle_connection_timeout=REQUEST_TIMEOUT, **options)
 
 
 class TokenGate(Router):
@@ -107,22 +97,11 @@ class TokenGate(Router):
         self._token = token.encode()
         #: The cookie's name. A browser sends cookies to all ports of a host, so each job's cookie has another name.
         self._cookie = f"dask-gpu-mpi-{hashlib.sha256(self._token).hexdigest()[:12]}"
-        #: By connection: the function to call when it has shown the token.
-        self._unknown: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
-
-    def expect(self, stream: Any) -> None:
-        """Register a new connection, which has not shown the token yet."""
-        is_known = self._unknown[stream] = until_known(stream.close)
-        # by then it has shown the token, or is closed
-        asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the object that answers this request; called by tornado when it has the headers."""
         if self._token and not self._admits(request):
             return _Answer(request, *REFUSED)
-        stream = getattr(request.connection, "stream", None)
-        if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
-            is_known()
         if request.path == EVENT_STREAM:
             return _Answer(request, *CLOSED)
         return self._application.find_handler(request, **kwargs)

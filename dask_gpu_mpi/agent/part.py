@@ -46,7 +46,6 @@ from dask_gpu_mpi.network.ucx import (
 )
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import (
@@ -359,7 +358,6 @@ class Part:
                     shared_options(options),
                     has_client=configuration.has_client,
                     ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
-                    device_options=device_options(options),
                 )
             )
 

@@ -42,15 +42,16 @@ def is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
-def others_may_write(descriptor: int) -> bool:
-    """Whether the mode or an ACL lets anybody write but the owner, and a group with this user as its only member."""
-    status = os.fstat(descriptor)
+def others_may_write(file: int | Path) -> bool:
+    """Whether the mode or an ACL lets anybody write but the owner, and a group with this user as its only member.
+
+    `file`: a descriptor or a path.
+    """
+    status = os.stat(file)
     if status.st_mode & stat.S_IWOTH:
         return True
     # with an ACL the bits of the group are the mask of all its entries (acl(5))
-    return bool(status.st_mode & stat.S_IWGRP) and not (
-        _is_own_group(status.st_gid) and not _has_acl(descriptor)
-    )
+    return bool(status.st_mode & stat.S_IWGRP) and not (_is_own_group(status.st_gid) and not _has_acl(file))
 
 
 def unmapped_root() -> int | None:
@@ -81,10 +82,11 @@ def _is_own_group(gid: int) -> bool:
     return all(account.pw_uid == uid for account in accounts if account.pw_gid == gid)
 
 
-def _has_acl(descriptor: int) -> bool:
+def _has_acl(file: int | Path) -> bool:
+    # by path, since a descriptor of O_PATH has no attributes
+    path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
     try:
-        # by path, since a descriptor of O_PATH has no attributes
-        return bool(os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access"))
+        return bool(os.getxattr(path, "system.posix_acl_access"))
     except OSError:
         return False
 

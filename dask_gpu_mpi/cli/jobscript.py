@@ -330,7 +330,7 @@ def _check_program(job: JobRequest) -> None:
         cpus_per_node=(job.shared and job.cpus_per_node) or 64,
         memory_per_node=job.memory_per_node or NODE_MEMORY,
     )
-    plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
+    plan = make_plan(inventories, options)
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
         why = plan.warnings[0] if plan.warnings else Problem("see dask-gpu-mpi plan")

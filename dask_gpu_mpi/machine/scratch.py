@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dask_gpu_mpi.base.files import is_ours, located, make_folder, unmapped_root
+from dask_gpu_mpi.base.files import is_ours, located, make_folder, others_may_write, unmapped_root
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import parse_mountinfo
 from dask_gpu_mpi.options.dask_config import import_config
@@ -106,9 +106,9 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
 
 
 def exposed_folder(path: str) -> str:
-    """The first folder on a path in which every user of the node may replace our files; empty: none, or others can't reach it.
+    """The first folder on a path in which other users may replace our files; empty: none, or others can't reach it.
 
-    It is one that everyone may write, and that has no sticky bit or belongs to another user.
+    It is one that everyone, or a shared group, may write, and that has no sticky bit or belongs to another user.
     """
     real = Path(os.path.realpath(path))
     for folder in (*reversed(real.parents), real):
@@ -117,7 +117,7 @@ def exposed_folder(path: str) -> str:
         except OSError:
             return ""
         ours = is_ours(status) or status.st_uid == unmapped_root()
-        if status.st_mode & stat.S_IWOTH and not (status.st_mode & stat.S_ISVTX and ours):
+        if others_may_write(folder) and not (status.st_mode & stat.S_ISVTX and ours):
             return str(folder)
         if ours and not status.st_mode & (stat.S_IXOTH | stat.S_IXGRP):
             return ""
@@ -126,7 +126,7 @@ def exposed_folder(path: str) -> str:
 
 def exposed_text(folder: str) -> str:
     """The problem with such a folder."""
-    return f"every user of the node may replace the workers' files in {folder!r}, which everyone may write, and run code by that"
+    return f"other users may replace the workers' files in {folder!r}, which they may write, and run code by that"
 
 
 def make_scratch(path: str) -> None:

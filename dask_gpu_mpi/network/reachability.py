@@ -36,7 +36,8 @@ POLL = 0.05
 #: Tries of a rank, and seconds between them, if the listener hangs up: it does so when many strangers connect.
 TRIES, PAUSE = 3, 0.1
 #: Nodes to which each node connects, and which connect to it, at most: a bound on its sockets, since all are tried at once.
-MOST_AT_START, MOST_IN_CHECK = 16, 64
+#: An even number.
+MOST_PEERS = 16
 #: Parts of a report that are listed; the others are counted.
 MOST_PARTS = 6
 #: Ports of a range that are tried.
@@ -228,32 +229,23 @@ class Node:
     port: int = 0
 
 
-def _steps(nodes: int, most: int) -> list[int]:
+def _steps(nodes: int) -> list[int]:
     """The distances of a node's peers on a ring of all nodes.
 
     They are the same for all nodes, so each node has as many connections in as out, and each pair is tested in both directions.
     """
-    if nodes - 1 <= most:
+    if nodes - 1 <= MOST_PEERS:
         return list(range(1, nodes))
-    drawn = random.Random(nodes).sample(range(2, (nodes + 1) // 2), most // 2 - 1)
+    drawn = random.Random(nodes).sample(range(2, (nodes + 1) // 2), MOST_PEERS // 2 - 1)
     return sorted({1, nodes - 1, *drawn, *(nodes - step for step in drawn)})
 
 
-def count_pairs(nodes: int, most: int) -> tuple[int, int]:
-    """The number of pairs of nodes that are tested, and of all pairs.
-
-    >>> count_pairs(3, 64), count_pairs(65, 64), count_pairs(1000, 64)
-    ((3, 3), (2080, 2080), (32000, 499500))
-    """
-    return nodes * len(_steps(nodes, most)) // 2, nodes * (nodes - 1) // 2
-
-
-def peers_by_rank(nodes: Sequence[Node], most: int) -> dict[int, tuple[Node, ...]]:
+def peers_by_rank(nodes: Sequence[Node]) -> dict[int, tuple[Node, ...]]:
     """By rank the nodes to which each node connects: all others, or, of many, its neighbours on a ring and a random sample.
 
-    The sample depends only on the number of nodes. `most` is even. Peers that can't listen are left out.
+    The sample depends only on the number of nodes. Peers that can't listen are left out.
     """
-    steps = _steps(len(nodes), most)
+    steps = _steps(len(nodes))
     peers = {}
     for number, node in enumerate(nodes):
         others = (nodes[(number + step) % len(nodes)] for step in steps)

@@ -118,7 +118,8 @@ def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | No
     ('UCX_TLS', '', 'UCX_TLS')
     """
     options = worker_options or {}
-    own = options.get("env") or {}
+    env = options.get("env")
+    own = env if isinstance(env, Mapping) else {}  # the worker's class refuses anything else
     if "UCX_TLS" in (variables := {**environ, **own}):
         setting = "worker_options['env']['UCX_TLS']" if "UCX_TLS" in own else "UCX_TLS"
         return setting if _includes_tcp(str(variables["UCX_TLS"])) else ""

@@ -62,9 +62,9 @@ class WorkerPlan:
     cpus: tuple[int, ...]
     #: Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
     resources: dict[str, float]
-    #: Bytes of its own device for CUDAWorker's sizes of device memory (`device_memory.DEVICE_SIZES`), those that are set and
-    #: ``device_memory_limit``; empty for a CPU worker, and if it is not known how much the device has.
-    device_sizes: dict[str, int] = field(default_factory=dict)
+    #: Bytes of its first GPU, and those that were free before the job; 0 and -1: unknown, or it has no GPU.
+    device_memory: int = 0
+    device_free: int = -1
     #: The NUMA node whose memory it prefers, that of its GPUs; None: not known, they have several, or it has no GPU.
     numa: int | None = None
     #: The InfiniBand ports near its GPUs, which UCX uses between nodes unless the user has chosen others; empty: all.
@@ -194,12 +194,7 @@ class Plan:
                 for host in self.hosts
             ],
             "workers": [
-                {
-                    **vars(worker),
-                    "cpus": list(worker.cpus),
-                    "resources": dict(worker.resources),
-                    "device_sizes": dict(worker.device_sizes),
-                }
+                {**vars(worker), "cpus": list(worker.cpus), "resources": dict(worker.resources)}
                 for worker in self.workers
             ],
             "warnings": [str(warning) for warning in self.warnings],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from dask_gpu_mpi.base.text import fold_names, format_bytes, listed, ranks_text
 from dask_gpu_mpi.errors import PlacementError, Problem, world_too_small
@@ -11,7 +10,6 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import device_memory
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
 from dask_gpu_mpi.plan.model import Plan, Role
 from dask_gpu_mpi.plan.workers import Host, group_by_host, plan_workers
@@ -22,18 +20,14 @@ def make_plan(
     options: Options,
     *,
     has_client: bool = True,
-    device_options: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Plan:
     """Make the plan: which rank has which role, and which workers each rank starts.
 
     The inventories, one of each rank, may come in any order. `has_client`: whether the job runs a script: in layout
-    "exclusive" a rank is reserved for it. `device_options`: by rank, the sizes of device memory that its workers are to use,
-    which may differ (`device_memory.device_options`; by default those of `options`). Every GPU that a rank with workers sees
-    gets exactly one worker.
+    "exclusive" a rank is reserved for it. Every GPU that a rank with workers sees gets exactly one worker.
 
     Raises PlacementError if ranks see partly the same GPUs, or can't take a worker; or if the GPUs do not make full groups of
-    `gpus_per_worker`, or are in use against `require_idle_gpus`. OptionError: more memory than a worker's GPU has.
-    WorldTooSmallException: fewer ranks than the layout needs.
+    `gpus_per_worker`, or are in use against `require_idle_gpus`. WorldTooSmallException: fewer ranks than the layout needs.
 
     >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
     >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
@@ -56,24 +50,19 @@ def make_plan(
         for host in hosts:
             host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
         warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts, refuse=options.require_idle_gpus)
-    asked = device_options
-    if asked is None:
-        asked = dict.fromkeys(range(len(ranks)), device_memory.device_options(options))
-    workers, of_workers = plan_workers(hosts, options, on_gpus, asked)
+    workers, of_workers = plan_workers(hosts, options, on_gpus)
 
     names = {rank: host.plan.host for host in hosts for rank in host.plan.ranks}
     device = ""
     if on_gpus and options.scheduler:
         device, missing = scheduler_gpu(ranks[scheduler], workers)
         warnings += missing
-    planned = tuple(host.plan for host in hosts)
-    device_memory.check_device_memory(planned, workers, asked)
     return Plan(
         layout=options.layout,
         world_size=len(ranks),
         scheduler=Role(scheduler, names[scheduler]),
         client=Role(client, names[client]),
-        hosts=planned,
+        hosts=tuple(host.plan for host in hosts),
         workers=tuple(workers),
         warnings=(*warnings, *existing_contexts(ranks), *of_workers),
         scheduler_device=device,

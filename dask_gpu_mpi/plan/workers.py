@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, grouped, listed, parse_memory_limit
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.device_memory import device_sizes
 from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
 from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
@@ -54,9 +52,9 @@ def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: b
 
 
 def plan_workers(
-    hosts: Sequence[Host], options: Options, on_gpus: bool, asked: Mapping[int, Mapping[str, Any]]
+    hosts: Sequence[Host], options: Options, on_gpus: bool
 ) -> tuple[list[WorkerPlan], list[Problem]]:
-    """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
+    """All workers, in the order of ranks, of one rank GPU workers first; and warnings."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
     distant: dict[str, list[str]] = {}
@@ -67,7 +65,7 @@ def plan_workers(
         each = worker_limit(limit, host.plan.memory, number)
         limits.append((host.plan.host, each, number, host.plan.memory))
         if on_gpus:
-            found, far = _on_gpus(host, options, each, asked)
+            found, far = _on_gpus(host, options, each)
             workers += found
             distant |= {host.plan.host: far} if far else {}
         workers += _on_cpus(host, on_cpus, options.nthreads, each)
@@ -84,9 +82,7 @@ def plan_workers(
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
 
-def _on_gpus(
-    host: Host, options: Options, limit: int, asked: Mapping[int, Mapping[str, Any]]
-) -> tuple[list[WorkerPlan], list[str]]:
+def _on_gpus(host: Host, options: Options, limit: int) -> tuple[list[WorkerPlan], list[str]]:
     """The GPU workers of a host, and those of them whose ranks may use no core near their GPUs."""
     place = {gpu.uuid: number for number, gpu in enumerate(host.plan.gpus)}
     prefix = _prefix(options)
@@ -113,7 +109,8 @@ def _on_gpus(
                     memory_limit=limit,
                     cpus=cpus or rank.cpus,
                     resources={"GPU": float(len(gpus))},
-                    device_sizes=device_sizes(asked.get(rank.rank, {}), gpus[0].memory),
+                    device_memory=host.plan.gpus[index].memory,
+                    device_free=host.plan.gpus[index].free,
                     numa=nodes.pop() if len(nodes) == 1 else None,
                     nics="" if "" in ports else ",".join(ports),
                 )

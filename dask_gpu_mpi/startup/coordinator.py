@@ -28,7 +28,7 @@ from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import absent_inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
@@ -358,7 +358,7 @@ class Coordinator(FailureCoordinator):
     def _connect(self) -> None:
         if self._test.scheduler.scheduler:
             self._begin(Phase.REACH, self._ranks, CONNECTING)
-            self._test.connect(MOST_AT_START)
+            self._test.connect()
         else:
             self._start_scheduler()  # whose error says better why nobody can listen there
 
@@ -441,8 +441,7 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     check_agreement(found)
     inventories = [each.inventory for each in found]
     has_client = any(each.has_client for each in found)
-    sizes = {rank: each.device_options for rank, each in enumerate(found)}
-    plan = make_plan(inventories, options, has_client=has_client, device_options=sizes)
+    plan = make_plan(inventories, options, has_client=has_client)
     check_client(found, plan.client.rank)
     return plan
 

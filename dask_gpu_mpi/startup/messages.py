@@ -193,8 +193,6 @@ class Registration:
     has_client: bool = True
     #: How far its workers can use UCX.
     ucx: UcxAbility = field(default_factory=UcxAbility)
-    #: The sizes of device memory that its workers are to use (`plan.device_memory.device_options`); ranks may differ.
-    device_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -179,10 +179,10 @@ class ReachabilityTest:
             replace(node, port=ports.get(node.rank, Listening()).workers) for node in self._nodes.values()
         )
 
-    def connect(self, most: int, timeout: float = CONNECT_TIMEOUT) -> None:
-        """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
+    def connect(self, timeout: float = CONNECT_TIMEOUT) -> None:
+        """Order every rank to connect to the scheduler's, if that listens, and one of each node to others."""
         self._scheduler = replace(self._scheduler, port=self.scheduler.scheduler)
-        self._connect(peers_by_rank(self.nodes, most) if self._nodes else {}, timeout)
+        self._connect(peers_by_rank(self.nodes) if self._nodes else {}, timeout)
 
     def connect_to_running(self, target: str) -> None:
         """Order every rank to connect to ``host:port``, the scheduler of another job."""

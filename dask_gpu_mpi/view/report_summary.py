@@ -334,8 +334,9 @@ def waited_for_data(data: Data) -> list[str]:
     told = f"{format_bytes(size)} in {counted(number, 'transfer')}" if size else counted(number, "transfer")
     fix = "fewer shuffles and joins, columns selected before them, or a faster transport (docs/transports.md)"
     # without a pool UCX maps each piece of memory by itself, again and again
-    workers = data["plan"]["workers"]
-    if any(worker["kind"] == "gpu" and "rmm_pool_size" not in worker["device_sizes"] for worker in workers):
+    on_gpus = any(worker["kind"] == "gpu" for worker in data["plan"]["workers"])
+    (options,) = (each["value"] for each in data["options"] if each["name"] == "worker_options")
+    if on_gpus and "rmm_pool_size" not in options:
         fix = f"a memory pool (worker option rmm_pool_size, docs/gpus.md), {fix}"
     return [
         f"workers waited for data of others for {_percent(summary['mean']['data'] - summary['mean']['disk'])} of the script's "

@@ -23,7 +23,9 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
+    MODULE_LISTS,
     accepted_options,
     is_cuda_worker,
     options_for,
@@ -135,7 +137,7 @@ def make_worker(
             quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
             plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))
     if is_cuda_worker(cls):
-        given = {"device_memory_limit": "default", **given, **plan.device_sizes}
+        given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
         given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
@@ -214,7 +216,7 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
 #   GPUs is made with its first one visible; then its nanny shows its process all of them.
 # - It sets the GPU's CPU affinity, whatever the rank was bound to. Here it sets the plan's cores.
 # - It imports cuDF in each worker, 1.4 seconds of the start, to switch spilling on or off. Here only to switch it on.
-# - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. The plan has bytes of the worker's device.
+# - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. `device_sizes` are of the worker's device.
 # - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 
 #: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
@@ -228,8 +230,6 @@ MODULES = {
     ),
     "cudf": ("enable_cudf_spill",),
 }
-#: Options that are lists of modules.
-IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def make_cuda_worker(
@@ -270,16 +270,10 @@ def make_cuda_worker(
         module.Nanny = nanny
         try:
             worker = cls(**options)
-        except ValueError as error:
-            # releases differ in what they refuse: 25.10 a maximum pool without a pool, for example
-            raise InputError(
-                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
-                fix="correct or remove that option",
-            ) from error
         finally:
             module.Nanny = before
     if not nannies:  # its processes would see other GPUs
-        raise TypeError("this class does not make its nannies as CUDAWorker does")
+        raise RuntimeError("this class does not make its nannies as CUDAWorker does")
     return worker, nannies
 
 
@@ -294,7 +288,7 @@ def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, A
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
     """Refuse options whose modules are not installed here."""
     wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
-    imports = [(option, name) for option in IMPORTS for name in options.get(option) or ()]
+    imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
     for option, module in (*wanted.items(), *imports):
         if find_spec(module.partition(".")[0]) is None:
             package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module

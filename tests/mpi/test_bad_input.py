@@ -71,6 +71,28 @@ ROWS = (
         ("--worker-class", "dask_cuda.CUDAWorker", "--worker-options", '{"rmm_pool_siz": "1GB"}'),
         gpus=2,
     ),
+    # values that only the class can refuse
+    Row(
+        "value that CUDAWorker refuses",
+        (
+            f"rank 1 of 2 on {HOST}: worker_options: worker 1-1",
+            "ValueError: nthreads",
+            "correct or remove nthreads",
+        ),
+        ("--worker-options", '{"nthreads": 0}'),
+        gpus=2,
+        quick="mpich",
+    ),
+    Row(
+        "value that a worker's process refuses",
+        (
+            f"rank 1 of 2 on {HOST}: worker_options: worker 1 did",
+            "Invalid time unit: soon",
+            "correct or remove lifetime",
+        ),
+        ("--worker-options", '{"lifetime": "soon"}'),
+        quick="openmpi",
+    ),
     # what only one rank can know
     Row(
         "an option that is wrong on one rank",
@@ -356,7 +378,7 @@ def test_a_python_without_what_the_package_needs(
 def test_scheduler_file_goes_with_a_cluster_that_did_not_start(mpirun: Mpi, tmp_path: Path) -> None:
     options = {"preload": "no_such_module_anywhere"}
     words = ["--worker-options", json.dumps(options), "--scheduler-file", str(tmp_path / "scheduler.json")]
-    done = mpirun.run(SCRIPT, 2, command=words, timeout=LIMIT).check(1)
+    done = mpirun.run(SCRIPT, 2, command=words, timeout=LIMIT).check(2)
     assert done.stderr.count(ERROR) == 1
     assert "no_such_module_anywhere" in done.stderr
     assert RAN not in done.stdout

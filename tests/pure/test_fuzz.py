@@ -27,11 +27,11 @@ from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.sites.jobscript import render
+from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import import_worker_class, read_worker_options
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
-from support.mocks.inputs import parse_run
+from support.mocks.inputs import parse_run, worker_plan
 
 
 @fuzz
@@ -94,8 +94,8 @@ def test_readers_refuse_or_accept_any_input_soon(reader: str, data: st.DataObjec
 @fuzz
 @given(values)
 def test_device_memory(value: Any) -> None:
-    asked = soon(device_options, Options(worker_options={"rmm_pool_size": value}))
-    assert all(0 <= size < 1 << 63 for size in device_sizes(asked, 1 << 36).values())
+    found = soon(device_sizes, {"rmm_pool_size": value}, worker_plan("0-0", "GPU-x", device_memory=1 << 36))
+    assert found is None or all(0 <= size <= 1 << 36 for size in found.values())
 
 
 FLAGS = sorted({flag for option in OPTIONS.values() for name in option.flags for flag in name.split("/")})

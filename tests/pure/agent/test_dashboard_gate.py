@@ -15,7 +15,6 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from dask_gpu_mpi.agent import dashboard_gate
 from dask_gpu_mpi.agent.dashboard_gate import TokenGate, guard_servers
-from dask_gpu_mpi.network import listeners
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
@@ -188,31 +187,8 @@ async def opened(site: Site, request: str = "") -> tuple[asyncio.StreamReader, a
 
 async def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_gate, "REQUEST_TIMEOUT", 0.3)
-    monkeypatch.setattr(listeners, "_unknown", {})
-
     async with a_site() as site:
         reader, writer = await opened(site)
         assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
         await writer.wait_closed()
-        while listeners._unknown:
-            await asyncio.sleep(0.01)
-
-
-async def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listeners, "_unknown", {})
-
-    async with a_site() as site:
-        known, known_writer = await opened(site, f"/health?token={TOKEN}")
-        silent, silent_writer = await opened(site)
-        while len(listeners._unknown) != 1:
-            await asyncio.sleep(0.01)
-        listeners._close_oldest("a test")
-        assert await asyncio.wait_for(silent.read(), 20) == b""
-        known_writer.write(f"GET /health?token={TOKEN} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
-        assert b"HTTP/1.1 200" in await asyncio.wait_for(known.readuntil(b"\r\n\r\n"), 20)
-        for writer in (known_writer, silent_writer):
-            writer.close()
-            await writer.wait_closed()

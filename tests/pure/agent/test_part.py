@@ -217,7 +217,7 @@ async def test_a_rank_registers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
         assert ("layout", "exclusive") in found.shared_options
         assert any(interface.name == "lo" for interface in found.interfaces)
         warning = str(found.inventory.warnings[-1])
-        assert "every user of the node may replace the workers' files in '/shared of /'" in warning
+        assert "other users may replace the workers' files in '/shared of /'" in warning
         assert ". Fix: chmod +t /shared of /, or " in warning
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.base import files
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine import scratch
 from dask_gpu_mpi.machine.scratch import (
@@ -159,13 +160,20 @@ def test_strangers_link_is_not_followed(tmp_path: Path, links_are_strangers: Cal
     ("outer", "inner", "exposed"),
     [
         (0o755, 0o1777, ""),
+        (0o755, 0o1775, ""),
+        (0o755, 0o775, "inner"),
+        (0o775, 0o755, "outer"),
+        (0o700, 0o775, ""),
         (0o755, 0o777, "inner"),
         (0o777, 0o700, "outer"),
         (0o1777, 0o700, ""),
         (0o710, 0o777, "inner"),
     ],
 )
-def test_folder_in_which_everyone_may_replace_what_is_ours(outer: int, inner: int, exposed: str) -> None:
+def test_folder_in_which_others_may_replace_what_is_ours(
+    outer: int, inner: int, exposed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: False)
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name).resolve()
         for folder, mode in ((place, outer), (place / "inner", inner)):

@@ -34,7 +34,8 @@ def test_json_has_the_schema_of_the_design() -> None:
         "memory_limit": 256 * GIB // 3,
         "cpus": list(range(32)),
         "resources": {"GPU": 1.0},
-        "device_sizes": {"device_memory_limit": int(0.8 * found.hosts[0].gpus[0].memory)},
+        "device_memory": found.hosts[0].gpus[0].memory,
+        "device_free": -1,
         "numa": None,
         "nics": "",
     }

@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import MOST_AT_START, Node, Reach
+from dask_gpu_mpi.network.reachability import MOST_PEERS, Node, Reach
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.coordinator import (
@@ -368,7 +368,7 @@ def test_failures_of_connections_are_gathered_longer_and_start_nothing() -> None
 
 def test_many_workers_are_given_time() -> None:
     driver = crowded(700)
-    assert {len(to.peers) for to in driver.given(Kind.CONNECT)} == {MOST_AT_START}
+    assert {len(to.peers) for to in driver.given(Kind.CONNECT)} == {MOST_PEERS}
     starts = driver.given(Kind.START)
     (scheduler,) = driver.given(Kind.SCHEDULER)
     for config in (scheduler.config, starts[0].config, starts[-1].config):

@@ -41,7 +41,6 @@ REGISTRATION = Registration(
     (("layout", "exclusive"), ("nthreads", 2), ("scheduler", None)),
     has_client=False,
     ucx=UcxAbility(Problem("no ucxx"), "no RDMA", "UCX_TLS"),
-    device_options={"rmm_pool_size": 0.5},
 )
 #: For each kind what is sent as it.
 SAMPLES: dict[str, list[Any]] = {

@@ -176,18 +176,17 @@ def test_one_worker_that_holds_most_of_the_data(largest: int, told: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "told"),
+    ("kind", "options", "told"),
     [("gpu", {}, True), ("gpu", {"rmm_pool_size": GIB}, False), ("cpu", {}, False)],
 )
 def test_gpu_workers_that_wait_for_data_are_advised_to_have_a_pool(
-    kind: str, sizes: dict[str, int], told: bool
+    kind: str, options: dict[str, int], told: bool
 ) -> None:
     data = recorded()
     for worker in data["record"]["workers"]:
         worker["seconds"].update(computing=20.0, transfer=30.0)
-    data["plan"] = {
-        "workers": [{**worker, "kind": kind, "device_sizes": sizes} for worker in data["plan"]["workers"]]
-    }
+    data["plan"] = {"workers": [{**worker, "kind": kind} for worker in data["plan"]["workers"]]}
+    data["options"] = [{"name": "worker_options", "value": options, "set": True}]
     data["summary"] = summarize(data)
     (line,) = waited_for_data(data)
     assert ("a memory pool (worker option rmm_pool_size, docs/gpus.md)" in line) == told

@@ -59,15 +59,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "WatchedNanny", Noted)
 
 
-def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
+def made(memory: int = 80 * GB, /, **options: Any) -> Any:
     start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
-    plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
     options = read_worker_options("dask_cuda.CUDAWorker", options)
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
     before = cuda_worker.Nanny
-    worker, nannies = make_worker(plan, start, given, "/scratch")
+    worker, nannies = make_worker(replace(PLAN, device_memory=memory), start, given, "/scratch")
     assert nannies == worker.nannies
     assert cuda_worker.Nanny is before
     return worker
@@ -126,21 +125,21 @@ def test_the_users_options_win() -> None:
     mine = {"nthreads": 4, "memory_limit": "1GB", "death_timeout": 60, "host": "h.example"}
     given = made(**mine, resources={"FOO": 2}).given
     assert given.items() >= mine.items()
-    assert given["resources"] == "GPU=1 FOO=2.0"  # those are added to the plan's
+    assert given["resources"] == "GPU=1 FOO=2"  # those are added to the plan's
 
 
 @pytest.mark.parametrize(
-    ("planned", "limit", "pool"),
+    ("memory", "limit", "pool"),
     [
-        ({}, "default", 0.5),  # a device of unknown size
-        ({"device_memory_limit": 64 * GB, "rmm_pool_size": 40 * GB}, 64 * GB, 40 * GB),
+        (0, "default", 0.5),  # a device of unknown size
+        (80 * GB, 64 * GB, 40 * GB),
     ],
 )
-def test_sizes_are_the_plans_bytes(
-    planned: dict[str, int], limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+def test_sizes_are_bytes_of_its_own_device(
+    memory: int, limit: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory, "find_spec", lambda name: True)
-    given = made(planned, rmm_pool_size=0.5).given
+    given = made(memory, rmm_pool_size=0.5).given
     assert (given["device_memory_limit"], given["rmm_pool_size"]) == (limit, pool)
 
 
@@ -191,16 +190,16 @@ def test_a_class_that_makes_other_nannies_is_refused() -> None:
         def __init__(self, **given: Any) -> None:
             self.nannies = [SimpleNamespace()]
 
-    with pytest.raises(TypeError, match="does not make its nannies as CUDAWorker does"):
+    with pytest.raises(RuntimeError, match="does not make its nannies as CUDAWorker does"):
         factory.make_cuda_worker(Other, replace(PLAN, device="GPU-x"), {}, ["label"])
 
 
-def test_what_dask_cuda_refuses_is_an_input_error() -> None:
+def test_its_module_is_as_before_if_it_refuses() -> None:
     class Refuses(CUDAWorker):
         def __init__(self, **given: Any) -> None:
             raise ValueError("a maximum pool without a pool")
 
     before = cuda_worker.Nanny
-    with pytest.raises(InputError, match="worker 0-1 on h can't be made: a maximum pool without a pool"):
+    with pytest.raises(ValueError, match="a maximum pool without a pool"):
         factory.make_cuda_worker(Refuses, replace(PLAN, device="GPU-x"), {}, [])
     assert cuda_worker.Nanny is before

@@ -119,10 +119,10 @@ async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     plan = replace(CPU, resources={"CPU": 2})
     mine = Label("mine")
     nanny = await make(
-        plan, "auto", tmp_path, resources="FOO=1", env={"MINE": "1"}, lifetime="1h", plugins=(mine,)
+        plan, "auto", tmp_path, resources={"FOO": 1}, env={"MINE": "1"}, lifetime="1h", plugins=(mine,)
     )
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
-    assert nanny.resources == {"CPU": 2, "FOO": 1.0}
+    assert nanny.resources == {"CPU": 2, "FOO": 1}
     assert nanny.env["MINE"] == "1"
     assert nanny.worker_kwargs["dashboard"] is False
     assert nanny.worker_kwargs["lifetime"] == "1h"

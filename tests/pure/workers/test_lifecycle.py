@@ -15,7 +15,7 @@ import distributed
 import pytest
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import lifecycle, logs
@@ -126,6 +126,21 @@ async def test_what_a_class_raises_has_the_workers_name(bench: Bench) -> None:
         await bench.start(a=TypeError("no"))
     with pytest.raises(InputError, match="^ours$"):
         await bench.start(a=InputError("ours"))
+
+
+async def test_a_value_that_the_class_refuses_is_an_input_error(bench: Bench, tmp_path: Path) -> None:
+    bench.options.worker_options.update({"nthreads": "many", "env": {}})
+    fix = r"\. Fix: correct or remove nthreads or env \(--log-level info prints the traceback\)$"
+    with pytest.raises(InputError, match="^worker_options: worker a could not be made: TypeError: no" + fix):
+        await bench.start(a=TypeError("no."))
+    with pytest.raises(StartupError, match="^worker a could not be made: OSError: no$"):
+        await bench.start(a=OSError("no"))
+    # its process has ended before the nanny read the error
+    (tmp_path / "last-output-12").write_text("Traceback\nTypeError: no\n")
+    nanny = Nanny()
+    nanny.process = SimpleNamespace(pid=12, process=None)
+    error = await error_of(bench, RuntimeError("Nanny failed to start worker process"), nanny)
+    assert error.startswith("worker_options: worker a did not start: TypeError: no. Fix: ")
 
 
 def not_started(cause: str = "the cause") -> RuntimeError:

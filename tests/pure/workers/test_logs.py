@@ -75,6 +75,7 @@ def test_warnings_only_and_silence_at_the_end(tmp_path: Path) -> None:
 logger.info("too quiet")
 logger.warning("loud")
 logger.error("Error during heartbeat: %s", 5)
+logger.error("Failed to initialize worker")
 if os.fork() == 0:
     logs.set_ending()  # every process forked from there knows
     os._exit(0)
@@ -83,7 +84,7 @@ logger.error("no news")
 """
     done = run_python(begin(tmp_path) + code)
     assert "loud" in done.stderr
-    for text in ("too quiet", "heartbeat", "no news"):
+    for text in ("too quiet", "heartbeat", "Failed", "no news"):
         assert text not in done.stderr
 
 

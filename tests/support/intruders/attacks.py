@@ -43,7 +43,7 @@ PATIENCE, DASKS_PATIENCE, HELD = 3.0, 3.0, 6.0
 #: Seconds after which who has not refused a TLS connection has let it in.
 WAITS = 10.0
 #: Connections to each target that are held open, that are closed at once, and that send a byte a second.
-HALF_OPEN, CLOSED, SLOW = 1000, 200, 3
+HALF_OPEN, CLOSED, SLOW = 100, 200, 3
 #: Lengths of garbage: every class up to 64 KiB, at the borders of what protocols read at once, and some between.
 LENGTHS = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 24, 25, 31, 32, 33),
@@ -175,7 +175,7 @@ def bombs_by_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 
 def half_open(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """Very many connections that say nothing, held for some seconds."""
+    """Many connections that say nothing, held for some seconds."""
     connection(target).close()
     streams: list[socket.socket] = []
     until = time.monotonic() + HELD

@@ -21,8 +21,6 @@ from support.jobs.scripts import script
 
 __all__ = ["ATTACKS", "IN_MEETING", "KINDS", "Attacked", "Target", "attack_meeting", "attacked", "start"]
 
-#: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
-DESCRIPTORS = 1024
 #: Seconds for the intruder to end, for the job to come up, and for a round of its script.
 GROUP, START, ROUND = 60.0, 60.0, 15.0
 #: Seconds after the start of the cluster at which what belongs to the start must be closed.
@@ -140,7 +138,6 @@ def start(
     env: dict[str, str | None] = {
         "INTRUDERS_OPTIONS": json.dumps(options or {}),
         "INTRUDERS_WORKERS": str(ranks),
-        "INTRUDERS_DESCRIPTORS": str(DESCRIPTORS),
         # the components of Open MPI that users have
         "OMPI_MCA_btl": None,
         "OMPI_MCA_pml": None,

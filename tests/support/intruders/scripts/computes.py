@@ -2,7 +2,6 @@ import inspect
 import json
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -188,8 +187,6 @@ def compute(client, number):
 
 
 def main(options):
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["INTRUDERS_DESCRIPTORS"]), hard))
     tell(**hide())
     if "INTRUDERS_OWN_MPI" in os.environ:
         use_mpi()
