@@ -20,7 +20,7 @@ from typing import Any
 
 from dask_gpu_mpi.agent.boot import Begin
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
-from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
+from dask_gpu_mpi.base.frames import PATIENCE, FrameReader, Held, write_frame
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
@@ -125,7 +125,7 @@ class AgentProcess:
             agents.close()
         #: The descriptor of the socket to the agent, for those who wait for messages.
         self.fd = ours.detach()
-        self._identity = identity(self.fd)
+        self._held = Held(self.fd)
         self._reader = FrameReader(self.fd)
         self._lock = threading.Lock()
         self._heard: deque[tuple[Kind, Any]] = deque()
@@ -155,24 +155,29 @@ class AgentProcess:
         self._write(begin, pickle.dumps)
 
     def configure(self, configuration: Configuration) -> None:
-        """Send the second frame, after `begin`."""
-        self._send_classes(configuration)
+        """Send the second frame, after `begin`; the agent reads it when it has imported Dask, until the deadline at most."""
+        self._send_classes(configuration, patience=max(PATIENCE, configuration.deadline - time.monotonic()))
 
     def send(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
         """Send a message; `fds`: descriptors that the agent gets copies of."""
         self._send_classes((kind, payload), fds)
 
-    def _send_classes(self, frame: Any, fds: Sequence[int] = ()) -> None:
+    def _send_classes(self, frame: Any, fds: Sequence[int] = (), patience: float = PATIENCE) -> None:
         """Send a frame that may hold a class of the user's script, which only cloudpickle can send."""
         import cloudpickle
 
-        self._write(frame, cloudpickle.dumps, fds)
+        self._write(frame, cloudpickle.dumps, fds, patience)
 
-    def _write(self, frame: Any, dumps: Callable[[Any], bytes], fds: Sequence[int] = ()) -> None:
-        # If it has died, that shows as `lost`, with the reason on standard error.
-        if self._open and identity(self.fd) == self._identity:
-            with contextlib.suppress(ConnectionError):
-                write_frame(self.fd, frame, dumps=dumps, fds=fds)
+    def _write(
+        self, frame: Any, dumps: Callable[[Any], bytes], fds: Sequence[int] = (), patience: float = PATIENCE
+    ) -> None:
+        if self._open and self._held.is_ours:
+            try:
+                write_frame(self.fd, frame, dumps=dumps, fds=fds, patience=patience)
+            except TimeoutError:  # it hangs, and is noticed when it does not answer
+                self._open = False
+            except ConnectionError:  # it has died, which shows as `lost`
+                pass
 
     def events(self, timeout: float = 0.0) -> Iterator[tuple[Kind, Any]]:
         """The agent's messages that nobody has taken yet; waits at most `timeout` seconds for one.
@@ -210,9 +215,9 @@ class AgentProcess:
     def close(self, timeout: float) -> None:
         """End the agent and its processes, and remove its scratch: end of file, `timeout` seconds, then SIGKILL."""
         # First as a message: a process that the script has forked may hold the socket open as well.
-        self.send(Kind.CLOSE)
+        self._send_classes((Kind.CLOSE, None), patience=timeout)
         self._open = False
-        if identity(self.fd) == self._identity:
+        if self._held.is_ours:
             with contextlib.suppress(OSError):
                 sock = socket.socket(fileno=os.dup(self.fd))
                 sock.shutdown(socket.SHUT_WR)

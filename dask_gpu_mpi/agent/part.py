@@ -21,19 +21,19 @@ from typing import Any
 from dask_gpu_mpi.agent.hub import Connection, connect, encode
 from dask_gpu_mpi.agent.lead import Leader
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
-from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.plain_data import PlainDataError
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.base.timeouts import FLUSH, KILLING, RANK_PATIENCE, closing_slack
+from dask_gpu_mpi.base.timeouts import FAILED_GRACE, FLUSH, KILLING, RANK_PATIENCE, closing_slack
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time, hide_gpus
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
-from dask_gpu_mpi.mpi.watchdogs import is_stopped, kill_rank
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, is_stopped, kill_rank, parent_of, report_lost_launcher
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
@@ -132,6 +132,8 @@ class Part:
             disable_gpu_transports(os.environ)
             self._ucx = in_thread(start_ucx)
         self._check_parent()
+        if self._configuration.mpi_in_rank:
+            self._begin(self._watch_rank())
         for frame in frames:
             self._on_rank(*frame)
         self._loop.add_reader(self._reader.fd, self._on_control)
@@ -154,6 +156,23 @@ class Part:
             self._leave()
         else:
             self._loop.call_later(PARENT_INTERVAL, self._check_parent)
+
+    async def _watch_rank(self) -> None:
+        """End the rank if it waits in ``MPI_Init`` for ranks that never come, or has no launcher any more."""
+        watch, launcher = NeighbourWatch(self._rank, self._deadline), parent_of(self._rank)
+        while self._entry is None:
+            await asyncio.sleep(PARENT_INTERVAL)
+            try:
+                watch.check(time.monotonic())
+            except StartupError as error:
+                report_error(error)
+            else:
+                if parent_of(self._rank) == launcher:
+                    continue
+                report_lost_launcher(self._rank, launcher)
+            await asyncio.sleep(FAILED_GRACE)  # a launcher drops what it has not read when it ends the job
+            kill_rank(self._rank)
+            return
 
     def _on_control(self) -> None:
         frames: list[Any] = []
@@ -488,7 +507,10 @@ class Part:
         if not self._closing:
             self._closing = True
             self._remove_scheduler_file()
-            await self._workers.close()
+            try:
+                await self._workers.close()
+            except Exception:  # of a class of the user's; the others wait for this part
+                logger.warning("could not close the workers of this rank", exc_info=True)
             self._workers_closed.set()
         await self._workers_closed.wait()
         self._send(Kind.CLOSED)

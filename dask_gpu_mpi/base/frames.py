@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
+#: Seconds for the other side to read.
+PATIENCE = 30.0
 
 
 def identity(fd: int) -> tuple[int, int] | None:
@@ -32,14 +34,37 @@ def identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence[int] = ()) -> None:
-    """Write one frame to a blocking file descriptor; raises a ConnectionError if the other side is closed.
+class Held:
+    """A descriptor that other code of this process, a user's script, may have closed; its number may be another file's then."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._identity = identity(fd)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is still the same file, and open."""
+        return self.fd >= 0 and identity(self.fd) == self._identity
+
+    def close(self) -> None:
+        """Close it, if it is still ours; may be called again."""
+        if self.is_ours:
+            os.close(self.fd)
+        self.fd = -1
+
+
+def write_frame(
+    fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence[int] = (), patience: float = PATIENCE
+) -> None:
+    """Write one frame; raises a ConnectionError if the other side is closed, a TimeoutError if it stops to read.
 
     `dumps` is ``cloudpickle.dumps`` if the value may contain classes of the user's script. `fds`: descriptors that the other side
-    of a socket gets copies of.
+    of a socket gets copies of. `patience`: seconds in which the other side has to read a part.
     """
     payload = dumps(value)
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
     if fds:
         sock = socket.socket(fileno=fd)
         try:
@@ -47,7 +72,10 @@ def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence
         finally:
             sock.detach()
     while data:
-        data = data[os.write(fd, data) :]
+        if not poller.poll(1000 * patience):
+            raise TimeoutError(f"the other side of the pipe reads nothing for {patience:g} s")
+        # So much fits in then; the descriptor may block or not, which Python changes with `socket.setdefaulttimeout`.
+        data = data[os.write(fd, data[: select.PIPE_BUF]) :]
 
 
 def read_frame(fd: int, timeout: float) -> Any:
@@ -80,7 +108,7 @@ class FrameReader:
         self.eof = False
         #: This side is closed, by other code of this process.
         self.taken = False
-        self._identity = identity(fd)
+        self._held = Held(fd)
         self._is_socket = fd >= 0 and stat.S_ISSOCK(os.fstat(fd).st_mode)
         self._buffer = bytearray()
         #: Descriptors that have come with frames.
@@ -94,9 +122,9 @@ class FrameReader:
         # select() fails in a script with 1,024 open files
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
-        wait = timeout
+        wait = 0.0 if self._length() is not None else timeout
         while poller.poll(wait * 1000):
-            if identity(self.fd) != self._identity:
+            if not self._held.is_ours:
                 self.eof = self.taken = True
                 break
             chunk = self._receive()
@@ -113,32 +141,40 @@ class FrameReader:
             return os.read(self.fd, 1 << 16)
         sock = socket.socket(fileno=self.fd)
         try:
-            chunk, fds, _, _ = socket.recv_fds(sock, 1 << 16, 4)
+            chunk, fds, _, _ = socket.recv_fds(sock, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:  # the other side has ended before it has read everything
             return b""
         finally:
             sock.detach()
-        for fd in fds:
-            os.set_inheritable(fd, False)
         self.fds += fds
         return chunk
 
     def close(self) -> None:
         """Close the pipe; `read` returns nothing from now on. May be called again."""
-        if self.fd >= 0 and identity(self.fd) == self._identity:
-            os.close(self.fd)
+        self._held.close()
         self.fd = -1
 
+    def _length(self) -> int | None:
+        """Bytes of the first frame in the buffer; None: it is not complete."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        return length if len(self._buffer) >= _LENGTH.size + length else None
+
     def _take(self) -> list[Any]:
-        frames = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
+        """The complete frames; one that can't be unpickled is an error of the call that begins with it."""
+        frames: list[Any] = []
+        while (length := self._length()) is not None:
             end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
             frame = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]  # first: a frame that can't be unpickled is not read again
-            frames.append(pickle.loads(frame))
+            try:
+                frames.append(pickle.loads(frame))
+            except Exception:
+                if frames:
+                    break
+                del self._buffer[:end]
+                raise
+            del self._buffer[:end]
         return frames
 
 

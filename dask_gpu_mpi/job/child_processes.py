@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
-from dask_gpu_mpi.base.frames import identity
+from dask_gpu_mpi.base.frames import Held
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import InputError
@@ -77,22 +77,18 @@ class ClusterFile:
         regular = os.path.isfile(own) or os.path.isdir(own)
         content = dask.config.merge(*dask.config.collect_yaml([own] if regular else []))
         dask.config.set(settings, config=content)
-        self._fd = _nameless_file(yaml.safe_dump(content))
-        self._identity = identity(self._fd)
-        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self._file = Held(_nameless_file(yaml.safe_dump(content)))
+        self.path = f"/proc/{os.getpid()}/fd/{self._file.fd}"
         before = {name: os.environ.pop(name) for name in [*_overriding(os.environ, settings)]}
         os.environ.update({CONFIG: self.path, BEFORE: json.dumps([self.path, before])})
 
     def close(self) -> None:
         """Restore the environment; variables that the script has set since stay. May be called again."""
-        if self._identity is None:
+        if self._file.fd < 0:
             return
         if (record := _record(os.environ)) is not None and record[0] == self.path:
             _restore(os.environ, *record)
-        # The script may have closed it, and opened another file with the same number.
-        if identity(self._fd) == self._identity:
-            os.close(self._fd)
-        self._identity = None
+        self._file.close()
 
 
 def forget_cluster() -> None:

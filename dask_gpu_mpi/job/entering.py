@@ -26,7 +26,6 @@ from dask_gpu_mpi.base.timeouts import (
     FAILED_GRACE,
     GATHER_FAILURES,
     HANGING,
-    MPI_GRACE,
     NAME_MISSING,
     RANK_0_GRACE,
     RANK_0_LOST,
@@ -39,7 +38,7 @@ from dask_gpu_mpi.errors import (
     StartupError,
 )
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
@@ -175,23 +174,14 @@ class Entering:
         context = self._context
         try:
             self._world = world = self._make_world()
-            watch = NeighbourWatch(self._deadline)
+            watch = NeighbourWatch(os.getpid(), self._deadline)
             while not world.size:
                 self._wait(world.fileno())
                 world.receive()
-                now = time.monotonic()
-                watch.check(now)
+                watch.check(time.monotonic())
                 self._end_without_launcher()
                 if (failure := self._signal_failure()) is not None:
                     raise self._alone(failure.error(reported=False))
-                if now > self._deadline + MPI_GRACE:
-                    raise self._alone(
-                        StartupError(
-                            "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was "
-                            "started but does not run (stopped, or its node is down), or can't reach the others",
-                            fix="run it again without the node of a rank that printed nothing, or with a longer startup_timeout",
-                        )
-                    )
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
@@ -225,10 +215,7 @@ class Entering:
 
     def _end_without_launcher(self) -> None:
         if launchers.detect(self._environ) is not None and os.getppid() != _PARENT:
-            say(
-                f"error: the launcher of process {os.getpid()} on {self._context.host} (process {_PARENT}) has ended, and this "
-                "rank with it. Fix: read its output, or the log of the batch system"
-            )
+            report_lost_launcher(os.getpid(), _PARENT)
             flush()
             os._exit(1)
 

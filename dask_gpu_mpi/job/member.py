@@ -7,22 +7,22 @@ before.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.agent.ending import LOST, report_lost_cluster
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.base.frames import wait_until_read
+from dask_gpu_mpi.base.frames import Held, wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, TERM_GRACE, closing_slack
+from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, NODE_LOST, TERM_GRACE, closing_slack
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.entering import Joined
@@ -111,6 +111,8 @@ class Member:
         self._restart_due: float | None = None
         #: Scratch of agents that have ended, which could not be removed in time.
         self._left: list[str] = []
+        #: The connections to the hub of this rank's agents: the present one's is the last.
+        self._lines = [] if joined.line is None else [Held(joined.line)]
         self._parent = os.getppid()
         self.launched = launchers.detect(joined.environ) is not None
         self._lock = threading.Lock()
@@ -143,12 +145,21 @@ class Member:
                 self._start_agent()
             agent = self.joined.agent
             if agent is None:
-                time.sleep(timeout)
+                self._wait_for_line(timeout)
                 return
             for kind, payload in agent.events(timeout):
                 self._on_message(kind, payload)
             if agent.lost:
                 self._on_lost_agent(agent)
+
+    def _wait_for_line(self, timeout: float) -> None:
+        """Wait without an agent; if the hub has something to say, the end most likely, the next one starts at once."""
+        poller = select.poll()
+        for line in self._lines[-1:]:
+            if line.is_ours:
+                poller.register(line.fd, select.POLLIN)
+        if poller.poll(1000 * timeout) and self._restart_due is not None:
+            self._restart_due = 0.0
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""
@@ -164,6 +175,8 @@ class Member:
                     ending.lost = payload  # for the script; rank 0's agent has printed it
                     if self.leave_open:  # the programs of all ranks continue at once, whatever the function does that runs here
                         self.send(Kind.OVER, (True, None, 0))
+            case Kind.START:  # another agent has been heard
+                self._hang_up(self._lines[:-1])
             case Kind.END:
                 ending.code, ending.signal = payload
                 ending.ended = True
@@ -186,10 +199,14 @@ class Member:
                 again = replace(joined.entry, again=True, workers=self._restarts <= len(DELAYS))
                 self.send(Kind.ENTER, again)
             case Kind.ENTERED:
-                self._hang_up()
-                joined.line = joined.agent.take_line() if joined.agent is not None else None
+                line = joined.agent.take_line() if joined.agent is not None else None
+                self._lines += [] if line is None else [Held(line)]
             case Kind.FAILED:  # another agent can't enter the job again
                 self._on_lost_rank_0(cut_off=False)
+
+    @property
+    def _has_script(self) -> bool:
+        return self._has_client and self.joined.is_client
 
     @property
     def _here(self) -> str:
@@ -209,12 +226,11 @@ class Member:
             if agent.scratch is not None and os.path.exists(agent.scratch):
                 self._left.append(agent.scratch)
 
-    def _hang_up(self) -> None:
-        """Close this rank's end of the agent's connection, for the hub to notice that the agent has gone."""
-        line, self.joined.line = self.joined.line, None
-        if line is not None:
-            with contextlib.suppress(OSError):  # the script has closed it
-                os.close(line)
+    def _hang_up(self, lines: Sequence[Held] | None = None) -> None:
+        """Close this rank's ends of its agents' connections, for the hub to notice that the agent has gone; None: all."""
+        for line in self._lines if lines is None else lines:
+            line.close()
+        self._lines = [line for line in self._lines if line.fd >= 0]
 
     def _on_lost_agent(self, agent: AgentProcess) -> None:
         """Its workers have died with it: start another one, or end."""
@@ -226,6 +242,9 @@ class Member:
         self.drop_agent(0.5)
         if ending.over:
             ending.closed = ending.done = True
+            if not self._has_script:  # which continues; nobody would tell another rank of the job's end
+                ending.ended = True
+                self._hang_up()
         elif self.joined.has_scheduler or self.rank == COORDINATOR or self.descriptors_lost:
             # with rank 0's agent the hub is lost
             self._hang_up()
@@ -249,7 +268,7 @@ class Member:
         report_lost_cluster(lost)
         ending = self.ending
         ending.closed = ending.done = True
-        if self._has_client and self.joined.is_client:
+        if self._has_script:
             ending.lost = lost
             ending.stopped = True
         else:
@@ -262,14 +281,14 @@ class Member:
         if ending.over:
             return
         lost = f"rank 0 lost, and with it the script and the scheduler: {LOST}"
-        has_script = self.joined.is_client and self._has_client
+        time.sleep(FAILED_GRACE)  # if rank 0 lives, it has more to say, and its exit code is the job's
         # One line is enough, and that many ranks may be lost.
-        if has_script or self.rank <= 1 + self.joined.options.tolerate_lost_ranks:
+        if self._has_script or self.rank <= 1 + self.joined.options.tolerate_lost_ranks:
             say(f"error: {lost}. Fix: inspect that node, and the log file of the rank (--log-directory)")
-        if has_script:
+        if self._has_script:
             ending.lost, ending.stopped = lost, True
             return
-        wait_until_read((1, 2), FAILED_GRACE)  # if rank 0 lives, its exit code is the job's
+        wait_until_read((1, 2), FAILED_GRACE)
         ending.ended = True
         if self.joined.options.tolerate_lost_ranks:  # the launcher does not count rank 0's end
             ending.cut_off = cut_off
@@ -287,7 +306,7 @@ class Member:
             return
         joined.agent = agent
         agent.begin(joined.options, joined.environ, inspect_gpus=False)
-        agent.configure(configuration(joined.options))
+        agent.configure(configuration(joined.options, deadline=time.monotonic() + NODE_LOST))
 
     # -- ranks without the script -------------------------------------------------------------------------------
 

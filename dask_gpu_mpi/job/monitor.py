@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from dask_gpu_mpi.base.frames import identity
+from dask_gpu_mpi.base.frames import Held
 from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import LOST_GRACE
@@ -136,16 +136,14 @@ class Monitor:
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         #: Written to wake the thread; a signal handler may do that.
-        self._wake = -1
-        self._identity: tuple[int, int] | None = None
+        self._wake = Held(-1)
         self._announces = False
-        #: Descriptor of the launcher's process; -1: none.
-        self._launcher = -1
+        #: The launcher's process, if there is one.
+        self._launcher = Held(-1)
 
     def start(self) -> None:
         """Begin."""
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._identity = identity(self._wake)
+        self._wake = Held(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
         thread.start()
         self._thread = thread  # now: `stop` can't wait for one that could not be started
@@ -156,18 +154,12 @@ class Monitor:
         self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
-        if self._is_ours(self._wake):
-            os.close(self._wake)
-        self._wake = -1
+        self._wake.close()
 
     def wake(self) -> None:
         """Let the thread look at what is due."""
-        if self._is_ours(self._wake):
-            os.eventfd_write(self._wake, 1)
-
-    def _is_ours(self, fd: int) -> bool:
-        """Whether the script has not closed this descriptor, whose number another file may have got."""
-        return fd >= 0 and identity(fd) == self._identity
+        if self._wake.is_ours:
+            os.eventfd_write(self._wake.fd, 1)
 
     def announce_interrupt(self) -> None:
         """Announce to all ranks that the script runs its `finally`; called in signal handlers, which can't send."""
@@ -178,7 +170,7 @@ class Monitor:
         """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
         member = self._member
         poller = select.poll()
-        for fd in (self._wake, member.fd, self._launcher):
+        for fd in (self._wake.fd, member.fd, self._launcher.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         due = [
@@ -189,7 +181,7 @@ class Monitor:
         for fd, event in poller.poll(1000 * min([LOOKING, *due])):
             if event & select.POLLNVAL:  # the script has closed our descriptors
                 time.sleep(POLL_IDLE)
-            elif fd == self._wake and self._is_ours(fd):
+            elif fd == self._wake.fd and self._wake.is_ours:
                 with contextlib.suppress(OSError):
                     os.eventfd_read(fd)
 
@@ -197,7 +189,7 @@ class Monitor:
         member = self._member
         with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
             if member.launched:
-                self._launcher = os.pidfd_open(os.getppid())
+                self._launcher = Held(os.pidfd_open(os.getppid()))
         try:
             while not self._leaving.is_set():
                 member.pump(0.0)
@@ -223,9 +215,7 @@ class Monitor:
                 member.ending.lost = member.ending.lost or "its monitor failed"
                 self._end_the_script()
         finally:
-            if self._launcher >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(self._launcher)
+            self._launcher.close()
 
     def _pass_on_signal(self, number: int) -> None:
         """Raise in the script the signal that another rank was sent, unless the script handles or ignores it itself.

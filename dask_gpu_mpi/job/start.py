@@ -170,6 +170,7 @@ def _enter(
                     options,
                     has_client=has_client,
                     contexts=own_contexts(),
+                    mpi_in_rank=leave_open and child is None,
                     plan_only=plan_only,
                     started=started,
                     deadline=context.deadline,

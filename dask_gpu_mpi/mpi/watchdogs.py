@@ -18,7 +18,7 @@ import psutil
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE, NAME_STOPPED
+from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
 from dask_gpu_mpi.errors import LauncherError, StartupError
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.sites.launchers import detect
@@ -28,6 +28,15 @@ from dask_gpu_mpi.sites.launchers import detect
 # Open MPI 5's ``mpirun`` then waits for the daemons of all hosts: forever if a host no longer answers, and SIGTERM has no
 # effect. The batch job would remain until its walltime. So before a rank aborts the job, it starts a process that watches the
 # launcher.
+
+
+def report_lost_launcher(rank: int, launcher: int) -> None:
+    """Print that the launcher of a rank has ended, by their process ids."""
+    say(
+        f"error: the launcher of process {rank} on {socket.gethostname()} (process {launcher}) has ended, and this rank with it. "
+        "Fix: read its output, or the log of the batch system"
+    )
+
 
 #: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
@@ -116,6 +125,14 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
     os._exit(code)
 
 
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0: it has ended."""
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return 0
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by a signal or a debugger."""
     try:
@@ -141,20 +158,38 @@ CHECKS, MORE_CHECKS = 2, 4
 
 
 class NeighbourWatch:
-    """Watches the other ranks of this node, while MPI of this rank starts; `deadline`: ``time.monotonic()`` of the start."""
+    """Watches the other ranks of a node, while MPI of one rank starts.
 
-    def __init__(self, deadline: float) -> None:
-        self._rank = os.getpid()
+    `rank`: process id of that rank; `deadline`: ``time.monotonic()`` of the start.
+    """
+
+    def __init__(self, rank: int, deadline: float) -> None:
+        self._rank = rank
+        self._deadline = deadline
         self._next = time.monotonic() + CHECK_INTERVAL
         self._stopped_due = deadline + NAME_STOPPED
         self._started: int | None = None
         self._before = self._checks = 0
 
     def check(self, now: float) -> None:
-        """Raise a StartupError if ranks of this node have ended; report those that are stopped, once, after the deadline."""
+        """Raise a StartupError if ranks of this node have ended, or MPI has not come together in time.
+
+        Ranks that are stopped are reported, once, after the deadline.
+        """
         if now > self._stopped_due:
             self._stopped_due = float("inf")
             self._name_the_stopped()
+        if now > self._deadline + MPI_GRACE:
+            launched = launched_as(self._rank)
+            silent = launched is not None and bool(launched.rank)
+            if not silent or now > self._deadline + MPI_GRACE + FAILED_GRACE:
+                raise StartupError(
+                    "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but "
+                    "does not run (stopped, or its node is down), or can't reach the others",
+                    fix="run it again without the node of a rank that printed nothing, or with a longer startup_timeout",
+                    reported=silent,
+                    fatal=True,
+                )
         if now < self._next:
             return
         self._next = now + CHECK_INTERVAL

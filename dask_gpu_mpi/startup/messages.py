@@ -133,6 +133,8 @@ class Configuration:
     has_client: bool = True
     #: Devices on which the rank's process has a CUDA context.
     contexts: tuple[str, ...] = ()
+    #: MPI starts in the rank's process, which can do nothing else meanwhile.
+    mpi_in_rank: bool = False
     #: The command `plan`: the start ends with the plan.
     plan_only: bool = False
     #: ``time.monotonic()`` of the start, and of the start-up deadline; the same clock for all processes of a node.

@@ -52,13 +52,17 @@ def test_import_error_on_one_rank(mpirun: Mpi) -> None:
 
 
 @pytest.mark.both_mpis
-def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
-    """Neither launcher minds (Open MPI's: where no other rank is inside MPI yet): the agents of the others find out."""
+@pytest.mark.parametrize("call", ["initialize()", "initialize(exit=False)"])
+def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi, call: str) -> None:
+    """Neither launcher minds (Open MPI's: where no other rank is inside MPI yet): the others find out.
+
+    With ``exit=False`` MPI starts in the rank's own process, which its agent watches.
+    """
     before = (
         "if rank() == 1:\n    os.symlink(str(os.getpid()), 'ended')\n    sys.exit()\n"
         "wait_until(lambda: os.path.islink('ended') and not os.path.exists('/proc/' + os.readlink('ended')))\n"
     )
-    job = start(mpirun, "initialize", "mark()\n", before=before)
+    job = start(mpirun, "initialize", "mark()\n", before=before, call=call)
     says = (
         f"1 of the ranks that the launcher started on {os.uname().nodename} ended before MPI",
         "(left: rank 0)",
@@ -107,12 +111,16 @@ def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", [(), WRAPPER], ids=["direct", "wrapped"])
-def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("through", "call"),
+    [((), "initialize()"), (WRAPPER, "initialize()"), (WRAPPER, "initialize(exit=False)")],
+    ids=["direct", "wrapped", "wrapped, own MPI"],
+)
+def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...], call: str) -> None:
     """The others are inside MPI_Init, which can't say who is missing."""
     before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     options = {"startup_timeout": DEADLINE}
-    job = start(mpirun, "initialize", "mark()\n", before=before, options=options, through=through)
+    job = start(mpirun, "initialize", "mark()\n", before=before, options=options, through=through, call=call)
     # MPI_GRACE more for those whose MPI only takes its time
     end(
         mpirun,

@@ -84,6 +84,53 @@ def test_nothing_comes_after_the_end_of_file_but_time_passes(pipe: tuple[int, in
     assert time.monotonic() - begun >= 0.2
 
 
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocks", "socket.setdefaulttimeout()"])
+def test_a_frame_that_is_larger_than_what_fits_in(blocking: bool) -> None:
+    """It is written as it is read; one that nobody reads is given up."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setblocking(blocking)
+        with pytest.raises(TimeoutError, match="reads nothing for 0.1 s"):
+            write_frame(ours.fileno(), bytes(1 << 20), patience=0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setblocking(blocking)
+        frames: list[object] = []
+        reader = FrameReader(theirs.fileno())
+
+        def read() -> None:
+            while not frames:
+                frames.extend(reader.read(timeout=1.0))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        write_frame(ours.fileno(), bytes(1 << 20))
+        thread.join(60)
+        assert frames == [bytes(1 << 20)]
+
+
+def refuse() -> object:
+    raise ValueError("no such class here")
+
+
+class Broken:
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return refuse, ()
+
+
+def test_frames_before_and_behind_one_that_can_not_be_read(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    for frame in (1, 2, Broken(), 3):
+        write_frame(write, frame)
+    reader = FrameReader(read)
+    assert reader.read(timeout=60) == [1, 2]
+    with pytest.raises(ValueError, match="no such class"):
+        reader.read(timeout=60)
+    assert reader.read(timeout=60) == [3]
+
+
 def test_a_reader_that_is_closed(pipe: tuple[int, int]) -> None:
     read, write = pipe
     reader = FrameReader(read)

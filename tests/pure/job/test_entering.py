@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.job import entering as module
 from dask_gpu_mpi.job.entering import Entering, StartContext
-from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi import launcher_check, watchdogs
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup import coordinator
@@ -555,6 +556,8 @@ def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     monkeypatch.setattr(module, "FAILED_GRACE", 0.0)
     environ = SAMPLES[launcher] if launcher else None
     job = Job(1, environ=environ, seconds=-MPI_GRACE if why == "deadline" else 30.0)
+    launched = None if launcher is None else SimpleNamespace(rank=1, local_rank=1)
+    monkeypatch.setattr(watchdogs, "launched_as", lambda pid: launched)
     monkeypatch.setattr(job.worlds[0], "size", 0)
     if why == "signal":
         job.signals[0].got = (signal.SIGINT, 0.0)

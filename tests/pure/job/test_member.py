@@ -64,6 +64,7 @@ class Agent:
         self.sent.append(("begin", inspect_gpus))
 
     def configure(self, configuration: Any) -> None:
+        assert configuration.deadline >= self._clock.now + 10.0  # the hub may be busy
         self.sent.append("configure")
 
     def take_line(self) -> int | None:
@@ -303,14 +304,47 @@ def test_an_agent_that_dies_again_and_again(
     ]
 
 
+def test_an_agent_that_is_lost_while_the_script_goes_on_without_the_cluster(member: Make) -> None:
+    """Nobody else would tell the rank of the job's end."""
+    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)])
+    hear(rank, 2)
+    agent.lost = True
+    assert rank.serve() == 0
+    assert state(rank) == "stopped ended closed done"
+
+
+def test_a_rank_that_waits_with_its_next_agent_starts_it_when_the_hub_has_something_to_say(
+    member: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end, which does not wait so long."""
+    monkeypatch.setattr(module, "AgentProcess", lambda environ: Agent(clock))
+    line, hub = socket.socketpair()
+    with hub:
+        rank, agent = member(line=line.detach())
+        agent.lost = True
+        hear(rank, 2)
+        assert rank.seconds_until_due() == DELAYS[0]
+        hub.send(b"END")
+        hear(rank)
+        assert rank.seconds_until_due() == 0.0
+        hear(rank)
+        assert rank.joined.agent is not agent
+        rank._hang_up()
+
+
 def test_the_hub_hears_of_the_end_of_a_rank_and_of_its_agent_together(member: Make) -> None:
     """The rank keeps its agent's connection, until another agent has entered, or it ends."""
     (first, end_of_first), (second, end_of_second) = pairs = socket.socketpair(), socket.socketpair()
-    rank, agent = member([(Kind.ENTERED, None)], [END], [ENDED], line=first.detach())
+    rank, agent = member([(Kind.ENTERED, None)], [(Kind.START, 1.0)], [END], [ENDED], line=first.detach())
     agent.line = second.detach()
     with contextlib.ExitStack() as stack:
         for _, end in pairs:
             stack.enter_context(end).setblocking(False)
+        hear(rank)
+        with pytest.raises(
+            BlockingIOError
+        ):  # the hub may hear the end of this one before it hears the other agent
+            end_of_first.recv(1)
         hear(rank)
         assert end_of_first.recv(1) == b""
         with pytest.raises(BlockingIOError):

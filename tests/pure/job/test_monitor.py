@@ -104,15 +104,21 @@ def running(member: Any, walltime: Walltime | None = None) -> Iterator[Monitor]:
     assert [thread for thread in threading.enumerate() if "monitor" in thread.name] == []
 
 
+def first_round(member: Any) -> None:
+    """Wait until the monitor waits, for the first time or again."""
+    assert member.round.wait(LIMIT)
+    member.round.clear()
+
+
 def pass_on(member: Any, number: int) -> None:
     """Another rank was sent this signal."""
-    member.round.clear()
 
     def hear() -> None:
         member.for_script = number
 
     member.on_message = hear
     with running(member):
+        first_round(member)
         os.write(member.says, b"x")
         assert member.round.wait(LIMIT)
     assert member.for_script is None
@@ -154,6 +160,7 @@ def test_it_looks_at_the_clock_once_somebody_asks_for_the_walltime(
     walltime = Walltime({}, None, lambda *_: None)
     clock.now = clock.end
     with running(member, walltime) as monitor:
+        first_round(member)
         walltime.call_back(print, 30.0)
         monitor.wake()
         assert member.round.wait(LIMIT)

@@ -132,7 +132,7 @@ class Node:
 
     def watch(self, deadline: float = 1e9) -> float | None:
         """Watch for a hundred seconds; when ranks had ended."""
-        watch = NeighbourWatch(deadline)
+        watch = NeighbourWatch(os.getpid(), deadline)
         for tenth in range(1000):
             try:
                 watch.check(tenth / 10)
@@ -184,11 +184,21 @@ def test_stopped_ranks_are_named_once_by_one_rank_of_the_node(
     rank: int, beside: dict[int, str], named: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(monkeypatch, rank, beside)
-    assert node.watch(deadline=90.0) is None
+    assert node.watch(deadline=95.0) is None
     assert [line.partition(" on ")[0] for line in node.said] == [f"error: rank {number}" for number in named]
     assert all("was started but is stopped" in line and "Fix: " in line for line in node.said)
-    assert NeighbourWatch(96.0).check(99.9) is None  # not before rank 0 reports
+    assert NeighbourWatch(os.getpid(), 96.0).check(99.9) is None  # not before rank 0 reports
     assert len(node.said) == len(named)
+
+
+@pytest.mark.parametrize(("rank", "found"), [(0, 46.0), (1, 46.5)])
+def test_mpi_that_does_not_come_together(rank: int, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 reports it, and the others end as well should it not be there."""
+    node = Node(monkeypatch, rank, BOTH)
+    assert node.watch(deadline=40.0) == pytest.approx(found, abs=0.15)
+    assert node.error is not None
+    assert node.error.fatal
+    assert node.error.reported is (rank != 0)
 
 
 # -- the ranks of a host: real processes, below one that calls itself Hydra's
