@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from dask_gpu_mpi.network.credentials import clock_problem
 #: Seconds in which a connection must be made. If there are many workers, Dask's timeout grows with their number, and the test
 #: gets this part of it.
 CONNECT_TIMEOUT, CONNECT_SHARE = 5.0, 1 / 6
+#: Errors of connections whose other end does not use Dask's protocol.
+NOT_DASK = (ValueError, MemoryError, struct.error)
 #: Nodes to which each node connects, and which connect to it, at most: a bound on its sockets, since all are tried at once.
 MOST_PEERS = 16
 #: Parts of a report that are listed; the others are counted.
@@ -32,18 +35,23 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
     import dask
     from dask.utils import parse_timedelta
     from distributed import Security
-    from distributed.comm.core import connect
+    from distributed.comm.addressing import parse_address
+    from distributed.comm.registry import get_backend
 
     configured = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
     limit = configured if patient else max(CONNECT_TIMEOUT, CONNECT_SHARE * configured)
     credentials = Security().get_connection_args("worker")
 
     async def error_of(address: str) -> str:
+        scheme, place = parse_address(address)
         try:
-            async with asyncio.timeout(limit + 1.0):  # Dask's timeout does not cover its greeting
-                comm = await connect(address, timeout=limit, **credentials)
+            async with asyncio.timeout(limit):
+                # as Dask's `connect`, which would try again until the time is over
+                comm = await get_backend(scheme).get_connector().connect(place, **credentials)
+                await comm.write(comm.handshake_info())
+                await comm.read()
             comm.abort()
-        except Exception as error:
+        except (OSError, *NOT_DASK) as error:
             return _reason(error, limit)
         return ""
 
@@ -51,15 +59,15 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
 
 
 def _reason(error: BaseException, limit: float) -> str:
-    from distributed.comm.core import CommClosedError
-
     while error.__cause__ is not None and not isinstance(error, TimeoutError):
         error = error.__cause__
     if isinstance(error, TimeoutError):
         return f"no answer within {limit:g} s"
-    if isinstance(error, ssl.SSLError | CommClosedError):
-        return str(error) if clock_problem(str(error)) else "something else answers there"
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    if clock_problem(str(error)):
+        return str(error)
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror:
+        return error.strerror
+    return "something else answers there"
 
 
 def unreachable(what: str, why: str) -> InputError:

@@ -29,7 +29,6 @@ from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.machine.gpu_probe import Look
-from dask_gpu_mpi.network import reachability
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
@@ -291,10 +290,8 @@ async def test_another_agent_of_a_rank_waits_for_the_order_to_start(bench: Bench
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address at which nobody listens, as is found out soon."""
-    monkeypatch.setattr(reachability, "CONNECT_TIMEOUT", 0.2)
-    monkeypatch.setattr(reachability, "CONNECT_SHARE", 0.0)
+def closed() -> str:
+    """An address at which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
