@@ -73,7 +73,8 @@ def _reason(error: BaseException, limit: float) -> str:
 def unreachable(what: str, why: str) -> InputError:
     """The error of a rank that can't connect to a process of another node."""
     if problem := clock_problem(why):
-        return InputError(f"could not reach {what}: {problem}", what="clocks")
+        text, _, fix = problem.partition(". Fix: ")
+        return InputError(f"could not reach {what}: {text}", fix=fix, what="clocks")
     return InputError(
         f"could not reach {what}: {why}",
         fix="choose a network that leads there with interface (--interface), or open the ports between the nodes in the "
