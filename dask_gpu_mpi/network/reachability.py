@@ -47,7 +47,8 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
         try:
             async with asyncio.timeout(limit):
                 # as Dask's `connect`, which would try again until the time is over
-                comm = await get_backend(scheme).get_connector().connect(place, **credentials)
+                connector = get_backend(scheme).get_connector()
+                comm = await connector.connect(place, deserialize=False, **credentials)
                 await comm.write(comm.handshake_info())
                 await comm.read()
             comm.abort()
