@@ -64,7 +64,6 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -76,7 +75,6 @@ from dask_gpu_mpi.startup.messages import (
     Cluster,
     Event,
     Kind,
-    Listening,
     Registration,
     SchedulerSettings,
 )
@@ -112,6 +110,8 @@ for name in (*PRELOAD, *PRELOAD_LATER):
 
 #: What the scheduler's rank reports.
 ADDRESS = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
+#: An agent's steps, and the address of one of its workers.
+READY: tuple[list[Any], str] = ([], "tls://10.0.0.1:40001")
 #: The step that an agent reports before it registers.
 STEP = "inspecting its cores, memory and networks, and the local directory"
 
@@ -214,17 +214,15 @@ def simulate(size: int) -> dict[str, Any]:
     coordinator.handle(Event(size - 1, *received(messages[-1])), 1.0)
     note("plan", begun, [])
     begun = time.process_time()
-    for rank in [rank for kind, rank, _ in sent if kind == Kind.LISTEN]:
-        coordinator.handle(Event(rank, Kind.LISTENING, Listening(40000, 40000)), 2.0)
-    for rank in range(size):
-        coordinator.handle(Event(rank, Kind.REACHED, Reach()), 2.0)
-    note("prove", begun, lengths(Kind.LISTEN, Kind.CONNECT))
-    begun = time.process_time()
     coordinator.handle(Event(COORDINATOR, Kind.ADDRESS, ADDRESS), 2.0)
     note("scatter", begun, lengths(Kind.START))
     begun = time.process_time()
     for rank in range(size):
-        coordinator.handle(Event(rank, Kind.READY, []), 3.0)
+        coordinator.handle(Event(rank, Kind.READY, READY), 3.0)
+    note("prove", begun, lengths(Kind.CONNECT))
+    begun = time.process_time()
+    for rank in [rank for kind, rank, _ in sent if kind == Kind.CONNECT]:
+        coordinator.handle(Event(rank, Kind.REACHED, {}), 3.0)
     note("go", begun, lengths(Kind.UP))
     gc.enable()
     if not isinstance(coordinator.outcome, Cluster):
@@ -261,14 +259,12 @@ def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def answers(kind: str) -> Iterator[tuple[Kind, Any]]:
     """What an agent answers the hub."""
-    if kind == Kind.LISTEN:
-        yield Kind.LISTENING, Listening(40000, 40000)
-    elif kind == Kind.CONNECT:
-        yield Kind.REACHED, Reach()
-    elif kind == Kind.SCHEDULER:
+    if kind == Kind.SCHEDULER:
         yield Kind.ADDRESS, ADDRESS
     elif kind == Kind.START:
-        yield Kind.READY, []
+        yield Kind.READY, READY
+    elif kind == Kind.CONNECT:
+        yield Kind.REACHED, {}
 
 
 def lead(size: int, config: dict[str, Any], pipe: Any) -> None:

@@ -59,7 +59,7 @@ class Leader:
         #: Seconds between two looks at the clock.
         self._every = TICK
         self._timer: asyncio.TimerHandle | None = None
-        options, last = self._options, Phase.PLAN if configuration.plan_only else Phase.WORKERS
+        options, last = self._options, Phase.PLAN if configuration.plan_only else Phase.REACH
         self._coordinator = Coordinator(
             entry.hosts,
             options,

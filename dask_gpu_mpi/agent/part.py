@@ -36,6 +36,7 @@ from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, is_stopped, kill_rank, parent_of, report_lost_launcher
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
 from dask_gpu_mpi.network.ucx import (
     disable_gpu_transports,
@@ -58,7 +59,7 @@ from dask_gpu_mpi.startup.messages import (
     SchedulerSettings,
     failure_of,
 )
-from dask_gpu_mpi.startup.reachability import Connecting, ucx_ability
+from dask_gpu_mpi.startup.transport import ucx_ability
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
 from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
@@ -107,7 +108,6 @@ class Part:
         self._settings: SchedulerSettings | None = None
         self._scheduler_file: tuple[str, str] | None = None
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
-        self._connecting = Connecting(options, self._send_from_thread)
         self._entry: Entry | None = None
         self._leader: Leader | None = None
         self._connection: Connection | None = None
@@ -225,10 +225,6 @@ class Part:
         elif self._connection is not None:
             self._connection.send(encode(kind, payload))
 
-    def _send_from_thread(self, kind: Kind, payload: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._send, kind, payload)
-
     def _begin_step(self, step: str) -> None:
         """Report the next step, so that a report can show it, should this agent hang."""
         self._send(Kind.STEP, step)
@@ -261,12 +257,7 @@ class Part:
                 self._connection = await connect(entry.hub, entry.config, left)
             except OSError as error:
                 why = str(error) or "no answer in time"
-                raise InputError(
-                    f"could not reach rank 0 at {entry.hub[0]}:{entry.hub[1]} ({why})",
-                    fix="choose a network that leads there with interface (--interface), or open the ports between the job's "
-                    "nodes in the firewall",
-                    what="network",
-                ) from None
+                raise unreachable(f"rank 0 at {entry.hub[0]}:{entry.hub[1]}", why) from None
             self._send(Kind.ENTERED, (entry.rank, entry.again))
             self._begin(self._listen_to_hub(self._connection))
         # The rank keeps the connection open as well: if this agent is killed, the hub notices nothing, and the rank starts
@@ -298,15 +289,12 @@ class Part:
         if self._stop.is_set():
             return
         match kind:
-            case Kind.LISTEN:
-                self._connecting.listen(payload)
-            case Kind.CONNECT:
-                self._connecting.connect(payload)
             case Kind.SCHEDULER:
-                self._connecting.close_scheduler()
                 self._begin(self._start_scheduler(payload))
             case Kind.START:
                 self._begin(self._run_workers(payload))
+            case Kind.CONNECT:
+                self._begin(self._reach_peers(payload))
             case Kind.UP:
                 self._on_up(payload)
             case Kind.FAIL:
@@ -466,30 +454,45 @@ class Part:
         """Start the workers, and wait until all have ended."""
         import dask
 
-        self._connecting.close()
         self._is_client = start.is_client
         self.answer(Kind.START, start.limit)
         self._timeline.lap("wait for the plan and the scheduler")
+        dask.config.set({"scheduler-address": start.address, **start.config})
+        if start.delay:
+            await asyncio.sleep(start.delay)
+        if start.scheduler:
+            await self._reach_scheduler(start)
         plans = start.workers
         if plans:
-            dask.config.set({"scheduler-address": start.address, **start.config})
             if (directory := self._options.log_directory) is not None:
                 logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
             if self._ucx is not None:
                 await self._ucx  # that changes the environment, which the constructors read
             if start.transport.ucx is not WorkerUcx.OFF:
                 dask.config.set(transfer_config())
-            if start.delay:
-                await asyncio.sleep(start.delay)
             await self._workers.start(start)
             if self._ucx is not None:
                 stop_watching_ucx()  # its nannies have registered
         self._timeline.lap("start workers")
-        self._send(Kind.READY, self._timeline.take() if self._options.recorded else [])
+        steps = self._timeline.take() if self._options.recorded else []
+        self._send(Kind.READY, (steps, self._workers.address))
         if plans:
             has_failed = await self._workers.follow()
             if not self._closing:
                 self._send(Kind.WORKERS_ENDED, has_failed)
+
+    async def _reach_scheduler(self, start: Start) -> None:
+        """A nanny would try for longer, and its error would not show the cause."""
+        # one that runs already may be busy
+        (why,) = await connection_errors([start.address], patient=not self._options.scheduler)
+        if why:
+            raise unreachable(
+                f"the scheduler at {start.address.partition('://')[2]} ({start.scheduler})", why
+            )
+
+    async def _reach_peers(self, peers: Sequence[Node]) -> None:
+        """Connect to workers of other nodes."""
+        self._send(Kind.REACHED, await connect_to_peers(peers))
 
     def _on_worker_end(self, name: str | int, why: str | None) -> None:
         """A worker has ended for good: because it was retired (None), or has failed too often."""

@@ -34,7 +34,6 @@ from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
@@ -264,7 +263,8 @@ def _failure(
 ) -> Failure:
     while error.__cause__ is not None:
         error = error.__cause__
-    if of_dashboard and is_elsewhere(error):
+    elsewhere = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+    if of_dashboard and elsewhere:
         problem = Problem(
             f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
             "where the scheduler runs",

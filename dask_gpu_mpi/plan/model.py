@@ -100,6 +100,8 @@ class Start:
     limit: float = 0.0
     #: What the workers send each other over UCX.
     transport: Transport = field(default_factory=Transport)
+    #: Where the scheduler runs, for an error, if this rank is to connect to it before it starts workers; empty: it is not.
+    scheduler: str = ""
 
 
 @dataclass(frozen=True)

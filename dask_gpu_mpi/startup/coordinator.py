@@ -4,9 +4,10 @@ A state machine without MPI, processes or clocks: it is given messages and the t
 
     REGISTER   STEP, REGISTRATION from every rank
     PLAN       the command `plan` leaves here: DONE to all
-    REACH      over several hosts: LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
     SCHEDULER  SCHEDULER to one -> ADDRESS from it
-    WORKERS    START to all -> READY from all -> UP to all
+    WORKERS    START to all -> READY from all; over several hosts each rank connects to the scheduler first
+    REACH      over several hosts: CONNECT to one rank of each -> REACHED from these
+               UP to all
 
 Any FAILED, or the deadline, ends in one report and FAIL to all. The report says at which step a silent rank was.
 """
@@ -28,7 +29,7 @@ from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import absent_inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
+from dask_gpu_mpi.network.reachability import Node, connection_report, peers_by_rank
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
@@ -36,17 +37,12 @@ from dask_gpu_mpi.plan.model import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
-from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of
+from dask_gpu_mpi.startup.transport import choose_transport
 
-#: The step of ranks in the reachability test.
-CONNECTING = "connecting to the scheduler's host and to other nodes"
 #: Fields of the options that must be the same on all ranks, and the name in messages of one that is not an option itself.
 SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {
     "worker_ucx": "protocol (UCX between workers)"
 }
-#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
-#: at once that there is no route, others wait in vain.
-GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
 
 
 class Phase(IntEnum):
@@ -54,9 +50,9 @@ class Phase(IntEnum):
 
     REGISTER = 1
     PLAN = 2
-    REACH = 3
-    SCHEDULER = 4
-    WORKERS = 5
+    SCHEDULER = 3
+    WORKERS = 4
+    REACH = 5
 
 
 class FailureCoordinator:
@@ -97,8 +93,7 @@ class FailureCoordinator:
         if self.outcome is not None:
             return
         if self._failed_at is not None:
-            others, seconds = self._other_reports()
-            if len(self._failures) + others == self.size or now > self._failed_at + seconds:
+            if len(self._failures) == self.size or now > self._failed_at + GATHER_FAILURES:
                 self._end_with_report()
         elif now > self.deadline and not self._starts_without(self.waiting_for, now):
             for rank in self.waiting_for:
@@ -122,10 +117,6 @@ class FailureCoordinator:
     def waiting_for(self) -> list[int]:
         """The ranks that have not registered."""
         return [rank for rank in range(self.size) if rank not in self._registrations]
-
-    def _other_reports(self) -> tuple[int, float]:
-        """How many ranks without a failure need not be waited for, and seconds to wait for other failures after the first."""
-        return 0, GATHER_FAILURES
 
     def _starts_without(self, missing: Collection[int], now: float) -> bool:
         """Whether the cluster starts although these ranks are missing at the deadline."""
@@ -161,7 +152,7 @@ class Coordinator(FailureCoordinator):
         *,
         send: Callable[[int, str, Any], None],
         deadline: float,
-        last: Phase = Phase.WORKERS,
+        last: Phase = Phase.REACH,
         credentials: dict[str, Any] | None = None,
         target: Target | None = None,
     ) -> None:
@@ -179,9 +170,15 @@ class Coordinator(FailureCoordinator):
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
-        self._test = ReachabilityTest(self._ranks, send)
         self._limit = 0.0
         self._ready: set[int] = set()
+        #: By rank the address of one of its workers.
+        self._addresses: dict[int, str] = {}
+        #: By rank the nodes that connect to each other, those that have not done so yet, and by error the hosts that others have
+        #: not reached.
+        self._nodes: dict[int, Node] = {}
+        self._connecting: set[int] = set()
+        self._lost: dict[int, dict[str, list[str]]] = {}
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
         self._transport = Transport()
@@ -200,26 +197,20 @@ class Coordinator(FailureCoordinator):
                 self._make_plan(now)
             return True
         source, kind, payload = event
-        if kind == Kind.LISTENING:
-            if self._test.on_listening(source, payload):
-                self._connect()
-        elif kind == Kind.REACHED:
-            encrypts = self._options.protocol.encrypts
-            if (problem := self._test.problem(payload, encrypts=encrypts)) is not None:
-                self.fail(source, problem, now)
-            elif self._test.on_reached(source, payload) and not self._failures:
-                if (failure := self._test.failure()) is not None:
-                    self._end_with(failure)
-                else:
-                    self._start_scheduler()
-        elif kind == Kind.ADDRESS:
+        if kind == Kind.ADDRESS:
             self._on_address(*payload)
         elif kind == Kind.READY:
             self._ready.add(source)
-            self._timelines[source] = payload or []
+            self._timelines[source], self._addresses[source] = payload
             all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
             if all_ready and self.outcome is None and not self._failures:
                 self._all_ready()
+        elif kind == Kind.REACHED:
+            self._connecting.discard(source)
+            if payload:
+                self._lost[source] = payload
+            if not self._connecting and self.outcome is None and not self._failures:
+                self._all_connected()
         else:
             return False
         return True
@@ -236,18 +227,18 @@ class Coordinator(FailureCoordinator):
     def waiting_for(self) -> list[int]:
         """The ranks that the present phase waits for."""
         if self.phase is Phase.REACH:
-            return sorted(self._test.awaited)
+            return sorted(self._connecting)
         if self.phase is Phase.SCHEDULER and self.plan is not None:
             return [self.plan.scheduler.rank]
         return super().waiting_for or [rank for rank in self._ranks if rank not in self._ready]
 
     def _starts_without(self, missing: Collection[int], now: float) -> bool:
         """As in the base class; a rank whose workers are late stays in the plan, and they join when they are there."""
-        if self._last is not Phase.WORKERS or 0 in missing or self.outcome is not None:
+        if self._last is Phase.PLAN or 0 in missing or self.outcome is not None:
             return False
         if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
             return False
-        if self.phase in (Phase.REGISTER, Phase.REACH):
+        if self.phase is Phase.REGISTER:
             if 0 not in self._registrations:
                 return False
             self._limit = self._options.startup_timeout
@@ -255,7 +246,7 @@ class Coordinator(FailureCoordinator):
             self._leave_out(missing)
             self._make_plan(now)
             return True
-        if self.phase is not Phase.WORKERS:
+        if self.phase < Phase.WORKERS:
             return False
         assert self.plan is not None  # workers are started after it is made
         late = Problem(
@@ -265,7 +256,7 @@ class Coordinator(FailureCoordinator):
             ranks=tuple(missing),
         )
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, late))
-        self._all_ready()
+        self._all_connected()
         return True
 
     def _leave_out(self, missing: Collection[int]) -> None:
@@ -280,18 +271,11 @@ class Coordinator(FailureCoordinator):
             )
             self._registrations[rank] = replace(first, host=host, inventory=inventory)
         self._ranks = [rank for rank in self._ranks if rank not in missing]
-        # from the beginning: nobody is to reach their nodes
-        self._test = ReachabilityTest(self._ranks, self._send)
 
     @property
     def _absent(self) -> set[int]:
         """The ranks that were left out."""
         return set(range(self.size)).difference(self._ranks)
-
-    def _other_reports(self) -> tuple[int, float]:
-        return (
-            (len(self._test.reached), GATHER_UNREACHED) if self._test.under_way else super()._other_reports()
-        )
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
@@ -323,19 +307,10 @@ class Coordinator(FailureCoordinator):
             self.deadline = max(self.deadline, now + self._limit)
         if (target := self._target) is not None:
             self._config = target.config | settings
-            if Protocol.of(target.address) is Protocol.TCP:
-                self._begin(Phase.REACH, self._ranks, CONNECTING)
-                self._test.connect_to_running(target.address.partition("://")[2])
-            else:  # a listener with TLS or UCX would complain of whoever hangs up
-                self._on_address(target.address, None)
+            self._on_address(target.address, None)
             return
         self._config = self._credentials | settings
-        if len(set(map(_machine, found))) > 1:
-            role = plan.scheduler
-            self._test.listen(role.rank, role.host, nodes_of(plan, self._listen), self._listen)
-            self._begin(Phase.REACH, self._test.awaited, "listening for the other nodes")
-        else:
-            self._start_scheduler()
+        self._start_scheduler()
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._target
@@ -355,20 +330,10 @@ class Coordinator(FailureCoordinator):
         self.phase = phase
         self.steps.update(dict.fromkeys(ranks, step))
 
-    def _connect(self) -> None:
-        if self._test.scheduler.scheduler:
-            self._begin(Phase.REACH, self._ranks, CONNECTING)
-            self._test.connect()
-        else:
-            self._start_scheduler()  # whose error says better why nobody can listen there
-
     # -- the scheduler ------------------------------------------------------------------------------------------
 
     def _start_scheduler(self) -> None:
         assert self.plan is not None  # the scheduler is started after it
-        if self._target is not None:  # it runs already
-            self._on_address(self._target.address, None)
-            return
         role = self.plan.scheduler
         self._begin(Phase.SCHEDULER, [role.rank], "starting the scheduler")
         settings = SchedulerSettings(
@@ -386,6 +351,7 @@ class Coordinator(FailureCoordinator):
         self._cluster = Cluster(address, dashboard)
         self._begin(Phase.WORKERS, self._ranks, "starting its workers")
         plan, target = self.plan, self._target
+        place = self._place_of_scheduler()
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
         for rank in self._ranks:
@@ -401,20 +367,56 @@ class Coordinator(FailureCoordinator):
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
                 transport=self._transport,
+                scheduler=place,
             )
             before += len(workers)
             self._starts[rank] = start
             self._send(rank, Kind.START, start)
+
+    def _place_of_scheduler(self) -> str:
+        """Its rank and host, if ranks are to connect to it before they start workers; empty: they are not.
+
+        On its own node there is nothing to find out. Over UCX only nannies connect.
+        """
+        if self._target is not None:
+            return "of another job" if Protocol.of(self._target.address) is not Protocol.UCX else ""
+        assert self.plan is not None  # the scheduler is started after it
+        role, machines = self.plan.scheduler, set(map(_machine, self._registrations.values()))
+        is_tested = len(machines) > 1 and self._options.protocol is not Protocol.UCX
+        return f"rank {role.rank} on {role.host}" if is_tested else ""
 
     def start_of(self, rank: int, *, without: Collection[str | int]) -> Start | None:
         """The part of a rank whose agent was lost, without workers that have ended for good; None: it has none."""
         if (start := self._starts.get(rank)) is None:
             return None
         return replace(
-            start, workers=tuple(each for each in start.workers if each.name not in without), delay=0.0
+            start,
+            workers=tuple(each for each in start.workers if each.name not in without),
+            delay=0.0,
+            scheduler="",
         )
 
     def _all_ready(self) -> None:
+        """All workers are there: let nodes connect to each other."""
+        assert self.plan is not None  # ranks are ready after START
+        nodes = nodes_of(self.plan, self._addresses)
+        self._nodes = {node.rank: node for node in nodes}
+        peers = {rank: others for rank, others in peers_by_rank(nodes).items() if others}
+        self._connecting = set(peers)
+        self._begin(Phase.REACH, peers, "connecting to workers of other nodes")
+        for rank, others in peers.items():
+            self._send(rank, Kind.CONNECT, others)
+        if not peers:
+            self._all_connected()
+
+    def _all_connected(self) -> None:
+        if self._lost:
+            lost = {self._nodes[rank].host: hosts for rank, hosts in sorted(self._lost.items())}
+            self._end_with(unreached_nodes(lost))
+        else:
+            self._up()
+
+    def _up(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
         steps = {rank: steps for rank, steps in self._timelines.items() if steps}
@@ -455,6 +457,30 @@ def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
     same = names if len(set(machines)) == len(set(names)) else machines
     interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
     return choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1]
+
+
+def nodes_of(plan: Plan, addresses: Mapping[int, str]) -> list[Node]:
+    """The nodes that have workers, or the scheduler, which connects to workers as well; `addresses`: of workers, by rank."""
+    nodes = []
+    for host in plan.hosts:
+        rank = next((rank for rank in host.ranks if addresses.get(rank)), None)
+        if rank is None and plan.scheduler.rank in host.ranks:
+            rank = plan.scheduler.rank
+        if rank is not None:
+            nodes.append(Node(host.host, rank, addresses.get(rank, "")))
+    return nodes
+
+
+def unreached_nodes(lost: Mapping[str, Mapping[str, Sequence[str]]]) -> Failure:
+    """The failure of nodes that do not reach each other: by host and error the hosts that it has not reached."""
+    problem = Problem(
+        f"no connection between nodes: {connection_report(lost)} (expected: every node reaches all others, since their "
+        "workers exchange data)",
+        fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
+        "leave a node out of the job",
+        what="node pairs",
+    )
+    return Failure(problem, InputError.exit_code)
 
 
 def _machine(found: Registration) -> str:

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Node, Reach
+from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Plan, Start
@@ -48,14 +48,6 @@ class Kind(StrEnum):
     STEP = "step"
     #: Agent to hub: a `Registration`.
     REGISTRATION = "registration"
-    #: Hub to the scheduler's rank and to a rank of each node: a `Listen`, for the reachability test.
-    LISTEN = "listen"
-    #: These to the hub: a `Listening`.
-    LISTENING = "listening"
-    #: Hub to all: a `Connect`.
-    CONNECT = "connect"
-    #: Agent to hub: the `Reach` of its connections.
-    REACHED = "reached"
     #: Hub to the scheduler's rank: its `SchedulerSettings`.
     SCHEDULER = "scheduler"
     #: Scheduler's process to its agent: ``(address, port of the HTTP server or None, id)``.
@@ -64,8 +56,13 @@ class Kind(StrEnum):
     ADDRESS = "address"
     #: Hub to each agent: its `Start`. Agent to rank: seconds that the start may still take.
     START = "start"
-    #: Agent to hub: its workers are there; with the steps of its timeline.
+    #: Agent to hub: its workers are there; with the steps of its timeline, and the address of one of its workers (empty: none
+    #: is known).
     READY = "ready"
+    #: Hub to an agent of each node: the `Node`s to connect to.
+    CONNECT = "connect"
+    #: Agent to hub: by error the hosts that it has not reached.
+    REACHED = "reached"
     #: To the hub: a `Failure`. From a rank to its agent, for a rank whose agent is not connected: ``(rank, failure)``.
     FAILED = "failed"
     #: Hub to agents, agent to rank: a `Cluster`; all its workers are there. Agent to scheduler: the dashboard may follow.
@@ -198,35 +195,6 @@ class Registration:
 
 
 @dataclass(frozen=True)
-class Listen:
-    """The order to listen for the reachability test."""
-
-    #: In the scheduler's place; None: it is not the scheduler's rank.
-    scheduler: Node | None = None
-    #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
-    workers: Node | None = None
-
-
-@dataclass(frozen=True)
-class Listening:
-    """The ports of a `Listen`; 0: it can't, or is not to."""
-
-    scheduler: int = 0
-    workers: int = 0
-
-
-@dataclass(frozen=True)
-class Connect:
-    """The order to connect to the scheduler and to other nodes."""
-
-    #: Without a port nobody listens there. Without a token it is a running scheduler, of another job.
-    scheduler: Node
-    peers: tuple[Node, ...] = ()
-    #: Seconds for each step of a connection.
-    timeout: float = CONNECT_TIMEOUT
-
-
-@dataclass(frozen=True)
 class Cluster:
     """A cluster that is up, as a rank knows it."""
 
@@ -252,14 +220,12 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.ENTERED: tuple[int, bool],
     Kind.STEP: str,
     Kind.REGISTRATION: Registration,
-    Kind.LISTEN: Listen,
-    Kind.LISTENING: Listening,
-    Kind.CONNECT: Connect,
-    Kind.REACHED: Reach,
     Kind.SCHEDULER: SchedulerSettings,
     Kind.ADDRESS: tuple[str, str | None],
     Kind.START: Start,
-    Kind.READY: list[Step],
+    Kind.READY: tuple[list[Step], str],
+    Kind.CONNECT: tuple[Node, ...],
+    Kind.REACHED: dict[str, list[str]],
     Kind.FAILED: Failure,
     Kind.UP: Cluster,
     Kind.DONE: int,

@@ -101,6 +101,11 @@ class Workers:
             return InputError(f"worker_options: {found}: {' '.join(why.split()).rstrip('.')}", fix=fix)
         return StartupError(f"{found}: {why}" + (f"; its last output:\n{output}" if output else ""))
 
+    @property
+    def address(self) -> str:
+        """The address of the first, or of its nanny if that of the worker is UCX's; empty: none is known."""
+        return self._workers[0].address if self._workers else ""
+
     async def follow(self) -> bool:
         """Wait until all have ended for good, and return whether one has failed."""
         return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
@@ -149,6 +154,13 @@ class _Worker:
     def last_output(self) -> str:
         """The last output of its processes, while it started."""
         return next(filter(None, (logs.last_output(self._scratch, pid) for pid in sorted(self._pids))), "")
+
+    @property
+    def address(self) -> str:
+        """See `Workers.address`; that of a user's class is not known."""
+        served = self._nannies[0] if self._nannies else self._worker
+        found = (getattr(served, name, None) for name in ("worker_address", "address"))
+        return next((each for each in found if isinstance(each, str) and not each.startswith("ucx")), "")
 
     async def failure(self) -> str | None:
         """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""

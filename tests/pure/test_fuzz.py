@@ -22,10 +22,9 @@ from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.network.reachability import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
-from dask_gpu_mpi.options.model import OPTIONS, Options
+from dask_gpu_mpi.options.model import OPTIONS
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.device_memory import device_sizes
@@ -136,14 +135,6 @@ def test_records_of_the_environment(text: str) -> None:
         environ = {BEFORE: text, "DASK_CONFIG": record[0]}
         _restore(environ, *record)
         assert BEFORE not in environ or BEFORE in record[1]
-
-
-@fuzz
-@given(st.one_of(values, near("40000:40002")), st.one_of(values, near("8000")))
-def test_ports_of_workers(worker_port: Any, port: Any) -> None:
-    for name in ("distributed.Nanny", "distributed.Worker"):
-        options = Options(worker_class=name, worker_options={"worker_port": worker_port, "port": port})
-        assert all(0 <= number < 1 << 16 for number in soon(worker_ports, options))
 
 
 credentials = st.one_of(values, st.fixed_dictionaries({"config": values}))

@@ -252,6 +252,22 @@ TABLE: tuple[PrivateName, ...] = (
         without="as `TLSListener._prepare_stream`",
     ),
     *_of(
+        "distributed.comm.registry",
+        "get_backend",
+        "network/reachability",
+        _DISTRIBUTED,
+        why="one connection to a scheduler or worker, without Dask's further tries",
+        without="a job on several nodes does not start",
+    ),
+    *_of(
+        "distributed.comm.core",
+        "Comm.handshake_info",
+        "network/reachability",
+        _DISTRIBUTED,
+        why="as `get_backend`: the greeting",
+        without="a job on several nodes does not start",
+    ),
+    *_of(
         "distributed.comm.tcp",
         "TLSListener._prepare_stream",
         "network/listeners",

@@ -21,7 +21,6 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan.model import Plan
@@ -87,7 +86,7 @@ class Job:
             kind, start = await self.hear(rank)
             assert kind == Kind.START
             starts.append(start)
-            self.tell(rank, Kind.READY, [])
+            self.tell(rank, Kind.READY, ([], ""))
         for rank in range(self.size):
             kind, cluster = await self.hear(rank)
             assert (kind, cluster.address, cluster.plan is None) == (Kind.UP, ADDRESS[0], rank > 0)
@@ -172,8 +171,8 @@ async def test_a_job_that_attaches_reaches_the_running_scheduler(
     async with job(1, scheduler=False, plan_only=plan_only) as made:
         made.register()
         kind, order = await made.hear()
-        assert kind == (Kind.DONE if plan_only else Kind.CONNECT)
-        assert plan_only or order.scheduler == Node("", -1, "10.0.0.9", "", 5)
+        assert kind == (Kind.DONE if plan_only else Kind.START)
+        assert plan_only or (order.address, order.scheduler) == ("tcp://10.0.0.9:5", "of another job")
 
 
 async def test_a_plan_is_the_end_of_its_command(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.network.reachability import Listener, Node, Reach, listener_token
+from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
@@ -38,11 +38,9 @@ from dask_gpu_mpi.startup.meeting import listen
 from dask_gpu_mpi.startup.messages import (
     Cluster,
     Configuration,
-    Connect,
     Entry,
     Event,
     Kind,
-    Listen,
     SchedulerSettings,
 )
 from support.mocks.inputs import gpu, plan_of, worker_plan
@@ -67,6 +65,7 @@ class Workers:
         self.calls, self.on_end = calls, on_end
         self.ended = asyncio.Event()
         self.error: Exception | None = None
+        self.address = "tcp://10.0.0.1:5"
 
     async def start(self, start: Start) -> None:
         self.calls.append(("start workers", start))
@@ -185,7 +184,7 @@ class Bench:
         """The workers are there."""
         self.send(Kind.START, start)
         assert await self.answer() == (Kind.START, start.limit)
-        assert await self.heard() == Event(1, Kind.READY, [])
+        assert await self.heard() == Event(1, Kind.READY, ([], "tcp://10.0.0.1:5"))
 
     async def start_scheduler(self) -> Any:
         """It is there: its address."""
@@ -272,7 +271,7 @@ async def test_a_hub_that_is_not_reached_is_reported_to_the_rank(bench: Bench, w
         bench.tell(Kind.ENTER, Entry(1, 2, address, config))
         kind, failure = await bench.answer()
         assert kind == Kind.FAILED
-        at = f"could not reach rank 0 at 127.0.0.1:{address[1]} ("
+        at = f"could not reach rank 0 at 127.0.0.1:{address[1]}: "
         assert failure.problem.text.startswith(at)
         assert why in failure.problem.text
         assert bench.events.empty()
@@ -290,23 +289,28 @@ async def test_another_agent_of_a_rank_waits_for_the_order_to_start(bench: Bench
             assert await bench.heard() == Event(1, Kind.WORKERS_ENDED, True)
 
 
-async def test_the_reachability_test(bench: Bench) -> None:
-    """Its listeners end where the scheduler and the workers begin."""
+@pytest.fixture
+def closed() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+async def test_workers_of_other_nodes_are_connected_to(bench: Bench, closed: str) -> None:
     async with bench.running():
-        token = listener_token()
-        node = Node("h1", 1, "127.0.0.1", token)
-        bench.send(Kind.LISTEN, Listen(node, node))
-        _, kind, ports = await bench.heard()
-        assert kind == Kind.LISTENING
-        bench.send(Kind.CONNECT, Connect(replace(node, port=ports.scheduler)))
-        _, kind, reached = await bench.heard()
-        assert (kind, replace(reached, ahead=None, round_trip=0.0)) == (Kind.REACHED, Reach())
-        await bench.start_scheduler()
-        Listener("127.0.0.1", ports.scheduler, token).close()
-        with pytest.raises(OSError, match="in use"):
-            Listener("127.0.0.1", ports.workers, token)
-        await bench.start(replace(START, workers=()))
-        Listener("127.0.0.1", ports.workers, token).close()
+        bench.send(Kind.CONNECT, (Node("h2", 2, closed),))
+        assert await bench.heard() == Event(1, Kind.REACHED, {"Connection refused": ["h2"]})
+
+
+async def test_no_worker_starts_without_the_scheduler(bench: Bench, closed: str) -> None:
+    async with bench.running():
+        bench.send(Kind.START, replace(START, address=closed, scheduler="rank 0 on h1"))
+        _, kind, failure = await bench.heard()
+        assert (kind, failure.exit_code) == (Kind.FAILED, 2)
+        where = closed.partition("://")[2]
+        text = f"could not reach the scheduler at {where} (rank 0 on h1): Connection refused"
+        assert failure.problem.text == text
+        assert bench.calls == []
 
 
 # -- the scheduler
@@ -436,9 +440,9 @@ async def test_workers_wait_for_ucx_and_their_delay(bench: Bench, monkeypatch: p
         monkeypatch.setattr(module.asyncio, "sleep", wait)
         bench.send(Kind.START, replace(START, delay=0.75))
         assert await bench.answer() == (Kind.START, 70.0)
-        assert (calls, bench.calls) == (["hide"], [])
+        assert (calls, bench.calls) == (["hide", (0.75, [])], [])
         ready.set_result(None)
-        assert await bench.heard() == Event(1, Kind.READY, [])
+        assert await bench.heard() == Event(1, Kind.READY, ([], "tcp://10.0.0.1:5"))
         assert bench.calls[0][0] == "start workers"
         monkeypatch.setattr(module.asyncio, "sleep", sleep)
     assert calls == ["hide", (0.75, []), "stop watching"]

@@ -1,180 +1,146 @@
-"""Listeners that prove who they are, and which nodes connect to which."""
+"""Connections that are tested at the start, and which nodes connect to which."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import resource
 import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from typing import Any
-from unittest.mock import Mock
 
+import dask
 import pytest
+from distributed import Security
+from distributed.comm.core import listen
 
 from dask_gpu_mpi.network import reachability
+from dask_gpu_mpi.network.credentials import MARGIN, make_credentials
 from dask_gpu_mpi.network.reachability import (
     MOST_PARTS,
     MOST_PEERS,
-    Listener,
     Node,
-    connect_to,
     connect_to_peers,
+    connection_errors,
     connection_report,
-    is_elsewhere,
-    listen_for_peers,
-    listener_token,
     peers_by_rank,
-    worker_ports,
+    unreachable,
 )
-from dask_gpu_mpi.options.model import Options
 
-TOKEN = listener_token()
-
-
-def port_problem(address: str, port: int) -> OSError | None:
-    """The error of listening there; None: it is possible."""
-    try:
-        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen()
-    except OSError as error:
-        return error
-    return None
+CONFIG = make_credentials()
+OTHER = "something else answers there"
 
 
-@pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener("127.0.0.1", 0, TOKEN)
-    yield made
-    made.close()
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, dask_config: None) -> None:
+    monkeypatch.setattr(reachability, "CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr(reachability, "CONNECT_SHARE", 0.0)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_reaches_and_compares_clocks(address: str) -> None:
-    made = Listener(address, 0, TOKEN)
-    found = connect_to(address, made.port, TOKEN)
-    made.close()
-    assert found.error == ""
-    assert abs(found.ahead) <= found.round_trip
+@contextlib.asynccontextmanager
+async def server(scheme: str, config: dict[str, Any], host: str = "127.0.0.1") -> AsyncIterator[str]:
+    """The address of a Dask server with these credentials."""
+
+    async def handle(comm: Any) -> None:
+        with contextlib.suppress(OSError):
+            await comm.read()
+
+    with dask.config.set(config):
+        arguments = Security().get_listen_args("worker")
+    async with listen(f"{scheme}://{host}:0", handle, **arguments) as listener:
+        yield listener.contact_address
 
 
-@contextlib.contextmanager
-def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """The port of another program, which serves in a thread."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=serve, args=(server,))
-        thread.start()
-        yield server.getsockname()[1]
-        thread.join()
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+async def test_a_server_that_is_reached(scheme: str, host: str) -> None:
+    config = CONFIG if scheme == "tls" else {}
+    with dask.config.set(config):
+        async with server(scheme, config, host) as address:
+            assert await connection_errors([address, address]) == ["", ""]
 
 
-@pytest.mark.parametrize("echo", [True, False])
-def test_somebody_elses_listener(echo: bool) -> None:
-    def serve(server: socket.socket) -> None:
-        connection, _ = server.accept()
-        with connection:
-            got = connection.recv(4096)
-            if echo:
-                connection.sendall(got + b"\0" * 8)
-
-    with serving(serve) as port:
-        assert connect_to("127.0.0.1", port, TOKEN, timeout=1.0).error == "something else answers there"
+async def test_a_server_of_another_job() -> None:
+    async with server("tls", make_credentials()) as other, server("tcp", {}) as open_to_all:
+        with dask.config.set(CONFIG):
+            addresses = [other, open_to_all.replace("tcp", "tls")]
+            assert await connection_errors(addresses) == [OTHER, OTHER]
 
 
-def test_a_rank_that_was_hung_up_on_asks_again() -> None:
-    def serve(server: socket.socket) -> None:
-        server.accept()[0].close()
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(TOKEN[64:].encode() + b"\0" * 8)
-
-    with serving(serve) as port:
-        assert connect_to("127.0.0.1", port, TOKEN).error == ""
-
-
-def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        taken = port_problem("127.0.0.1", port)
-        assert taken is not None
-        assert (taken.strerror, is_elsewhere(taken)) == ("Address already in use", False)
-        # takes connections, and says nothing
-        assert connect_to("127.0.0.1", port, TOKEN, timeout=0.1).error == "no answer within 0.1 s"
-    assert port_problem("127.0.0.1", port) is None
-    for address in ("203.0.113.7", "node.invalid"):  # TEST-NET-3, and no name: nobody's
-        elsewhere = port_problem(address, port)
-        assert elsewhere is not None
-        assert is_elsewhere(elsewhere)
-    assert connect_to("127.0.0.1", port, TOKEN).error == "Connection refused"
+async def test_a_certificate_that_has_expired() -> None:
+    """Of a cluster to attach to."""
+    now = time.time() - MARGIN - 60
+    old = make_credentials(now=now, job_end=now + 1)
+    with dask.config.set(old):
+        async with server("tls", old) as address:
+            (why,) = await connection_errors([address])
+    error = unreachable("the scheduler", why)
+    text = "could not reach the scheduler: the job's certificate has expired by the clock of "
+    assert str(error).startswith(text)
+    assert error.problem.what == "clocks"
 
 
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 65536])
-def test_garbage_is_told_nothing(listener: Listener, length: int) -> None:
-    told = b""
-    place = ("127.0.0.1", listener.port)
-    # it does not read all of that
-    with contextlib.suppress(OSError), socket.create_connection(place, 10) as stranger:
-        stranger.sendall(b"g" * length)
-        stranger.shutdown(socket.SHUT_WR)
-        told = stranger.recv(1000)
-    assert told == b""
-    assert connect_to("127.0.0.1", listener.port, TOKEN).error == ""
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+async def test_nobody_answers(scheme: str) -> None:
+    with dask.config.set(CONFIG if scheme == "tls" else {}), socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        address = f"{scheme}://127.0.0.1:{port}"
+        began = time.monotonic()
+        assert await connection_errors([address] * 8) == ["no answer within 0.5 s"] * 8
+        assert time.monotonic() - began < 4, "all at once"
+        deaf.close()
+        assert await connection_errors([address]) == ["Connection refused"]
+        began = time.monotonic()
+        (why,) = await connection_errors([address], patient=True)
+        assert time.monotonic() - began < 4, "at once"
+    assert str(unreachable("rank 0", why)).startswith("could not reach rank 0: Connection refused. Fix: ")
 
 
-def test_a_crowd_of_strangers_is_one_thread(listener: Listener) -> None:
-    threads = threading.active_count()
-    place = ("127.0.0.1", listener.port)
-    strangers = [socket.create_connection(place, 10) for _ in range(2 * reachability.MOST_ASKING)]
-    try:
-        assert connect_to(*place, TOKEN).error == ""
-        assert threading.active_count() == threads
-        assert len(listener._asking) <= reachability.MOST_ASKING
-        assert strangers[0].recv(1) == b""  # who has waited for longest
-    finally:
-        for stranger in strangers:
-            stranger.close()
+async def test_many_workers_are_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "CONNECT_SHARE", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with dask.config.set({"distributed.comm.timeouts.connect": "60s"}):
+            assert await connection_errors([address]) == ["no answer within 0.6 s"]
 
 
-def test_no_descriptors(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers wait in the queue of the kernel, and the thread does not keep a core busy meanwhile."""
-    select = Mock(wraps=listener._selector.select)
-    monkeypatch.setattr(listener._selector, "select", select)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            client.connect(("127.0.0.1", listener.port))
-            time.sleep(1.0)
-            assert select.call_count < 50
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        client.settimeout(10)
-        client.sendall(TOKEN[:64].encode())
-        assert client.recv(1000).startswith(TOKEN[64:].encode())
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"\0" * 64])
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+async def test_somebody_elses_listener(scheme: str, says: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        await reader.read(4096)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as stranger:
+        port = stranger.sockets[0].getsockname()[1]
+        with dask.config.set(CONFIG if scheme == "tls" else {}):
+            assert await connection_errors([f"{scheme}://127.0.0.1:{port}"]) == [OTHER]
+
+
+async def test_peers_that_are_not_reached() -> None:
+    async with server("tcp", {}) as address:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        closed = f"tcp://127.0.0.1:{port}"
+        peers = [Node("h1", 0, address), Node("h2", 2, closed), Node("h3", 4, closed)]
+        assert await connect_to_peers(peers) == {"Connection refused": ["h2", "h3"]}
 
 
 def nodes(number: int) -> list[Node]:
-    return [Node(f"h{i}", 2 * i, f"10.0.0.{i}", "qa", port=1 + i) for i in range(number)]
+    return [Node(f"h{i}", 2 * i, f"tls://10.0.0.{i}:5") for i in range(number)]
 
 
 def pairs(number: int) -> Counter[tuple[int, int]]:
-    return Counter(
-        (rank, peer.rank) for rank, peers in peers_by_rank(nodes(number)).items() for peer in peers
-    )
+    found = peers_by_rank(nodes(number))
+    return Counter((rank, peer.rank) for rank, peers in found.items() for peer in peers)
 
 
 @pytest.mark.parametrize("number", [2, 3, 16, MOST_PEERS + 1])
 def test_of_few_nodes_all_pairs_in_both_directions(number: int) -> None:
-    found = pairs(number)
     ranks = range(0, 2 * number, 2)
-    assert found == Counter((a, b) for a in ranks for b in ranks if a != b)
+    assert pairs(number) == Counter((a, b) for a in ranks for b in ranks if a != b)
 
 
 @pytest.mark.parametrize("more", [2, 3, 4, 1000])
@@ -192,34 +158,11 @@ def test_of_many_nodes_a_ring_and_a_sample(more: int) -> None:
 
 
 def test_nobodys_peers() -> None:
-    """One node alone, and one that can't listen."""
+    """One node alone, and one whose workers have no address."""
     assert peers_by_rank(nodes(1)) == {0: ()}
-    assert connect_to_peers(()) == {}
-    first, second, third = nodes(3)
-    found = peers_by_rank([first, second, replace(third, port=0)])
+    first, second, _ = nodes(3)
+    found = peers_by_rank([first, second, Node("h2", 4, "")])
     assert found == {0: (second,), 2: (first,), 4: (first, second)}
-
-
-def test_connects_to_all_peers_at_once() -> None:
-    """Each node has a text of its own: what another answers in its place does not count."""
-    peers = [Node(f"h{i}", i, "127.0.0.1") for i in range(64)]
-    listeners = [listen_for_peers(peer.address, (0,), peer.token) for peer in peers]
-    try:
-        up = [
-            Node(p.host, p.rank, p.address, p.token, of.port) for p, of in zip(peers, listeners, strict=True)
-        ]
-        assert connect_to_peers(up) == {}
-        other = Node("h99", 99, "127.0.0.1", port=up[0].port)
-        assert connect_to_peers([up[1], other]) == {"something else answers there": ["h99"]}
-    finally:
-        for listener in listeners:
-            listener.close()
-    started = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
-        port = server.getsockname()[1]
-        silent = [Node(peer.host, peer.rank, peer.address, port=port) for peer in peers]
-        assert connect_to_peers(silent, 0.3).keys() == {"no answer within 0.3 s"}
-    assert time.monotonic() - started < 5, "and waits for all of them at once"
 
 
 def test_the_report_names_pairs_and_is_bounded() -> None:
@@ -229,33 +172,3 @@ def test_the_report_names_pairs_and_is_bounded() -> None:
     many = connection_report({f"h{i}": {silent: [f"h{100 + i}"]} for i in range(40)})
     assert many.count("from ") == MOST_PARTS
     assert many.endswith(", and 34 more of this kind")
-
-
-@pytest.mark.parametrize(
-    ("options", "ports"),
-    [
-        ({"worker_port": 4000}, [4000]),
-        ({"worker_port": "4000:4002"}, [4000, 4001, 4002]),
-        ({"worker_port": "4002:4000"}, [0]),
-        ({"worker_port": "x"}, [0]),
-        ({"worker_port": "65535:65536"}, [0]),
-        ({"worker_port": -1}, [0]),
-        ({"worker_port": 10**5000}, [0]),
-        ({"worker_port": "65535"}, [65535]),
-        ({"port": 4000}, [0]),  # the nanny's
-    ],
-)
-def test_ports_that_the_user_allows_workers(options: dict[str, Any], ports: list[int]) -> None:
-    assert list(worker_ports(Options(worker_options=options))) == ports
-    without_nanny = Options(worker_class="distributed.Worker", worker_options={"port": 4000})
-    assert list(worker_ports(without_nanny)) == [4000]
-
-
-def test_listens_on_the_first_port_that_is_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        listener: Listener = listen_for_peers("127.0.0.1", (port, 0), listener_token())
-        assert listener.port not in (0, port)
-        listener.close()
-        with pytest.raises(OSError, match="in use"):
-            listen_for_peers("127.0.0.1", (port, port), listener_token())

@@ -15,11 +15,10 @@ from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import MOST_PEERS, Node, Reach
+from dask_gpu_mpi.network.reachability import MOST_PEERS, Node
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.coordinator import (
-    CONNECTING,
     GATHER_FAILURES,
     NAMED,
     SHARED,
@@ -29,14 +28,14 @@ from dask_gpu_mpi.startup.coordinator import (
     check_agreement,
     shared_options,
 )
-from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Registration, SchedulerSettings
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
 from support.mocks.inputs import rank as rank_inventory
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 FAILED, SIGNAL = Failure(Problem("no disk"), 2), Failure(Problem("SIGTERM"), 143)
-LISTENING = Listening(5, 6)
 ADDRESS = ("tls://127.0.0.1:5", "http://localhost:8787/status?token=abc")
-REACHED = Reach()
+#: What a rank without workers that others can connect to sends.
+READY: tuple[list[Any], str] = ([], "")
 
 
 def registration(rank: int, size: int, host: str = "a", **changes: Any) -> Registration:
@@ -108,10 +107,10 @@ def test_the_way_to_a_cluster() -> None:
         (False, ADDRESS[0]),
     ]
     assert driver.coordinator.progress() == (0, 2, ["h0", "h1"])
-    driver.tell(0, Kind.READY)
+    driver.tell(0, Kind.READY, READY)
     assert driver.coordinator.progress() == (1, 2, ["h1"])
     assert driver.coordinator.outcome is None
-    driver.tell(1, Kind.READY)
+    driver.tell(1, Kind.READY, READY)
     up = driver.coordinator.outcome
     assert isinstance(up, Cluster)
     # only the client rank is given the plan, the credentials and the link with its token
@@ -169,30 +168,24 @@ def test_the_deadline_names_who_is_missing(others: bool) -> None:
     assert str(error).startswith(f"{which}: no response before the start-up timeout")
 
 
-def test_a_start_without_a_rank_that_hangs_after_it_has_registered() -> None:
-    driver = Driver(3, tolerate_lost_ranks=1, startup_timeout=50.0)
-    driver.register(apart=True)
-    for rank in (0, 2):
-        driver.tell(rank, Kind.LISTENING, LISTENING)
-    driver.coordinator.tick(100.5)
-    driver.tell(1, Kind.LISTENING, LISTENING)  # too late
-    assert driver.coordinator.waiting_for == [0, 2]
-    for kind, payload in ((Kind.LISTENING, LISTENING), (Kind.REACHED, REACHED)):
-        driver.answer(kind, payload)
-    driver.tell(0, Kind.ADDRESS, ADDRESS)
-    driver.answer(Kind.READY)
-    assert isinstance(driver.coordinator.outcome, Cluster)
-    assert driver.coordinator.outcome.absent == (1,)
-
-
 def test_a_start_without_workers_that_are_late_but_not_without_the_scheduler() -> None:
     late, lost = (Driver(2, tolerate_lost_ranks=1, scheduler_rank=rank) for rank in (0, 1))
     for driver in (late, lost):
         driver.register()
     late.tell(0, Kind.ADDRESS, ADDRESS)
-    late.tell(0, Kind.READY)
+    late.tell(0, Kind.READY, READY)
     assert "rank 1 not ready before" in str(late.outcome_at(100.5).plan.warnings)
     assert isinstance(lost.outcome_at(100.5), StartupError)
+
+
+def test_a_start_without_a_node_that_is_silent_while_others_connect() -> None:
+    """It waits for its answer until the deadline, and not longer; a connection that failed is an error."""
+    for lost, kind in (({}, Cluster), ({"refused": ["h1"]}, InputError)):
+        driver = connecting(3, tolerate_lost_ranks=1)
+        driver.tell(0, Kind.REACHED, lost)
+        driver.tell(2, Kind.REACHED, {})
+        assert driver.outcome_at(99.0) is None
+        assert isinstance(driver.outcome_at(100.5), kind)
 
 
 @pytest.mark.parametrize(("come", "tolerated"), [([0], 1), ([1, 2], 2), ([0, 1], 0)])
@@ -210,14 +203,6 @@ def test_the_deadline_names_the_step_of_each_phase() -> None:
     driver.register(0)
     assert last_step(driver) == ("rank 1 of 2 on h1: no response", "inspecting the GPUs (NVML)")
     driver = Driver(2)
-    driver.register(apart=True)
-    driver.tell(0, Kind.LISTENING, LISTENING)
-    assert last_step(driver) == ("rank 1 of 2 on h1: not ready", "listening for the other nodes")
-    driver = proving(3)
-    for rank in (0, 2):
-        driver.tell(rank, Kind.REACHED, REACHED)
-    assert last_step(driver) == ("rank 1 of 3 on h1: not ready", CONNECTING)
-    driver = Driver(2)
     driver.register()
     assert last_step(driver) == ("rank 0 of 2 on h0: not ready", "starting the scheduler")
     for ready, late in (((), "ranks 0-1 of 2 on h0, h1"), ((0,), "rank 1 of 2 on h1")):
@@ -225,8 +210,12 @@ def test_the_deadline_names_the_step_of_each_phase() -> None:
         driver.register()
         driver.tell(0, Kind.ADDRESS, ADDRESS)
         for rank in ready:
-            driver.tell(rank, Kind.READY)
+            driver.tell(rank, Kind.READY, READY)
         assert last_step(driver) == (f"{late}: not ready", "starting its workers")
+    driver = connecting(3)
+    for rank in (0, 2):
+        driver.tell(rank, Kind.REACHED, {})
+    assert last_step(driver) == ("rank 1 of 3 on h1: not ready", "connecting to workers of other nodes")
 
 
 def last_step(driver: Driver) -> tuple[str, str]:
@@ -251,63 +240,70 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "tls", "ucx"])
-def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(protocol: str) -> None:
-    driver = Driver(1, target=Target(f"{protocol}://10.0.0.9:5"))
-    driver.register()
-    (sent,) = driver.sent
-    assert sent[1] == (Kind.CONNECT if protocol == "tcp" else Kind.START)
-    assert protocol != "tcp" or sent[2].scheduler == Node("", -1, "10.0.0.9", "", 5)
+@pytest.mark.parametrize(
+    ("attaches", "apart", "where"),
+    [
+        (True, False, "of another job"),
+        (False, True, "rank 0 on h0"),
+        (False, False, ""),
+    ],
+)
+def test_ranks_connect_to_the_scheduler_first_unless_it_is_on_their_node(
+    protocol: str, attaches: bool, apart: bool, where: str
+) -> None:
+    """Over UCX nannies do."""
+    target = Target(f"{protocol}://10.0.0.9:5") if attaches else None
+    driver = Driver(2, target=target, protocol=Protocol(protocol))
+    driver.register(apart=apart)
+    if not attaches:
+        driver.tell(0, Kind.ADDRESS, ADDRESS)
+    starts = driver.given(Kind.START)
+    assert {start.scheduler for start in starts} == {"" if protocol == "ucx" else where}
 
 
 def crowded(size: int, **changes: Any) -> Driver:
-    """A coordinator whose ranks have all been told to start."""
+    """A coordinator whose ranks, each on a host of its own, have all been told to start."""
     driver = Driver(size, **changes)
     driver.register(apart=True)
-    driver.answer(Kind.LISTENING, LISTENING)
-    driver.answer(Kind.REACHED, REACHED)
     driver.tell(0, Kind.ADDRESS, ADDRESS)
     return driver
 
 
-def proving(size: int, listening: Listening = LISTENING) -> Driver:
-    """A coordinator whose ranks, each on a host of its own, are about to connect to the scheduler's host."""
-    driver = Driver(size)
-    driver.register(apart=True)
-    driver.answer(Kind.LISTENING, listening)
+def worker_address(rank: int) -> str:
+    return f"tls://10.0.0.{rank}:6"
+
+
+def connecting(size: int, **changes: Any) -> Driver:
+    """A coordinator whose ranks, each on a host of its own, are about to connect to each other."""
+    driver = crowded(size, **changes)
+    for rank in range(size):
+        driver.tell(rank, Kind.READY, ([], worker_address(rank)))
     return driver
 
 
-def test_all_listen_before_any_connects_and_the_scheduler_starts_when_all_reach_its_host() -> None:
-    driver = Driver(3)
-    driver.register(apart=True)
-    assert driver.kinds() == [(rank, Kind.LISTEN) for rank in range(3)]
-    listens = driver.given(Kind.LISTEN)
-    assert [to.workers.address for to in listens] == [f"10.0.0.{rank}" for rank in range(3)]
-    assert [to.scheduler is not None for to in listens] == [True, False, False]
+def test_nodes_connect_to_each_other_when_all_workers_are_there() -> None:
+    driver = crowded(3)
+    sent = len(driver.sent)
     for rank in range(3):
-        assert len(driver.sent) == 3
-        driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
-    proofs = driver.sent[3:]
-    assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(3)]
-    for rank, _, to in proofs:
-        assert (to.scheduler.address, to.scheduler) == ("10.0.0.0", replace(listens[0].scheduler, port=5))
-        others = {0, 1, 2} - {rank}
-        assert {*to.peers} == {Node(f"h{n}", n, f"10.0.0.{n}", listens[n].workers.token, 6) for n in others}
-    for rank in (2, 0):
-        driver.tell(rank, Kind.REACHED, REACHED)
-    assert driver.kinds()[-1] == (2, Kind.CONNECT)
-    driver.tell(1, Kind.REACHED, REACHED)
-    assert driver.sent[-1] == (0, Kind.SCHEDULER, driver.scheduler("10.0.0.0"))
+        assert len(driver.sent) == sent
+        driver.tell(rank, Kind.READY, ([], worker_address(rank)))
+    assert driver.kinds()[sent:] == [(rank, Kind.CONNECT) for rank in range(3)]
+    for rank, peers in enumerate(driver.given(Kind.CONNECT)):
+        assert {*peers} == {Node(f"h{n}", n, worker_address(n)) for n in {0, 1, 2} - {rank}}
+    for rank in (2, 0, 1):
+        assert driver.coordinator.outcome is None
+        driver.tell(rank, Kind.REACHED, {})
+    assert isinstance(driver.coordinator.outcome, Cluster)
 
 
 def test_nodes_that_do_not_reach_each_other_are_named() -> None:
-    """A shuffle would wait for them: nothing is started."""
-    driver = proving(4)
+    """A shuffle would wait for them: the script does not start."""
+    driver = connecting(4)
     sent = len(driver.sent)
     lost = {2: {"no answer within 5 s": ["h3"]}, 3: {"no answer within 5 s": ["h2"]}}
     for rank in (0, 2, 1, 3):
         assert driver.coordinator.outcome is None
-        driver.tell(rank, Kind.REACHED, Reach(lost=lost.get(rank, {})))
+        driver.tell(rank, Kind.REACHED, lost.get(rank, {}))
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
     text = "no connection between nodes: from h2 to h3 (no answer within 5 s), from h3 to h2 (no answer within 5 s) (expected"
@@ -320,55 +316,39 @@ def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
     driver = Driver(4, layout="exclusive")
     for rank in range(4):  # h0: the scheduler; h1: the client; h2: both workers
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 4, f"h{min(rank, 2)}"))
-    assert [(rank, to.workers is not None) for rank, _, to in driver.sent] == [(0, True), (2, True)]
-    driver.answer(Kind.LISTENING, LISTENING)
-    connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], [], ["h0"], []]
+    driver.tell(0, Kind.ADDRESS, ADDRESS)
+    for rank in range(4):
+        driver.tell(rank, Kind.READY, ([], worker_address(rank) if rank > 1 else ""))
+    assert driver.sent[-1] == (0, Kind.CONNECT, (Node("h2", 2, worker_address(2)),))
+    assert len(driver.given(Kind.CONNECT)) == 1
+    driver.tell(0, Kind.REACHED, {})
+    assert isinstance(driver.coordinator.outcome, Cluster)
 
 
-def test_a_node_that_can_not_listen_is_for_its_scheduler_or_workers_to_report() -> None:
-    driver = Driver(3)
-    driver.register(apart=True)
-    for rank in range(3):
-        driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
-    connects = driver.given(Kind.CONNECT)
-    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], ["h2", "h0"], ["h0"]]
-    assert proving(2, Listening(0, 6)).kinds()[-1] == (0, Kind.SCHEDULER)
+def test_workers_whose_addresses_are_not_known_are_not_connected_to() -> None:
+    """Those of a class of the user."""
+    driver = crowded(2)
+    for rank in range(2):
+        driver.tell(rank, Kind.READY, READY)
+    assert isinstance(driver.coordinator.outcome, Cluster)
 
 
-def test_all_that_do_not_reach_it_are_named() -> None:
-    """Some are told at once that there is no way, others wait in vain for seconds."""
-    driver = proving(4)
-    for rank in (0, 1, 2):
-        driver.tell(rank, Kind.REACHED, Reach("no way") if rank == 1 else REACHED, now=1.0)
-    assert driver.outcome_at(6.0) is None
-    driver.tell(3, Kind.REACHED, Reach("no way"), now=6.1)
-    error = driver.outcome_at(6.2)
-    assert isinstance(error, InputError)
-    where = "ranks 1,3 of 4 on h1, h3: could not reach the scheduler's host at 10.0.0.0:5 (rank 0 on h0): no way. Fix: "
-    assert str(error).startswith(where)
-    assert not any(kind in (Kind.SCHEDULER, Kind.START) for _, kind, _ in driver.sent)
-
-
-def test_failures_of_connections_are_gathered_longer_and_start_nothing() -> None:
-    """Twice the timeout of a connection, and a second; what comes in afterwards starts nothing more."""
-    driver = proving(3)
-    driver.tell(1, Kind.FAILED, FAILED, now=1.0)
-    assert driver.outcome_at(12.0) is None
-    sent = len(driver.sent)
-    driver.answer(Kind.REACHED, REACHED)
-    assert len(driver.sent) == sent
-    assert isinstance(driver.outcome_at(12.1), InputError)
+def test_what_comes_after_a_failure_starts_nothing() -> None:
+    driver = connecting(2)
+    driver.tell(1, Kind.FAILED, FAILED)
+    for rank in range(2):
+        driver.tell(rank, Kind.REACHED, {})
+    assert driver.coordinator.outcome is None
     driver = Driver(1)
     driver.register()
     driver.tell(0, Kind.FAILED, FAILED)
-    driver.tell(0, Kind.READY)
+    driver.tell(0, Kind.READY, READY)
     assert driver.coordinator.outcome is None
 
 
 def test_many_workers_are_given_time() -> None:
     driver = crowded(700)
-    assert {len(to.peers) for to in driver.given(Kind.CONNECT)} == {MOST_PEERS}
+    assert {len(peers) for peers in connecting(700).given(Kind.CONNECT)} == {MOST_PEERS}
     starts = driver.given(Kind.START)
     (scheduler,) = driver.given(Kind.SCHEDULER)
     for config in (scheduler.config, starts[0].config, starts[-1].config):
@@ -425,7 +405,7 @@ def test_another_agent_gets_its_ranks_part_again() -> None:
     start = driver.given(Kind.START)[5]
     assert (len(start.workers), start.delay > 0) == (3, True)
     again = driver.coordinator.start_of(5, without=[start.workers[0].name])
-    assert again == replace(start, workers=start.workers[1:], delay=0.0)
+    assert again == replace(start, workers=start.workers[1:], delay=0.0, scheduler="")
     assert Driver(3).coordinator.start_of(1, without=[]) is None
 
 

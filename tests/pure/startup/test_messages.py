@@ -11,17 +11,14 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpac
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.reachability import Node, Reach
+from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.messages import (
     PAYLOADS,
     Cluster,
-    Connect,
     Kind,
-    Listen,
-    Listening,
     Registration,
     SchedulerSettings,
     failure_of,
@@ -30,7 +27,6 @@ from support.mocks.inputs import gpu, plan_of, rank, worker_plan
 
 PLAN = plan_of(worker_plan("0-0", "GPU-a", nics="mlx5_0"), worker_plan(1), warnings=(Problem("old driver"),))
 CONFIG = {"distributed.comm.tls.client": {"cert": "C", "key": "K"}, "backlog": 5}
-NODE = Node("h", 3, "10.0.0.1", "token", 5)
 STEPS = [Step("agent", "import", 1.5, 2.5)]
 FAILURE = Failure(Problem("no disk", ranks=(1, 2)), 2, "OptionError", (Problem("a"), Problem("b")))
 REGISTRATION = Registration(
@@ -47,16 +43,14 @@ SAMPLES: dict[str, list[Any]] = {
     Kind.ENTERED: [(3, True)],
     Kind.STEP: ["importing"],
     Kind.REGISTRATION: [REGISTRATION],
-    Kind.LISTEN: [Listen(), Listen(NODE, NODE)],
-    Kind.LISTENING: [Listening(5, 6)],
-    Kind.CONNECT: [Connect(NODE, (NODE,), 2.5)],
-    Kind.REACHED: [Reach("no route", -3.5, 0.1, {"refused": ["h1"]})],
     Kind.SCHEDULER: [SchedulerSettings(None, CONFIG, "token", "GPU-a", PLAN)],
     Kind.ADDRESS: [("tls://h:1", None), ("tls://h:1", "http://localhost:1/status")],
     Kind.START: [
-        Start("a", "tls", None, PLAN.workers, CONFIG, True, True, 0.5, 70.0, Transport(WorkerUcx.ALL))
+        Start("a", "tls", None, PLAN.workers, CONFIG, True, True, 0.5, 70.0, Transport(WorkerUcx.ALL), "h")
     ],
-    Kind.READY: [[], STEPS],
+    Kind.READY: [([], ""), (STEPS, "tls://10.0.0.1:5")],
+    Kind.CONNECT: [(Node("h", 3, "tls://10.0.0.1:5"),)],
+    Kind.REACHED: [{}, {"refused": ["h1"]}],
     Kind.FAILED: [FAILURE],
     Kind.UP: [
         Cluster("tls://h:1", None),

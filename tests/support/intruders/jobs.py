@@ -28,8 +28,7 @@ SETTLED = 1.0
 #: The end of what the script tells before it computes.
 LAST_TOLD = r'"recorder": [0-9]+\}'
 
-#: The script. It holds back the reachability test until the file "go-start" is there, tells where it listens for it, and then
-#: computes, with a new client for each round, until the file "go-end" is there.
+#: The script. It computes, with a new client for each round, until the file "go-end" is there.
 SCRIPT = script("support/intruders/scripts/computes.py")
 
 #: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
@@ -45,7 +44,6 @@ KINDS = {
     "scheduler": "uct",
     "worker": "uct",
     "agent": "uct",
-    "agent start": "start",
     "mpi start": "meeting",
     "rank": "mpi",
     "launcher": "launcher",
@@ -68,7 +66,6 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
-    "start": (RAW, HOLDING),
     "ucx": (("UCX without the secret",), RAW, HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
 }
@@ -181,7 +178,6 @@ def attack_meeting(
             if result.harmed:
                 break
     (job.directory / "go-meet").touch()
-    (job.directory / "go-start").touch()
     (job.directory / "go-end").touch()
     return results
 
@@ -203,26 +199,13 @@ def attacked(
     """
     result = Attacked()
     with Census(job) as census:
-        if "start" in attacks:
-            ports = until(lambda: _start_ports(job, len(hosts)), START, "listeners of the reachability test")
-            targets = [
-                Target(f"agent start {host}:{port}", "start", "agent", host, port) for host, port in ports
-            ]
-            for _ in _intrusion(job, command, user, targets, attacks, result):
-                pass
-        (job.directory / "go-start").touch()
         job.wait_for(LAST_TOLD, START)
         told = facts(job)
         time.sleep(SETTLED)  # what is open then is open as long as the job runs
         found = census.listeners(told["servers"])
         recorders = {told["recorder"], told.get("hub_recorder")}
         result.listeners = [each for each in found if each.place.port not in recorders]
-        started = {port for _, *ports in _starts(told) for port in ports}
-        result.unexpected = [
-            each
-            for each in result.listeners
-            if each.name not in KINDS or (each.name == "agent start" and each.place.port not in started)
-        ]
+        result.unexpected = [each for each in result.listeners if each.name not in KINDS]
         result.open_memory = open_memory(job.processes())
         before = _rounds(job)
         targets = _targets(result.listeners, hosts, attacks, told)
@@ -345,20 +328,6 @@ def _intrusion(
     finally:  # also at the test's timeout
         intruder.kill()
         intruder.communicate()
-
-
-def _starts(told: Mapping[str, Any]) -> list[list[Any]]:
-    """Address and ports of each rank that listens for the reachability test."""
-    return [value for name, value in told.items() if name.startswith("start-")]
-
-
-def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
-    """Where ranks listen for the reachability test, once as many have told."""
-    with contextlib.suppress(ValueError):  # half a line
-        told = _starts(facts(job))
-        if len(told) >= ranks:
-            return [(host, port) for host, *ports in told for port in ports if port]
-    return []
 
 
 def _rounds(job: Job) -> int:

@@ -15,25 +15,6 @@ from support.jobs.scripts.tell import tell
 HERE = Path(os.environ["TMPDIR"])
 
 
-def hold_the_start():
-    """In an agent: the reachability test waits for the file "go-start", and where it listens is told."""
-    from dask_gpu_mpi.startup import reachability
-
-    connect, listen = reachability.connect_to, reachability.Connecting.listen
-
-    def connect_later(*args, **options):
-        wait_for_file("go-start")
-        return connect(*args, **options)
-
-    def listen_and_tell(self, wanted):
-        listen(self, wanted)
-        address = (wanted.scheduler or wanted.workers).address
-        ports = [0 if made is None else made.port for made in (self._scheduler, self._workers)]
-        tell(**{f"start-{os.getpid()}": [address, *ports]})
-
-    reachability.connect_to, reachability.Connecting.listen = connect_later, listen_and_tell
-
-
 def hold_the_meeting():
     """In MPI's process of a rank: hide something there; of all ranks but rank 0 it waits for the file "go-meet"."""
     from dask_gpu_mpi.mpi import world
@@ -52,15 +33,9 @@ def hold_the_meeting():
         world._pass_on = pass_on_later
 
 
-def wait_for_file(name):
-    limit = time.monotonic() + 60
-    while not (HERE / name).exists() and time.monotonic() < limit:
-        time.sleep(0.02)
-
-
 def inject(module, function):
     """Have a child process of this rank, which a module starts, call a function of this script first."""
-    parts = [inspect.getsource(each) for each in (tell, wait_for_file, hide, function)]
+    parts = [inspect.getsource(each) for each in (tell, hide, function)]
     head = "import json, os, sys, time\nfrom pathlib import Path\nHERE = Path(os.environ['TMPDIR'])\n"
     text = "\n".join([head, *parts, f"{function.__name__}()\n"])
     first, then = module._BOOT.split("; from ", 1)
@@ -191,10 +166,8 @@ def main(options):
     if "INTRUDERS_OWN_MPI" in os.environ:
         use_mpi()
     from dask_gpu_mpi import initialize
-    from dask_gpu_mpi.agent import handle
     from dask_gpu_mpi.mpi import world
 
-    inject(handle, hold_the_start)
     inject(world, hold_the_meeting)
     record_the_agent()
 

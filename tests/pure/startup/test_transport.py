@@ -1,121 +1,18 @@
-"""The reachability test: what rank 0 makes of it, and the ports of one rank; by messages: test_coordinator, agent/test_part."""
+"""What workers send each other over UCX: chosen from the plan and from what the ranks can, and the line that says so."""
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.errors import InputError, Problem
-from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.reachability import Listener, Node, Reach, listener_token
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Plan
-from dask_gpu_mpi.startup import reachability
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening
-from dask_gpu_mpi.startup.reachability import (
-    Connecting,
-    ReachabilityTest,
-    choose_transport,
-    ucx_ability,
-)
-from support.jobs.clusters import until
+from dask_gpu_mpi.startup import transport
+from dask_gpu_mpi.startup.transport import choose_transport, ucx_ability
 from support.mocks.inputs import gpu, one_host, plan, rank
-
-
-class Rank:
-    """The part of one rank, and the last message that it has sent to the hub."""
-
-    def __init__(self, **options: Any) -> None:
-        self.sent: Any = None
-        self.part = Connecting(Options(**options), self.send)
-
-    def send(self, kind: Kind, payload: Any) -> None:
-        assert kind == (Kind.LISTENING if isinstance(payload, Listening) else Kind.REACHED)
-        self.sent = payload
-
-    def answer(self, order: Listen | Connect) -> Any:
-        if isinstance(order, Listen):
-            self.part.listen(order)
-        else:
-            self.part.connect(order)
-        until(lambda: self.sent is not None)
-        return self.sent
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
-def test_listens_where_the_scheduler_and_the_workers_will() -> None:
-    scheduler, worker, token = free_port(), free_port(), listener_token()
-    rank = Rank(scheduler_port=scheduler, worker_options={"worker_port": worker})
-    for _ in range(2):  # a second time, without a rank that did not respond
-        node = Node("h1", 0, "127.0.0.1", token)
-        assert rank.answer(Listen(node, node)) == Listening(scheduler, worker)
-    rank.part.close_scheduler()
-    Listener("127.0.0.1", scheduler, token).close()
-    with pytest.raises(OSError, match="in use"):
-        Listener("127.0.0.1", worker, token)
-    rank.part.close()
-    Listener("127.0.0.1", worker, token).close()
-    found = Rank().answer(Listen(Node("h1", 0, "127.0.0.1")))
-    assert found.scheduler >= 1024  # given by the system
-    assert found.workers == 0
-
-
-def test_ports_that_are_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        rank = Rank(scheduler_port=port, worker_options={"worker_port": port})
-        node = Node("h1", 0, "127.0.0.1")
-        assert rank.answer(Listen(node, node)) == Listening(0, 0)
-
-
-def test_a_running_scheduler_is_reached_and_a_node_is_not() -> None:
-    """In the place of a scheduler that does not listen nothing is looked for."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        running = Node("", -1, "127.0.0.1", "", server.getsockname()[1])
-        peers = (Node("h2", 1, "127.0.0.1", port=free_port()),)
-        for scheduler in (running, Node("h1", 0, "127.0.0.1")):
-            lost = {"Connection refused": ["h2"]}
-            assert Rank().answer(Connect(scheduler, peers)) == Reach(lost=lost)
-    refused = Rank().answer(Connect(Node("", -1, "127.0.0.1", "", free_port())))
-    assert refused == Reach("Connection refused")
-
-
-def problem(reached: Reach, *, encrypts: bool = True) -> tuple[int, str] | None:
-    """What the rank that sends this is told: exit code and text."""
-    test = ReachabilityTest(range(1), lambda *_: None)
-    test.connect_to_running("10.0.0.1:4")
-    failure = test.problem(reached, encrypts=encrypts)
-    return None if failure is None else (failure.exit_code, str(failure.problem).partition(". Fix: ")[0])
-
-
-def test_a_rank_that_does_not_reach_the_scheduler() -> None:
-    text = "could not reach the scheduler's host at 10.0.0.1:4 (of another job): Connection refused"
-    assert problem(Reach("Connection refused")) == (2, text)
-    assert problem(Reach()) is None
-
-
-def test_a_clock_that_is_behind_is_named() -> None:
-    behind = Reach("", -BACKDATED - 10.0)
-    found = problem(behind)
-    assert found is not None
-    assert found[0] == 2
-    assert found[1].startswith("the clock of this node is 3610 s behind that of the scheduler's (")
-    assert problem(behind, encrypts=False) is None
-    for ahead in (-BACKDATED + 10.0, BACKDATED + 10.0):
-        assert problem(Reach("", ahead)) is None
-
-
-# -- what workers send each other over UCX: chosen from the plan and from what the ranks can, and the line that says so
-
 
 OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
 NO_GPUS = plan(one_host((), ()))
@@ -193,7 +90,7 @@ def test_what_keeps_a_rank_from_ucx_is_asked_where_it_matters(
     def missing(*, device_memory: bool) -> Problem:
         return Problem("asked for GPUs" if device_memory else "asked without GPUs")
 
-    monkeypatch.setattr(reachability, "missing_ucx", missing)
+    monkeypatch.setattr(transport, "missing_ucx", missing)
     obstacle = ucx_ability(Options(worker_ucx=wanted, worker_class=worker_class), gpus=gpus).obstacle
     text = "" if obstacle is None else obstacle.text
     assert expected in text
@@ -217,8 +114,8 @@ def test_a_port_that_the_user_opens_is_warned_of() -> None:
 
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "missing_ucx", lambda **_: None)
-    monkeypatch.setattr(reachability, "obstacle_between_nodes", lambda _: "no RDMA device")
+    monkeypatch.setattr(transport, "missing_ucx", lambda **_: None)
+    monkeypatch.setattr(transport, "obstacle_between_nodes", lambda _: "no RDMA device")
     options = Options(worker_ucx=AUTO)
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert ucx_ability(options, gpus=True) == NO_RDMA
