@@ -156,7 +156,7 @@ class AgentProcess:
 
     def configure(self, configuration: Configuration) -> None:
         """Send the second frame, after `begin`; the agent reads it when it has imported Dask, until the deadline at most."""
-        self._send_classes(configuration, patience=max(PATIENCE, configuration.deadline - time.monotonic()))
+        self._send_classes(configuration, patience=max(1.0, configuration.deadline - time.monotonic()))
 
     def send(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
         """Send a message; `fds`: descriptors that the agent gets copies of."""
