@@ -1,4 +1,4 @@
-"""Dask on every GPU of a batch job: MPI ranks become one scheduler, one client and a worker on each GPU.
+"""Dask on every GPU of a batch job: its ranks become one scheduler, one client and a worker on each GPU.
 
 ``mpirun -np N python -m dask_gpu_mpi script.py``, or `initialize` in a script. Importing this package loads neither Dask nor MPI.
 """

@@ -50,7 +50,7 @@ class DaskGpuMpiError(Exception):
     reported : bool
         True once the message has been printed on rank 0: it is not printed again.
     fatal : bool
-        True if some ranks can't be reached: MPI can't be left in an orderly way, and the job has to be aborted.
+        True if some ranks can't be reached, so that the job has to be aborted.
     of_script : bool
         True if the cause is in the script: uncaught, it is printed with its traceback, like any error of the script.
     """
@@ -100,7 +100,7 @@ class MpiMissingError(InputError, ImportError):
 
 
 class WorldTooSmallException(InputError, RuntimeError):
-    """Fewer MPI ranks than the layout needs.
+    """Fewer ranks than the layout needs.
 
     The raised exception is also an instance of ``dask_mpi.WorldTooSmallException``, so that code for dask-mpi
     catches it; see `world_too_small`.

@@ -1,1 +1,1 @@
-"""The process next to each rank in which Dask runs: its start, fork server, scheduler and orders. Nothing here uses MPI."""
+"""The process next to each rank in which Dask runs: its start, fork server, scheduler, on rank 0 the hub. Nothing uses MPI."""

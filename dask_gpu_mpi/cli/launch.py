@@ -26,8 +26,8 @@ ASK_TIMEOUT = 20.0
 #: The options of `launch` that `run` does not have.
 LAUNCH_OPTIONS = [
     click.Option(["-n", "--ranks"], type=click.IntRange(1, 1_000_000), metavar="N",
-                 help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
-    click.Option(["--ranks-per-node"], type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
+                 help="Ranks in all. Default: those that the job has requested for each node, else one a node."),
+    click.Option(["--ranks-per-node"], type=click.IntRange(1, 1_000_000), metavar="R", help="Ranks on each node, without -n.",
                  envvar="DGM_RANKS_PER_NODE"),
     click.Option(["--check", "preflight"], is_flag=True,
                  help="Check the allocation first, and end there if something is wrong, or without SCRIPT."),
@@ -70,7 +70,7 @@ RANK_COMMANDS = ("check", "plan")
         "dask-gpu-mpi launch analysis.py --input data",
         "dask-gpu-mpi launch -n 2 --check -m package.module",
     ),
-    short_help="Start the MPI ranks as well, if needed with the fitting launcher.",
+    short_help="Start the ranks as well, if needed with the fitting launcher.",
 )
 def launch(
     ranks: int | None,
@@ -91,7 +91,7 @@ def launch(
     program: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Start MPI ranks and run SCRIPT on the cluster that they become.
+    """Start ranks and run SCRIPT on the cluster that they become.
 
     In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
     script's exit code. `launch check` and `launch plan` inspect the allocation and start no cluster.

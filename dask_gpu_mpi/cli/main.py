@@ -74,7 +74,7 @@ class _RunByDefault(Help, click.Group):
 # otherwise `dask gpu-mpi --version` would print the name of dask
 @click.version_option(package_name="dask-gpu-mpi", prog_name="dask-gpu-mpi")
 def cli() -> None:
-    """Dask on every GPU of a batch job: MPI ranks become one cluster, SCRIPT its client.
+    """Dask on every GPU of a batch job: its ranks become one cluster, SCRIPT its client.
 
     The job ends when SCRIPT ends, with its exit code; without SCRIPT, when it is interrupted or a client calls shutdown().
     Without a command: run. See `COMMAND --help`, `--help-all`; `--version`.
@@ -90,7 +90,7 @@ def cli() -> None:
         "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
         "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
     ),
-    short_help="Run SCRIPT on the cluster of these MPI ranks.",
+    short_help="Run SCRIPT on the cluster of these ranks.",
 )
 def run(program: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="MPI ranks on each of these nodes.",
+    help="Ranks on each of these nodes.",
 )
 @click.option(
     "--gpus-per-node",

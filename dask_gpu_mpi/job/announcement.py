@@ -119,12 +119,13 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
 
 
 def _mpi_warnings(joined: Joined) -> list[str]:
-    """The warning of a script's process that is an MPI process as well."""
+    """The warning of a script's process that is an MPI process as well, whose ports the user may have closed by a setting."""
     if not joined.world.is_open:
         return []
     return [
         "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the "
-        "cluster), and ports of MPI libraries have no authentication: anyone who reaches one can read and write a rank's memory. "
+        "cluster). Their ports of MPI, which have no authentication, may be open: anyone who reaches one can read and write a "
+        "rank's memory. "
         "Fix: initialize() first and without exit=False, or a network that you trust"
     ]
 

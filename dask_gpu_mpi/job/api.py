@@ -79,7 +79,7 @@ def initialize(
     report: str | None = None,
     **options: Any,
 ) -> Session | bool:
-    """Turn the MPI ranks that run this script into a Dask cluster.
+    """Turn the ranks that run this script into a Dask cluster.
 
     Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
     All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
@@ -126,7 +126,7 @@ def initialize(
         Workers for tasks that request no worker and no resource. ``"gpu"``: the GPU workers, if the cluster has any. Default:
         ``"all"``.
     tolerate_lost_ranks : int, optional
-        MPI ranks other than rank 0 that may be lost, with their workers, before the job ends. It continues on the others, if the
+        Ranks other than rank 0 that may be lost, with their workers, before the job ends. It continues on the others, if the
         launcher can (docs/exit-codes.md). Needs the scheduler and the script on rank 0. Default: 0.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         Options that dask-mpi's ``initialize`` does not have; see ``docs/options.md``.

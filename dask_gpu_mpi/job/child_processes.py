@@ -188,7 +188,7 @@ class ChildrenOfCluster:
 
 # A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 #
-# The process is an MPI rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
+# The process is a rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
 # program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
 # inherit those of MPI and of the launcher, which it could keep open when the job has ended.
 

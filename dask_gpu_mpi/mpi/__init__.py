@@ -1,1 +1,1 @@
-"""The MPI library and its quirks, messages between ranks, and watchdogs."""
+"""The ways in which ranks meet, the MPI library and its quirks, and watchdogs."""

@@ -42,7 +42,7 @@ class World:
     size = 1
     #: Version text of the MPI library; empty: there is none.
     library = ""
-    #: Whether the script's process is an MPI process, and whether that has ports.
+    #: Whether the script's process is an MPI process, and whether that may have ports.
     is_own = is_open = False
     #: Whether it is all ranks, and not those of a communicator of the script.
     is_whole = True

@@ -224,10 +224,10 @@ class Options:
         "as in dask-mpi.",
         ("--layout",), topic="Ranks", same=True, plan=True, choices=("shared", "exclusive"))
     scheduler_rank: int = option("int", 0,
-        "MPI rank on whose node the scheduler runs.",
+        "Rank on whose node the scheduler runs.",
         ("--scheduler-rank",), topic="Ranks", same=True, plan=True, minimum=0)
     client_rank: int | None = option("int", None,
-        "MPI rank that runs the client script. Default: 0, in the layout exclusive 1.",
+        "Rank that runs the client script. Default: 0, in the layout exclusive 1.",
         ("--client-rank",), topic="Ranks", same=True, plan=True, minimum=0)
     startup_timeout: float = option("duration", 300.0,
         "Seconds (or 5m) within which all workers have to be up, else the job fails.",
@@ -236,7 +236,7 @@ class Options:
         "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
         ("--shutdown-timeout",), topic="Ranks")
     tolerate_lost_ranks: int = option("int", 0,
-        "MPI ranks that may be lost before the job ends, if the launcher continues as well (docs/exit-codes.md).",
+        "Ranks that may be lost before the job ends, if the launcher continues as well (docs/exit-codes.md).",
         ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
         "Signal that the batch system sends before the walltime, in addition to TERM, for Session.on_walltime.",

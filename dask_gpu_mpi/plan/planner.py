@@ -115,7 +115,7 @@ def choose_roles(options: Options, world_size: int, *, has_client: bool) -> tupl
             fix = "take layout 'shared', which works with one"
         places = " and ".join(f"the {role} on rank {rank}" for role, rank in roles.items())
         raise world_too_small(
-            f"layout {options.layout!r} with {places or f'client_rank={client}'} needs at least {least} MPI ranks, found "
+            f"layout {options.layout!r} with {places or f'client_rank={client}'} needs at least {least} ranks, found "
             f"{world_size}",
             fix=f"start more ranks, or {fix}",
         )

@@ -57,7 +57,7 @@ class Allocation:
     #: The batch system's name; ``hosts``: nodes of the command line; ``local``: this machine, without a batch system.
     system: str
     nodes: int
-    #: All MPI ranks.
+    #: All ranks.
     ranks: int
     #: The ranks of each node, by its name, if the launcher needs them. Slurm's and Flux's launchers do not.
     hosts: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Allocation:
     def __str__(self) -> str:
         """One line for the user."""
         job = f" job {self.job}" if self.job else ""
-        return f"{self.batch.title}{job}: {counted(self.nodes, 'node')}, {counted(self.ranks, 'MPI rank')}"
+        return f"{self.batch.title}{job}: {counted(self.nodes, 'node')}, {counted(self.ranks, 'rank')}"
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def render(job: JobRequest) -> str:
             "type -t module > /dev/null || source /etc/profile",
             f"module load {_words(job.modules)} || exit 2",
         ]
-    each = f"{counted(job.gpus_per_node, 'GPU')} and {counted(job.ranks_per_node, 'MPI rank')}"
+    each = f"{counted(job.gpus_per_node, 'GPU')} and {counted(job.ranks_per_node, 'rank')}"
     shape = f"{counted(job.nodes, 'node')}, {each} on each"
     # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]

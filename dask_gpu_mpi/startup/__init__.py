@@ -1,1 +1,1 @@
-"""From the ranks of a job to a running cluster: each rank registers, rank 0 plans, everybody gets its part."""
+"""The meeting of the ranks, all messages, and the start as a state machine: agents register, the hub makes the plan."""

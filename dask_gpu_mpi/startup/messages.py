@@ -36,10 +36,10 @@ class Kind(StrEnum):
 
     #: Agent to rank: path of the scratch directory; it has imported Dask, and its configuration is right.
     PREPARED = "prepared"
-    #: Rank to agent: an `Entry`.
+    #: Rank to agent: an `Entry`. In the meeting, rank 0 to each rank: a `meeting.Invitation`.
     ENTER = "enter"
-    #: Agent to rank: it is connected to the hub. Agent to hub, as its first message: its rank, and whether another agent was
-    #: connected before it.
+    #: Agent to rank: it is connected to the hub; the descriptor of that connection comes along. In the meeting, rank to rank 0:
+    #: its agent is. Agent to hub, as its first message: its rank, and whether another agent was connected before it.
     ENTERED = "entered"
 
     # The start.
@@ -63,14 +63,15 @@ class Kind(StrEnum):
     CONNECT = "connect"
     #: Agent to hub: by error the hosts that it has not reached.
     REACHED = "reached"
-    #: To the hub: a `Failure`. From a rank to its agent, for a rank whose agent is not connected: ``(rank, failure)``.
+    #: A `Failure`: agent to hub; agent to rank while it is not connected; scheduler's process to agent; in the meeting, rank to
+    #: rank 0. Rank to agent: ``(rank, failure)``, its own or, on rank 0, that of a rank whose agent is not connected.
     FAILED = "failed"
     #: Hub to agents, agent to rank: a `Cluster`; all its workers are there. Agent to scheduler: the dashboard may follow.
     UP = "up"
     #: Hub to agents, agent to rank: the command ends here, without a cluster, or the cluster starts without this late rank.
     DONE = "done"
     #: Hub to agents, agent to rank: the `Failure` that all raise, and whether ranks are silent, so that the job has to be
-    #: aborted.
+    #: aborted. Rank 0 prints it, and then sends it to all: to its agent for those that are connected, in the meeting to the rest.
     FAIL = "fail"
 
     # The running cluster.
@@ -105,7 +106,8 @@ class Kind(StrEnum):
     CLOSED = "closed"
     #: Hub to the scheduler's rank: all workers have closed, the scheduler may close.
     RELEASE = "release"
-    #: Agent to rank: its part has ended; the exit code that the job must have because ranks did not respond, or 0.
+    #: Agent to rank: its part has ended; the exit code that the job must have because ranks did not respond, or 0. Also the
+    #: answer to rank 0's FAIL: 0 if all other agents have ended.
     ENDED = "ended"
     #: Rank to agent, agent to scheduler: end now; the same as the end of the pipe. Rank 0 to ranks: the meeting is over.
     CLOSE = "close"

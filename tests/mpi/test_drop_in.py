@@ -308,7 +308,7 @@ MPI.COMM_WORLD.allreduce(1)
     for rank in (0, 1):
         ours, text = told[f"small{rank}"]
         assert ours
-        assert "needs at least 3 MPI ranks, found 2" in text
+        assert "needs at least 3 ranks, found 2" in text
     assert told["caught"] == 0
     assert done.stderr.count("Traceback") <= 1  # the worker's own log of the task that failed
     assert scratch_of(mpirun.jobs[-1]) == []

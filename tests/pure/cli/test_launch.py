@@ -54,7 +54,7 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     options = ["--worker-options", '{"a": "b c"}', "--interface", "lo"]
     script = ["my.py", "-n", "--check"]
     found = dry("--no-dashboard", "-n3", *options, *script)
-    assert " ".join(found[:8]) == "# this machine: 1 node, 3 MPI ranks"
+    assert " ".join(found[:7]) == "# this machine: 1 node, 3 ranks"
     assert found[found.index(START) + 1 :] == ["run", *options, "--no-dashboard", *script]
     assert "--check" not in found[: found.index("run")]
     found = dry("--hosts", "h1,h2:2", "--check", "my.py")
@@ -133,7 +133,7 @@ def test_settings_of_a_job_script(
     monkeypatch.setenv("DGM_CHECK", "no")
     assert "check" not in dry("--check", "my.py")
     monkeypatch.setenv("DGM_RANKS_PER_NODE", "3")
-    assert " ".join(dry("my.py")[:8]) == "# this machine: 1 node, 3 MPI ranks"
+    assert " ".join(dry("my.py")[:7]) == "# this machine: 1 node, 3 ranks"
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
     assert "four" in capsys.readouterr().err

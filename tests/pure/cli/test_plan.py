@@ -46,7 +46,7 @@ def test_the_options_count() -> None:
     [
         (("--memory-per-node", "1x"), "command line: --memory-per-node '1x': "),
         (("--nthreads", "x"), "--nthreads"),
-        (("--layout", "exclusive", "--ranks-per-node", "1"), "at least 3 MPI ranks"),
+        (("--layout", "exclusive", "--ranks-per-node", "1"), "at least 3 ranks"),
         (("--worker-options", '{"no_such": 1}'), "no_such"),
     ],
 )

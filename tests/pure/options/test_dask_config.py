@@ -70,7 +70,7 @@ def test_a_malformed_file_is_one_line_of_every_command(
 
 def test_what_an_agent_waits_for_is_little() -> None:
     """The rank starts its agent before it imports what it needs to join; the agent begins with the driver before it imports."""
-    joining = ["startup.bringup", "job.member", "plan.planner"]
+    joining = ["job.entering", "job.member", "plan.planner"]
     for modules, not_yet in [
         ("cli.main, dask_gpu_mpi.job.api", ["dask", *(f"dask_gpu_mpi.{name}" for name in joining)]),
         ("agent.boot", ["dask_gpu_mpi.agent.main", "asyncio", "multiprocessing.forkserver", "distributed"]),

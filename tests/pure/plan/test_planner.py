@@ -84,11 +84,11 @@ def test_layout_exclusive_keeps_ranks_for_what_there_is(
 @pytest.mark.parametrize(
     ("size", "options", "words"),
     [
-        (2, {"layout": "exclusive"}, "needs at least 3 MPI ranks, found 2. Fix: start more ranks, or take layout 'shared'"),
-        (1, {"layout": "exclusive", "has_client": False}, "with the scheduler on rank 0 needs at least 2 MPI ranks, found 1"),
-        (1, {"layout": "exclusive", "client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 MPI"),
-        (1, {"layout": "exclusive", "scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
-        (3, {"client_rank": 3}, "needs at least 4 MPI ranks, found 3"),
+        (2, {"layout": "exclusive"}, "needs at least 3 ranks, found 2. Fix: start more ranks, or take layout 'shared'"),
+        (1, {"layout": "exclusive", "has_client": False}, "with the scheduler on rank 0 needs at least 2 ranks, found 1"),
+        (1, {"layout": "exclusive", "client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 ranks"),
+        (1, {"layout": "exclusive", "scheduler": False}, "with the client on rank 1 needs at least 2 ranks"),
+        (3, {"client_rank": 3}, "needs at least 4 ranks, found 3"),
         (2, {"scheduler_rank": 2}, "found 2. Fix: start more ranks, or lower scheduler_rank and"),
         (2, {"scheduler": False, "has_client": False, "client_rank": 5}, "with client_rank=5 needs at least 6"),
     ],

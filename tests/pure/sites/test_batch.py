@@ -243,8 +243,8 @@ def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
 
 
 def test_one_line_for_the_user() -> None:
-    assert str(Allocation("local", 1, 4)) == "this machine: 1 node, 4 MPI ranks"
-    assert str(Allocation("slurm", 2, 1, job="42")) == "Slurm job 42: 2 nodes, 1 MPI rank"
+    assert str(Allocation("local", 1, 4)) == "this machine: 1 node, 4 ranks"
+    assert str(Allocation("slurm", 2, 1, job="42")) == "Slurm job 42: 2 nodes, 1 rank"
 
 
 def test_node_file_that_is_no_text(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
     text = template(batch_system(system).templates[launcher])
     prefix = batch_system(system).prefix
     expected = {
-        "# 2 nodes, 4 GPUs and 1 MPI rank on each. Made by dask-gpu-mpi jobscript.",
+        "# 2 nodes, 4 GPUs and 1 rank on each. Made by dask-gpu-mpi jobscript.",
         "program=(my.py)",
         *(f"export DGM_{each}" for each in (f"LAUNCHER={launcher}", "EXPECT_GPUS=4", "RANKS_PER_NODE=1")),
     }
