@@ -165,8 +165,8 @@ def code_of_exit() -> int | None:
 #: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
 ADVICE = {
     r"undefined symbol: uc[mpst]_": (
-        "this import needs the UCX of its packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
-        "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
+        "this import needs the UCX of its packages, but MPI has loaded another one: mpi4py.MPI was imported before. Fix: "
+        "`import ucxx` first of all"
     ),
     r"without a global spill manager": (
         "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "

@@ -323,10 +323,10 @@ class Coordinator(FailureCoordinator):
             self.deadline = max(self.deadline, now + self._limit)
         if (target := self._target) is not None:
             self._config = target.config | settings
-            if Protocol.of(target.address) is Protocol.TCP:
+            if target.protocol is Protocol.TCP:
                 self._begin(Phase.REACH, self._ranks, CONNECTING)
                 self._test.connect_to_running(target.address.partition("://")[2])
-            else:  # a listener with TLS or UCX would complain of whoever hangs up
+            else:  # a listener with TLS would complain of whoever hangs up
                 self._on_address(target.address, None)
             return
         self._config = self._credentials | settings
@@ -339,7 +339,7 @@ class Coordinator(FailureCoordinator):
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._target
-        if target is not None and Protocol.of(target.address) is not Protocol.TLS:
+        if target is not None and target.protocol is not Protocol.TLS:
             return Transport()
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
         return choose_transport(self._options.worker_ucx, plan, abilities, attaches=target is not None)
@@ -392,7 +392,7 @@ class Coordinator(FailureCoordinator):
             workers = plan.for_rank(rank)
             start = Start(
                 address,
-                protocol=target.protocol if target is not None else self._options.protocol,
+                protocol=(target and target.protocol) or self._options.protocol,
                 listen=self._listen[rank],
                 workers=workers,
                 config=self._config,

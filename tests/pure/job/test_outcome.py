@@ -159,7 +159,7 @@ def test_a_hook_around_ours_stays_and_runs_once(
     [
         (SpmdError("spmd: rank 0 raised ValueError()"), ""),  # of a gang's function
         (ImportError("no module named cudf"), ""),
-        (ImportError("libuct.so: undefined symbol: ucs_ifname"), "Fix: call initialize() before mpi4py is"),
+        (ImportError("libuct.so: undefined symbol: ucs_ifname"), "Fix: `import ucxx` first of all"),
     ],
     ids=repr,
 )

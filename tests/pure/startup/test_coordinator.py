@@ -250,7 +250,7 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
     assert re.match(words, str(driver.coordinator.outcome))
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "tls", "ucx"])
+@pytest.mark.parametrize("protocol", ["tcp", "tls"])
 def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(protocol: str) -> None:
     driver = Driver(1, target=Target(f"{protocol}://10.0.0.9:5"))
     driver.register()
