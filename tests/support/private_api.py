@@ -81,15 +81,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="-m MODULE, a folder and a zip file end with an AttributeError",
     ),
     *_of(
-        "os",
-        "execv execve",
-        "job/child_processes",
-        _PYTHON,
-        why="replaced, so that a script that replaces itself by another program (`python -m jupyter lab`) leaves its rank there; "
-        "all of `os.exec*` call these two",
-        without="the rank is gone, and the cluster ends with it",
-    ),
-    *_of(
         "subprocess",
         "_args_from_interpreter_flags",
         "agent/handle",
