@@ -1,4 +1,4 @@
-"""Transfers between GPUs: dask_gpu_mpi over UCX beside TLS, UCX, TLS and TCP, LocalCUDACluster over UCX, and a plain copy.
+"""Transfers between GPUs: dask_gpu_mpi over UCX beside TLS, TLS and TCP, LocalCUDACluster over UCX, and a plain copy.
 
     python benchmarks/transfer.py [--operation all-to-all] [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
 
@@ -28,7 +28,7 @@ WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
 OPERATIONS = ["transpose-sum", "all-to-all"]
-WAYS = ["ours, UCX beside TLS", "ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
+WAYS = ["ours, UCX beside TLS", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
 
 WORK = '''
 import json, sys, time
@@ -169,13 +169,12 @@ def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[st
     for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
         (folder / name).write_text(text)
 
-    def ours(protocol: str, *more: str) -> list[str]:
-        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol, *more)
+    def ours(protocol: str) -> list[str]:
+        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol)
         return cluster(launcher, ranks, *options, folder / "ours.py")
 
     local = [sys.executable, str(folder / "local.py")]
-    # without security UCX has all connections, as LocalCUDACluster's, and with it those between workers
-    commands = (ours("ucx"), ours("ucx", "--no-security"), local, ours("tcp"), ours("tls"))
+    commands = (ours("ucx"), local, ours("tcp"), ours("tls"))
     return dict(zip(WAYS, commands, strict=True))
 
 

@@ -10,7 +10,6 @@ import gc
 import importlib
 import os
 import select
-import threading
 from typing import NamedTuple
 
 from dask_gpu_mpi.base.frames import read_frame, write_frame
@@ -18,7 +17,6 @@ from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 #: Modules that distributed imports. Each takes some hundredths of a second, so the first frame is read soon after it arrives.
 WAITING = (
@@ -31,8 +29,6 @@ class Begin(NamedTuple):
 
     #: Whether the agent imports dask_cuda as well.
     cuda: bool
-    #: Whether it loads UCX.
-    ucx: bool
     #: Whether a child of it inspects the GPUs.
     inspect: bool
 
@@ -75,14 +71,9 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     timeline.lap("python")
     code = 0
     try:
-        hooks: threading.Thread | None = None
-        if begin.ucx and load_library():
-            hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
-            hooks.start()
-            timeline.lap("load UCX")
         from dask_gpu_mpi.agent.main import run
 
-        run(control, timeline, rank=rank, cuda=begin.cuda, hooks=hooks, look=look, gpus=gpus)
+        run(control, timeline, rank=rank, cuda=begin.cuda, look=look, gpus=gpus)
     except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:

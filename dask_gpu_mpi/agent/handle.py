@@ -151,7 +151,7 @@ class AgentProcess:
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
         """Send the first frame, once, before the configuration is known; `inspect_gpus`: have GPUs inspected, if any."""
         cuda = may_use_cuda(options, environ)
-        begin = Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=cuda and inspect_gpus)
+        begin = Begin(cuda=cuda, inspect=cuda and inspect_gpus)
         self._write(begin, pickle.dumps)
 
     def configure(self, configuration: Configuration) -> None:

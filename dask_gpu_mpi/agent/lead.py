@@ -21,7 +21,6 @@ from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
-from dask_gpu_mpi.network.ucx import connection_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.coordinator import Coordinator, Phase, Progress
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
@@ -257,15 +256,8 @@ def _gone(what: str) -> Failure:
 
 
 def _credentials(options: Options, config: dict[str, Any]) -> dict[str, Any]:
-    """The Dask configuration of the cluster's connections; the hub's certificate is that of the cluster, if it has one.
-
-    Raises InputError: Dask's configuration of UCX is invalid.
-    """
-    if not options.scheduler:
-        return {}
-    if options.protocol.moves_device_memory:
-        return connection_config(options.worker_options)
-    return config if options.protocol.encrypts else {}
+    """The Dask configuration of the cluster's connections; the hub's certificate is that of the cluster, if it has one."""
+    return config if options.scheduler and options.protocol.encrypts else {}
 
 
 def _target(options: Options, last: Phase) -> Target | None:

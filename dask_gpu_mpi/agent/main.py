@@ -34,19 +34,15 @@ from dask_gpu_mpi.agent.forkserver import (
 from dask_gpu_mpi.agent.part import Part
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import away_from_here, say
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import Look, collect
 from dask_gpu_mpi.machine.nvidia import is_profiled
 from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
 from dask_gpu_mpi.network.ucx import (
-    connection_config,
-    extend_handshakes,
-    import_ucx,
     missing_ucx,
-    transfer_config,
 )
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import Options, WorkerUcx
@@ -71,8 +67,6 @@ PRELOAD_LATER = (
     ),
     *(f"distributed.http.scheduler{name}" for name in ("", ".prometheus", ".info", ".json")),
 )
-#: Seconds in which UCX has to put its hooks in place. It needs one.
-HOOKS = 60.0
 
 
 def run(
@@ -81,25 +75,16 @@ def run(
     *,
     rank: int,
     cuda: bool,
-    hooks: threading.Thread | None,
     look: int | None,
     gpus: Look | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the rank ends.
 
-    `control` is the socket to the rank, `rank` the rank's process id, `hooks` the thread that puts UCX's hooks into CUDA's
-    library. `look` is the process id of the child that inspects the GPUs, `gpus` its answer.
+    `control` is the socket to the rank, `rank` the rank's process id, `look` that of the child that inspects the GPUs, and
+    `gpus` its answer.
     """
     _import_dask(cuda=cuda)
     timeline.lap("import")
-    if hooks is not None:
-        hooks.join(HOOKS)
-        if hooks.is_alive():  # a process forked now would have half of them
-            raise StartupError(
-                f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s",
-                fix="have the environment on a faster file system or in a container image, or choose --protocol tls",
-            )
-        timeline.lap("wait for UCX's hooks")
     reader = FrameReader(control)
     frames: list[Any] = []
     while not frames:
@@ -186,16 +171,10 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)
-    needs_ucx = options.protocol.moves_device_memory or options.worker_ucx is WorkerUcx.ALL
-    if needs_ucx and (missing := missing_ucx(device_memory=False)):
+    if options.worker_ucx is WorkerUcx.ALL and (missing := missing_ucx(device_memory=False)):
         raise InputError(
             f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"
         )
-    if options.protocol.moves_device_memory:
-        dask.config.set(connection_config(options.worker_options) | transfer_config())
-        with away_from_here():
-            import_ucx()
-        extend_handshakes()
     # distributed.utils.get_mp_context imports every optional package (pandas and others, a second) before it starts a fork
     # server. Ours is already running.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.machine.nvidia import closing_time, hide_gpus
+from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, is_stopped, kill_rank, parent_of, report_lost_launcher
 from dask_gpu_mpi.network.credentials import add_token
@@ -39,10 +39,7 @@ from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
 from dask_gpu_mpi.network.ucx import (
-    disable_gpu_transports,
     in_thread,
-    start_ucx,
-    stop_watching_ucx,
     transfer_config,
 )
 from dask_gpu_mpi.options.dask_config import is_configured
@@ -62,7 +59,6 @@ from dask_gpu_mpi.startup.messages import (
 from dask_gpu_mpi.startup.transport import ucx_ability
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -103,7 +99,6 @@ class Part:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ucx: asyncio.Future[None] | None = None
         self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
         self._settings: SchedulerSettings | None = None
         self._scheduler_file: tuple[str, str] | None = None
@@ -125,12 +120,6 @@ class Part:
 
     async def run(self, frames: list[Any]) -> None:
         """Handle these messages of the rank and all later ones until it ends the agent; then close everything in time."""
-        if self._options.protocol.moves_device_memory and not tasks_run_in_agent(self._options.worker_class):
-            # The nannies connect from here, which is possible after a second. Meanwhile the scheduler starts. Each worker's
-            # process gets its GPU later.
-            hide_gpus(os.environ)
-            disable_gpu_transports(os.environ)
-            self._ucx = in_thread(start_ucx)
         self._check_parent()
         if self._configuration.mpi_in_rank:
             self._begin(self._watch_rank())
@@ -466,13 +455,9 @@ class Part:
         if plans:
             if (directory := self._options.log_directory) is not None:
                 logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
-            if self._ucx is not None:
-                await self._ucx  # that changes the environment, which the constructors read
             if start.transport.ucx is not WorkerUcx.OFF:
                 dask.config.set(transfer_config())
             await self._workers.start(start)
-            if self._ucx is not None:
-                stop_watching_ucx()  # its nannies have registered
         self._timeline.lap("start workers")
         steps = self._timeline.take() if self._options.recorded else []
         self._send(Kind.READY, (steps, self._workers.address))

@@ -34,7 +34,6 @@ from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.ucx import disable_gpu_transports
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.workers.logs import log_to_file
@@ -161,7 +160,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         dask.config.set(NO_SCHEDULER_ROUTES)
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.
     hide_gpus(os.environ, but=settings.device)
-    disable_gpu_transports(os.environ)
     # distributed warns when it uses another port for the dashboard because this one is in use; the link that we print has the
     # port. Tornado leaves the socket open that it could not bind, and Python warns of that.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")

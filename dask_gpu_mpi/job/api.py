@@ -13,7 +13,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.start import command_session, prepare_process, start
 from dask_gpu_mpi.options.convert import show
-from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
 
 if TYPE_CHECKING:
@@ -275,9 +275,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
-    if target.protocol == Protocol.UCX:
-        dask.config.set(target.config)  # for as long as the client lives: UCX starts with it, and once
-    elif target.config and "security" not in kwargs:
+    if target.config and "security" not in kwargs:
         with dask.config.set(target.config):
             kwargs["security"] = Security()
     try:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import fcntl
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
 
 from dask_gpu_mpi.base.frames import Held
-from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.mpi.launcher_check import is_child_of
 from dask_gpu_mpi.sites import launchers
 
@@ -138,7 +134,8 @@ def _nameless_file(text: str) -> int:
         with tempfile.TemporaryFile("w", encoding="utf-8", dir=folder) as file:
             file.write(text)
             file.flush()
-            return os.dup(file.fileno())
+            # high, since a program by which the script replaces itself still has the path, and would read its own file there
+            return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
 
     try:
         return in_folder(SHARED_MEMORY)
@@ -177,77 +174,8 @@ class ChildrenOfCluster:
                 f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
                 "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
             )
-        self._exec = ExecAsChild()
 
     def release(self) -> None:
         """Processes that the script starts from now on do not find the cluster. May be called again."""
         if self._file is not None:
             self._file.close()
-        self._exec.take_back()
-
-
-# A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
-#
-# The process is a rank and has the cluster, so it must stay: the program runs as its child, and the script ends with the
-# program's exit code. As with ``exec``, the program inherits the descriptors that the script has made inheritable. It does not
-# inherit those of MPI and of the launcher, which it could keep open when the job has ended.
-
-#: Seconds that the program has to end when a signal ends the script.
-GRACE = 3.0
-
-
-class ExecAsChild:
-    """Replaces ``os.execv`` and ``os.execve``, which all of ``os.exec*`` call, in this process, until `take_back`."""
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._not_of_script = _inheritable()
-        self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
-        self._ours = {
-            "execv": functools.partial(self._exec, "execv"),
-            "execve": functools.partial(self._exec, "execve"),
-        }
-        for name, function in self._ours.items():
-            setattr(os, name, function)
-
-    def take_back(self) -> None:
-        """Restore both, unless the script has replaced them since. May be called again."""
-        for name, function in self._ours.items():
-            if getattr(os, name) is function:
-                setattr(os, name, self._before[name])
-
-    def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
-        """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
-        if os.getpid() != self._owner or isinstance(path, int):
-            self._before[name](path, argv, *env)
-        flush()
-        # It dies with this process, of which it takes the place.
-        program = subprocess.Popen(
-            list(argv),
-            executable=path,
-            env=env[0] if env else None,
-            pass_fds=[fd for fd, _ in _inheritable() - self._not_of_script],
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
-        )
-        try:
-            code = program.wait()
-        except BaseException:  # a signal ends the script
-            program.terminate()
-            try:
-                program.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                program.kill()
-            raise
-        raise SystemExit(code if code >= 0 else outcome.code_of_signal(-code))
-
-
-def _inheritable() -> set[tuple[int, tuple[int, int]]]:
-    """The descriptors of this process that a program would inherit, each with its file."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/dev/fd"):
-            with contextlib.suppress(OSError):  # the one by which the folder was read
-                file = os.fstat(fd := int(name))
-                if os.get_inheritable(fd):
-                    found.add((fd, (file.st_dev, file.st_ino)))
-    return found

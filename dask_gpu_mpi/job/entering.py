@@ -42,8 +42,7 @@ from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, report_lost_laun
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
-from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
-from dask_gpu_mpi.options.model import Options, Protocol
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
@@ -201,7 +200,7 @@ class Entering:
             self._fail(Failure.of(error))
         options = self._options
         if options is not None and rank == options.script_rank:
-            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
+            threading.Thread(target=_import_for_client, daemon=True).start()
         wanted = options.interface if options is not None else None
         self._meeting = Meeting(world, Hello(context.host, b"", boot_id(), list_interfaces(), wanted))
 
@@ -552,13 +551,7 @@ class Entering:
 _PARENT = os.getppid()
 
 
-def _import_for_client(protocol: Protocol) -> None:
-    """Import in a thread what the script's client needs; a failed import is reported where the module is used.
-
-    Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
-    """
+def _import_for_client() -> None:
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used."""
     with contextlib.suppress(Exception):
         importlib.import_module("distributed")
-        if protocol.moves_device_memory:
-            install_hooks()
-            extend_handshakes()

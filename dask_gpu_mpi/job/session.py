@@ -102,10 +102,6 @@ class ClientEnd:
         prefer_cluster(self._address, self._fetch_record)
         cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
-        if options.protocol.moves_device_memory:
-            from dask_gpu_mpi.network.ucx import configured_numbers
-
-            settings |= configured_numbers()  # of this process; those of the agents are text already
         # The cluster of another job has another dashboard, and workers that are not in this plan.
         if options.scheduler:
             template = dask.config.get("distributed.dashboard.link")

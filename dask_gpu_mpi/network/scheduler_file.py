@@ -18,16 +18,15 @@ from typing import Any
 from dask_gpu_mpi.base.files import UntrustedFileError, located, open_regular, read_trusted, replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
+from dask_gpu_mpi.options.model import UCX, Options, Protocol, WorkerUcx
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
 #: Dask reads a link as a template: no braces.
 _LINK = re.compile(r"https?://[^\s{}]+")
-#: The configuration that is used of a file: TLS, UCX, and how clients fetch over it. Dask's ``preload`` for example would run
-#: code.
-_CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.client.direct-to-workers")
+#: The configuration that is used of a file. Dask's ``preload`` for example would run code.
+_CONNECTION_KEYS = "distributed.comm."
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Target:
     dashboard: str | None = field(default=None, repr=False)
 
     @property
-    def protocol(self) -> str:
-        """The protocol of the address: a `Protocol`, or another one of distributed."""
-        return Protocol.of(self.address) or self.address.partition("://")[0]
+    def protocol(self) -> Protocol | None:
+        """The protocol of the address; None: another one of distributed."""
+        return Protocol.of(self.address)
 
 
 def write_scheduler_file(
@@ -131,10 +130,17 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
 def read_target(options: Options) -> Target:
     """The cluster of ``scheduler=False``, by its address or its file.
 
-    Raises an InputError if the file is invalid or not trusted, or if the user requires encryption and the cluster has none.
+    Raises an InputError if the file is invalid or not trusted, if this package has no workers for the cluster's protocol, or if
+    the user requires encryption and the cluster has none.
     """
     target = _target(options)
-    if not (Protocol.of(target.address) or Protocol.TCP).encrypts:
+    if target.protocol is None:
+        raise InputError(
+            f"unsupported protocol of the running cluster: {target.address}",
+            expected=f"one of {', '.join(Protocol)}",
+            fix="start that cluster with one of these",
+        )
+    if not target.protocol.encrypts:
         _check_open_cluster(target, options)
     return target
 
@@ -182,5 +188,5 @@ def _check_open_cluster(target: Target, options: Options) -> None:
 def _origin(options: Options) -> str:
     if "security" in options.explicit:
         return "security=True (--security)"
-    name = Protocol.UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
+    name = UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
     return f"protocol={name!r} (--protocol {name})"

@@ -9,32 +9,26 @@ from typing import Any, Literal, NamedTuple
 
 from dask_gpu_mpi.errors import Problem
 
-#: A further value of the option `protocol`: TLS, with UCX for GPU memory if every rank can.
-AUTO = "auto"
+#: Further values of the option `protocol`: TLS, with UCX for GPU memory if every rank can; TLS, with UCX for all large data.
+AUTO, UCX = "auto", "ucx"
 
 
 class Protocol(StrEnum):
     """A protocol; equal to its name in Dask, messages and files.
 
-    >>> Protocol("tls").encrypts, Protocol.UCX.encrypts
+    >>> Protocol("tls").encrypts, Protocol.TCP.encrypts
     (True, False)
-    >>> f"{Protocol.UCX}://h1:8786"
-    'ucx://h1:8786'
+    >>> f"{Protocol.TCP}://h1:8786"
+    'tcp://h1:8786'
     """
 
     TLS = "tls"
     TCP = "tcp"
-    UCX = "ucx"
 
     @property
     def encrypts(self) -> bool:
         """Whether connections are encrypted, and both ends show the job's certificate: there are credentials to make and send."""
         return self is Protocol.TLS
-
-    @property
-    def moves_device_memory(self) -> bool:
-        """Whether it transfers from GPU to GPU: UCX, which must be loaded before MPI, with the same settings in every process."""
-        return self is Protocol.UCX
 
     @classmethod
     def of(cls, address: str) -> Protocol | None:
@@ -250,7 +244,7 @@ class Options:
         "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX if "
         "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
         "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
-        ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol))
+        ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol, UCX))
     #: The use of UCX between workers; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
     security: bool = option("bool", None,

@@ -20,6 +20,7 @@ from dask_gpu_mpi.options.model import (
     DASHBOARD_ADDRESS,
     OPTIONS,
     SWITCHES,
+    UCX,
     Option,
     Options,
     Protocol,
@@ -197,25 +198,24 @@ def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[Problem]:
     """`protocol` and `security` set the same thing; a setting of the program wins over the configuration."""
-    security = values["security"]
-    if values["protocol"] == AUTO:  # as if it were not set
-        values["protocol"] = None
+    wanted, security = values["protocol"], values["security"]
+    if wanted == AUTO:  # as if it were not set
+        wanted = None
         origins.pop("protocol", None)
-    chosen = None if values["protocol"] is None else Protocol(values["protocol"])
-    is_chosen = chosen is not None
+    chosen = None if wanted is None else Protocol.TLS if wanted == UCX else Protocol(wanted)
     notes: list[Problem] = []
-    address = values["scheduler_address"] or ""
-    if "://" in address:
+    if "://" in (values["scheduler_address"] or ""):
         chosen = _of_address(values, chosen, origins, given, notes)
         given |= {"protocol"}
+    if wanted == UCX and chosen is Protocol.TLS and security is not None:
+        raise _ucx_and_security(security, origins)
+    protocol = _tls_or_tcp(chosen, security, origins, given)
     values["worker_ucx"] = WorkerUcx.OFF
-    if chosen is Protocol.UCX:
-        values["protocol"] = _with_ucx(values, origins, notes)
-    else:
-        values["protocol"] = _without_ucx(chosen, security, origins, given)
-        if not is_chosen and security is None and values["protocol"] is Protocol.TLS:
-            values["worker_ucx"] = WorkerUcx.AUTO
-    values["security"] = values["protocol"].encrypts
+    if protocol is Protocol.TLS and wanted == UCX:
+        values["worker_ucx"] = WorkerUcx.ALL
+    elif protocol is Protocol.TLS and wanted is None and security is None:
+        values["worker_ucx"] = WorkerUcx.AUTO
+    values["protocol"], values["security"] = protocol, protocol.encrypts
     return notes
 
 
@@ -231,14 +231,12 @@ def _of_address(
     scheme = Protocol.of(address)
     if scheme is None:
         raise OptionError(
-            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r}",
+            f"{origins['scheduler_address']}: unsupported protocol {address.partition('://')[0]!r}",
             expected=f"one of {', '.join(Protocol)}",
         )
-    if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
-        return chosen  # it uses TLS with the scheduler
     if chosen not in (None, scheme) and "protocol" in given:
         raise OptionError(
-            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}",
+            f"{origins['protocol']}: {str(values['protocol'])!r} is not the protocol of the scheduler at {address!r}",
             fix=f"protocol={scheme!r}, or none",
         )
     if values["security"] and not scheme.encrypts and "security" not in given:
@@ -258,25 +256,20 @@ def _of_address(
     return scheme
 
 
-def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Problem]) -> Protocol:
-    """``protocol="ucx"``: TLS and UCX between workers; UCX alone without security, or if the scheduler has no other."""
-    if values["security"]:
-        raise OptionError(
+def _ucx_and_security(security: bool, origins: dict[str, str]) -> OptionError:
+    """``protocol="ucx"`` is TLS, with data between workers over UCX, which authenticates and does not encrypt."""
+    if security:
+        return OptionError(
             f"{origins['protocol']}: 'ucx' can't encrypt, but {origins['security']} requests encryption",
-            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not "
-            "encrypted; or set it to False (--no-security) on a network that you trust",
+            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not encrypted",
         )
-    if values["security"] is False:
-        return Protocol.UCX
-    if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
-        found = "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
-        notes.append(Problem(found, fix="a cluster with TLS"))
-        return Protocol.UCX
-    values["worker_ucx"] = WorkerUcx.ALL
-    return Protocol.TLS
+    return OptionError(
+        f"{origins['protocol']}: 'ucx' needs TLS, but {origins['security']} is False",
+        fix="leave security out (UCX together with TLS), or use protocol='tcp' (--protocol tcp) on a network that you trust",
+    )
 
 
-def _without_ucx(
+def _tls_or_tcp(
     chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
 ) -> Protocol:
     """TLS or TCP, which follows from `protocol` and `security`."""
@@ -331,7 +324,7 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
-    if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
+    if values["worker_ucx"] is WorkerUcx.OFF:
         found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
         return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
     return []

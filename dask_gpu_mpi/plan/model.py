@@ -82,7 +82,7 @@ class Start:
 
     #: The scheduler's.
     address: str
-    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    #: ``"tls"`` or ``"tcp"``.
     protocol: str
     #: Address for this rank's workers; None: the one that leads to the scheduler.
     listen: str | None

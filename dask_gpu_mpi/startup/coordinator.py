@@ -314,7 +314,7 @@ class Coordinator(FailureCoordinator):
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._target
-        if target is not None and Protocol.of(target.address) is not Protocol.TLS:
+        if target is not None and target.protocol is not Protocol.TLS:
             return Transport()
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
         return choose_transport(self._options.worker_ucx, plan, abilities, attaches=target is not None)
@@ -358,7 +358,7 @@ class Coordinator(FailureCoordinator):
             workers = plan.for_rank(rank)
             start = Start(
                 address,
-                protocol=target.protocol if target is not None else self._options.protocol,
+                protocol=(target and target.protocol) or self._options.protocol,
                 listen=self._listen[rank],
                 workers=workers,
                 config=self._config,
@@ -376,14 +376,13 @@ class Coordinator(FailureCoordinator):
     def _place_of_scheduler(self) -> str:
         """Its rank and host, if ranks are to connect to it before they start workers; empty: they are not.
 
-        On its own node there is nothing to find out. Over UCX only nannies connect.
+        On its own node there is nothing to find out.
         """
         if self._target is not None:
-            return "of another job" if Protocol.of(self._target.address) is not Protocol.UCX else ""
+            return "of another job"
         assert self.plan is not None  # the scheduler is started after it
         role, machines = self.plan.scheduler, set(map(_machine, self._registrations.values()))
-        is_tested = len(machines) > 1 and self._options.protocol is not Protocol.UCX
-        return f"rank {role.rank} on {role.host}" if is_tested else ""
+        return f"rank {role.rank} on {role.host}" if len(machines) > 1 else ""
 
     def start_of(self, rank: int, *, without: Collection[str | int]) -> Start | None:
         """The part of a rank whose agent was lost, without workers that have ended for good; None: it has none."""

@@ -236,9 +236,8 @@ class Link:
         from distributed import Security
 
         self._address = target.address
-        # not restored afterwards, since UCX reads it later, and once
-        dask.config.set(target.config)
-        self._connection = Security().get_connection_args("client")
+        with dask.config.set(target.config):
+            self._connection = Security().get_connection_args("client")
         self._comm: Any = None
         #: Whether the scheduler is one of ours; None: not known yet.
         self._ours: bool | None = None

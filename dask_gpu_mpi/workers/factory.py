@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,8 +19,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
-from dask_gpu_mpi.options.model import SWITCHES, Options, WorkerUcx
+from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
@@ -65,9 +63,6 @@ class WatchedNanny(Nanny):
         # Its worker measures what the user has configured. In its process later keys count.
         config = self.config
         self.config = config | {key: configured[key] for key in UNMEASURED if key not in config}
-        # The constructor has already set the worker's protocol. A nanny moves no data, and UCX would keep a core busy.
-        if self._protocol == "ucx":
-            self._protocol = "tcp"
 
     @property
     def has_lifetime(self) -> bool:
@@ -134,8 +129,7 @@ def make_worker(
         plugins += _ucx_plugin(plan, start)
         plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
         if is_profiled(os.environ):
-            quiet, ucx = options.log_directory is not None, options.protocol.moves_device_memory
-            plugins.append(NewProcess(options.log_level, scratch, quiet, ucx))
+            plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
@@ -151,9 +145,7 @@ def make_worker(
     if not issubclass(cls, Nanny):
         return cls(start.address, **_merge(ours, given)), []
     ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
-    # a CPU worker must make no context
-    with users_config() if plan.kind == "gpu" else nullcontext():
-        nanny = watched(cls)(start.address, **_merge(ours, given))
+    nanny = watched(cls)(start.address, **_merge(ours, given))
     return nanny, [nanny]
 
 
@@ -182,10 +174,10 @@ def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, A
     """Further arguments of a Nanny, for its worker's process: the devices that it sees, and its measurements."""
     ours: dict[str, Any] = {}
     if plan.device is not None:
-        ours["env"] = {**shown_transports(), VISIBLE_DEVICES: plan.device}
+        ours["env"] = {VISIBLE_DEVICES: plan.device}
     elif beside_gpus:
         # a CPU worker must not use the devices of GPU workers
-        ours["env"] = {**hidden_transports(), VISIBLE_DEVICES: ""}
+        ours["env"] = {VISIBLE_DEVICES: ""}
     if plan.kind == "cpu" and cls is Nanny:
         # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
         # other: 32 workers of a node took two seconds.
@@ -246,27 +238,25 @@ def make_cuda_worker(
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
-    switched = any(options.get(switch) is not None for switch in SWITCHES)
     nannies: list[WatchedNanny] = []
 
-    def nanny(*args: Any, env: Any, config: Any, plugins: Any, **more: Any) -> WatchedNanny:
+    def nanny(*args: Any, env: Any, plugins: Any, **more: Any) -> WatchedNanny:
         """Called by CUDAWorker in place of Nanny."""
-        env = {**env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
+        env = {**env, **variables, VISIBLE_DEVICES: plan.device}
         own = set(plugins)
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
                 plugin.cores = list(plan.cpus)
             elif isinstance(plugin, CUDFSetup) and not plugin.spill:
                 own.discard(plugin)
-        config = _workers_config(config, switched=switched)
-        made = watched(before)(*args, env=env, config=config, plugins=own | set(ours), **more)
+        made = watched(before)(*args, env=env, plugins=own | set(ours), **more)
         nannies.append(made)
         return made
 
     module: Any = importlib.import_module("dask_cuda.cuda_worker")
     before = module.Nanny
     # CUDAWorker sets it in this process, too, where it would make a context
-    with environment({VISIBLE_DEVICES: plan.devices[0]}), users_config():
+    with environment({VISIBLE_DEVICES: plan.devices[0]}):
         module.Nanny = nanny
         try:
             worker = cls(**options)
@@ -275,14 +265,6 @@ def make_cuda_worker(
     if not nannies:  # its processes would see other GPUs
         raise RuntimeError("this class does not make its nannies as CUDAWorker does")
     return worker, nannies
-
-
-def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
-    """CUDAWorker's configuration for a worker's process; `switched`: connections follow CUDAWorker's switches alone."""
-    section = copy.deepcopy(config.get(SECTION)) or {}
-    if switched:
-        (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
-    return {**config, SECTION: section}
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:

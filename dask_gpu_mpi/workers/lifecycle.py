@@ -103,7 +103,7 @@ class Workers:
 
     @property
     def address(self) -> str:
-        """The address of the first, or of its nanny if that of the worker is UCX's; empty: none is known."""
+        """The address of the first; empty: none is known."""
         return self._workers[0].address if self._workers else ""
 
     async def follow(self) -> bool:
@@ -160,7 +160,7 @@ class _Worker:
         """See `Workers.address`; that of a user's class is not known."""
         served = self._nannies[0] if self._nannies else self._worker
         found = (getattr(served, name, None) for name in ("worker_address", "address"))
-        return next((each for each in found if isinstance(each, str) and not each.startswith("ucx")), "")
+        return next((each for each in found if isinstance(each, str)), "")
 
     async def failure(self) -> str | None:
         """Wait until it has ended for good, and return why if it failed; report each death to the scheduler."""

@@ -180,21 +180,19 @@ SAFE_PATH = "dask_gpu_mpi"
 class NewProcess(BeforeWorker):
     """Prepares the process of a worker that is not forked from the agent.
 
-    `level`, `scratch` and `quiet_stream`: see `logs.set_up`. `ucx`: Dask itself connects by UCX.
+    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
     """
 
     name = "dask_gpu_mpi-new-process"
 
-    def __init__(self, level: str, scratch: str, quiet_stream: bool, ucx: bool) -> None:
+    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
         self.level = level
         self.scratch = scratch
         self.quiet_stream = quiet_stream
-        self.ucx = ucx
 
     def prepare(self) -> None:
         """Do what the agent does before it forks a worker's process."""
         from dask_gpu_mpi.network.listeners import guard_listeners
-        from dask_gpu_mpi.network.ucx import extend_handshakes
 
         # The agent's thread that has started this process lives until distributed has noticed the process's end.
         die_with_parent(os.getppid())
@@ -203,8 +201,6 @@ class NewProcess(BeforeWorker):
         print_by_line()
         ignore_signals()
         guard_listeners()
-        if self.ucx:
-            extend_handshakes()
         set_up(self.level, self.scratch, quiet_stream=self.quiet_stream)
 
 

@@ -33,7 +33,6 @@ NAMES = {
     "ours, tls": "dask-gpu-mpi, TLS",
     "ours, TCP": "dask-gpu-mpi, TCP",
     "ours, TLS": "dask-gpu-mpi, TLS",
-    "ours, UCX": "dask-gpu-mpi, UCX alone",
     "ours, UCX beside TLS": "dask-gpu-mpi, UCX beside TLS (default)",
     "LocalCluster, tcp": "LocalCluster, TCP",
     "TLS and UCX": "UCX beside TLS (default)",

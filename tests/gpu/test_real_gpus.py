@@ -33,15 +33,9 @@ def need(gpus: Any, count: int) -> None:
         )
 
 
-#: UCX without security, which scheduler and client speak as well.
-OPEN = "ucx, open"
-
-
 def options_for(protocol: str, **options: Any) -> dict[str, Any]:
     if protocol != "tls":
         need_ucx()
-    if protocol == OPEN:
-        return {"protocol": "ucx", "security": False, **options}
     return {"protocol": protocol, **options}
 
 
@@ -112,7 +106,7 @@ def test_geometries(mpirun: Mpi, gpus: Any, geometry: str) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.parametrize("protocol", ["tls", "auto", OPEN])
+@pytest.mark.parametrize("protocol", ["tls", "auto"])
 @pytest.mark.parametrize("form", ["initialize", "command"])
 def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str, protocol: str) -> None:
     options = options_for(protocol)
@@ -122,12 +116,11 @@ def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str
     else:
         script = tmp_path / "script.py"
         script.write_text(HEAD + COMMANDED + end)
-        words = ["--protocol", options["protocol"], *["--no-security"] * (protocol == OPEN)]
-        done = mpirun.run([*COMMAND, *words, str(script)], 2, timeout=120)
+        done = mpirun.run([*COMMAND, "--protocol", protocol, str(script)], 2, timeout=120)
     done.check(7)
     told = facts(done)
     check(told, gpus, list(gpus.uuids))
-    assert told["address"].startswith(f"{'ucx' if protocol == OPEN else 'tls'}://127.0.0.1:")
+    assert told["address"].startswith("tls://127.0.0.1:")
     assert "Traceback" not in done.stderr
     assert not any(word in done.stderr for word in ("WARN", "ERROR", "distributed")), done.stderr
     gpus.check_idle()
@@ -173,7 +166,7 @@ future = client.compute(x.sum())
 POOL = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": "cupy"}
 
 
-@pytest.mark.parametrize("protocol", ["tls", "auto", "ucx", OPEN])
+@pytest.mark.parametrize("protocol", ["tls", "auto", "ucx"])
 def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
     pool = LOOK_AT_POOL + "tell(pools=sorted(set(client.run(pool).values())))\n"
@@ -182,7 +175,7 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
         HEAD + initialized(**options) + pool + MESSAGES + SVD + TRANSPOSE, 2, timeout=200
     ).check()
     told = facts(done)
-    alone = len(gpus.uuids) == 1 and protocol != OPEN  # which has nobody to exchange data with
+    alone = len(gpus.uuids) == 1  # which has nobody to exchange data with
     assert told["messages"] == [50_000_000 if protocol == "tls" or alone else 2_000_000_000]
     if protocol in ("auto", "ucx") and len(gpus.uuids) > 1:
         assert "transport: TLS, and UCX for" in done.stderr
@@ -195,7 +188,7 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     gpus.check_idle()
 
 
-@pytest.mark.parametrize("protocol", ["tls", "auto", OPEN])
+@pytest.mark.parametrize("protocol", ["tls", "auto"])
 def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """Its nanny brings it back on the same GPU, with its pool, and the result is right.
 
@@ -259,51 +252,19 @@ tell(total=float(future.result(timeout=100)), workers=len(client.scheduler_info(
     gpus.check_idle()
 
 
-def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
-    """Workers have what the user says, the script too, which asks for a context here; scheduler and agents still make none."""
-    need_ucx()
-    env = {
-        "DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True",
-        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
-        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
-    }
-    asked = "from ucxx import get_config\ntell(threshold=sorted(client.run(lambda: get_config()['RNDV_THRESH']).values()))\n"
-    options = options_for(OPEN, worker_options={"enable_nvlink": True, "rmm_pool_size": 0.1})
-    done = mpirun.run(
-        HEAD + initialized(**options) + "seen()\n" + asked + MESSAGES, 2, env=env, timeout=120
-    ).check()
-    told = facts(done)
-    assert told["messages"] == [123_000_000]
-    check(told, gpus, list(gpus.uuids), script=True)
-    assert len(told["threshold"]) == len(gpus.uuids)
-    assert all("12345" in value for value in told["threshold"]), told["threshold"]
-    gpus.check_idle()
-
-
-@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
-def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path, protocol: str) -> None:
+def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     """dask-cuda's own `local_cupy` finds our cluster by its scheduler file."""
-    if protocol == "ucx":
-        need_ucx()
     file = tmp_path / "cluster.json"
     worker_options = json.dumps({"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"})
-    line = [
-        *COMMAND,
-        "--protocol",
-        protocol,
-        "--scheduler-file",
-        str(file),
-        "--worker-options",
-        worker_options,
-    ]
-    job = mpirun.start(line, 1, env={"DASK_GPU_MPI__SECURITY": "false"})
+    words = ("--protocol", "tcp", "--scheduler-file", str(file), "--worker-options", worker_options)
+    job = mpirun.start([*COMMAND, *words], 1)
     job.wait_for("ready after", 60, stream="stderr")
     found = subprocess.run(
         [
             *(sys.executable, "-m", "dask_cuda.benchmarks.local_cupy", "--scheduler-file", str(file)),
             *(
                 "--protocol",
-                protocol,
+                "tcp",
                 "--size",
                 "10000",
                 "--chunk-size",
@@ -326,22 +287,9 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path, protocol
     )
     assert found.returncode == 0, found.stdout + found.stderr
     assert "transpose_sum" in found.stdout
-    assert protocol in found.stdout.lower()
+    assert "tcp" in found.stdout.lower()
     with contextlib.suppress(ProcessLookupError):
         job.launcher.wait(30)
     done = job.wait(30)
     assert done.rc == 0
     gpus.check_idle()
-
-
-def test_ucx_after_mpi_says_so(mpirun: Mpi, gpus: Any) -> None:
-    need_ucx()
-    program = "from mpi4py import MPI\n" + HEAD + initialized(protocol="ucx", security=False)
-    done = mpirun.run(program, 2, timeout=60)
-    assert done.rc == 2
-    assert "has imported mpi4py.MPI before initialize()" in done.stderr
-    assert "Traceback" not in done.stderr
-    gpus.check_idle()
-    # and the remedy that it names works
-    done = mpirun.run("import ucxx\n" + program + "seen()\n", 2, timeout=100).check()
-    check(facts(done), gpus, list(gpus.uuids))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, foreign_lines, ranks_of, scratch_of
+from support.jobs.clusters import COMMAND, TELL, facts, foreign_lines, scratch_of
 from support.jobs.mpi import Mpi
 
+LAUNCH = (*COMMAND, "launch", "-n", "2")
 #: What each child answers: how many workers it found, of which cluster, what it reads in the user's own configuration, and
 #: whether others can read the key in what the system shows of it.
 CHILD = """
@@ -181,30 +181,36 @@ def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how:
     assert told["found"] == 2
 
 
-#: Replaces itself by a program, which finds the cluster as any child does.
+#: Replaces itself by a program that waits for the end of the cluster. It has pipes, which Dask must not read as a configuration.
 REPLACED = """
 import os, sys
-code = 'import time; from distributed import Client; print("up", Client().submit(sum, [1, 2]).result(), flush=True); END'
+from dask_gpu_mpi import initialize
+initialize().client().submit(sum, [1, 2]).result()
+code = (
+    "import glob, os, tempfile, time\\n"
+    "pipes = [os.pipe() for _ in range(20)]\\n"
+    "import dask\\n"
+    "print(dask.config.get('scheduler-address', None))\\n"
+    "while glob.glob(f'{tempfile.gettempdir()}/dgm-*'): time.sleep(0.05)\\n"
+    "raise SystemExit(7)"
+)
 os.execv(sys.executable, [sys.executable, "-c", code])
 """
 
 
-def test_a_script_that_replaces_itself_ends_with_the_programs_code(mpirun: Mpi) -> None:
-    code = REPLACED.replace("END", "raise SystemExit(7)")
-    done = mpirun.run([*COMMAND, "--no-dashboard", "-c", code], 2).check(7)
-    assert done.stdout.split() == ["up", "3"]
-    assert foreign_lines(done.stderr.partition("-----")[0]) == []  # Open MPI has much to say about exit codes
-
-
 @pytest.mark.both_mpis
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_program_ends_with_the_rank(mpirun: Mpi, number: int) -> None:
-    code = REPLACED.replace("END", "time.sleep(300)")
-    job = mpirun.start([*COMMAND, "--no-dashboard", "-c", code], 2)
-    job.wait_for("^up 3")
-    os.kill(ranks_of(job)[0], number)
-    assert job.wait(30).rc != 0  # and no process is left
-    assert scratch_of(job) == []
+@pytest.mark.parametrize("words", [(), COMMAND, LAUNCH], ids=["initialize", "command", "launch"])
+def test_a_script_that_replaces_itself(mpirun: Mpi, words: tuple[str, ...], tmp_path: Path) -> None:
+    """The cluster ends, the program finds none, and the job ends with its code."""
+    script = tmp_path / "script.py"
+    script.write_text(REPLACED)
+    ranks = None if words == LAUNCH else 2
+    job = mpirun.start(
+        [*(words or ("python",)), str(script)], ranks, env={"DASK_GPU_MPI__DASHBOARD": "False"}
+    )
+    done = job.wait(60).check(7)
+    assert done.stdout.split() == ["None"]
+    assert foreign_lines(done.stderr.partition("-----")[0]) == []  # Open MPI has much to say about exit codes
 
 
 def notebook(path: Path) -> Path:
@@ -226,13 +232,8 @@ client.close()
 
 @pytest.mark.quick("mpich")
 def test_a_notebook(mpirun: Mpi, tmp_path: Path) -> None:
-    # replaces itself by the program jupyter-execute
-    words = ["-m", "jupyter", "execute", str(notebook(tmp_path))]
-    env = {
-        "HOME": str(tmp_path),
-        "JUPYTER_PLATFORM_DIRS": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    words = ["-c", "from nbclient.cli import main; main()", str(notebook(tmp_path))]
+    env = {"HOME": str(tmp_path), "JUPYTER_PLATFORM_DIRS": "1"}
     mpirun.run([*COMMAND, "--no-dashboard", *words], 2, env=env, timeout=100).check()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found[0], found[2]) == (2, 3)

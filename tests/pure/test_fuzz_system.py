@@ -23,7 +23,6 @@ from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
-from dask_gpu_mpi.network.ucx import without_gpu_transports
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
@@ -134,7 +133,7 @@ def test_versions_of_packages(version: str, requirement: str) -> None:
     versions = dict.fromkeys(names, version)
     soon(untested, versions)
     soon(pin_warnings, versions, [requirement])
-    soon(known_bad, versions, frozenset({"ucx"}))
+    soon(lambda: known_bad(versions, gpus=True))
 
 
 MOUNTS = (
@@ -240,7 +239,6 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         VERSIONS,
         lambda found: True,
     ),
-    "UCX_TLS": (without_gpu_transports, ("^cuda,rc", "all", "tcp,cuda_copy"), bool),
 }
 
 

@@ -35,7 +35,6 @@ class PrivateName:
 _PYTHON = "Python 3.11 to 3.13"
 _DISTRIBUTED = "distributed 2025.9.1 to 2026.8.0"
 _DASK_CUDA = "dask-cuda 25.10 to 26.10"
-_UCXX = "ucxx and distributed-ucxx 0.52"
 
 
 def _of(
@@ -80,15 +79,6 @@ TABLE: tuple[PrivateName, ...] = (
         _PYTHON,
         why="-m MODULE, a folder and a zip file run as Python's main program runs them, in a __main__ that stays",
         without="-m MODULE, a folder and a zip file end with an AttributeError",
-    ),
-    *_of(
-        "os",
-        "execv execve",
-        "job/child_processes",
-        _PYTHON,
-        why="replaced, so that a script that replaces itself by another program (`python -m jupyter lab`) leaves its rank there; "
-        "all of `os.exec*` call these two",
-        without="the rank is gone, and the cluster ends with it",
     ),
     *_of(
         "subprocess",
@@ -169,14 +159,6 @@ TABLE: tuple[PrivateName, ...] = (
         "workers/lifecycle",
         _DISTRIBUTED,
         why="a worker's directory goes with the scratch, and not while the event loop waits; the exit code of a process",
-        without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.nanny",
-        "Nanny._protocol",
-        "workers/factory",
-        _DISTRIBUTED,
-        why="a nanny of a worker over UCX listens on TCP",
         without="the start fails, and says so",
     ),
     *_of(
@@ -334,10 +316,10 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed_ucxx.ucxx",
         "init_once",
-        "network/ucx network/ucx_endpoint",
+        "network/ucx_endpoint",
         "ucxx and distributed-ucxx 0.46 to 0.52",
-        why="UCX starts as Dask configures it: beside the scheduler, in a thread, and in each worker",
-        without="the job ends with one line that says so; if its workers alone use UCX, they stay on TLS",
+        why="UCX starts in each worker as Dask configures it",
+        without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(
         "distributed_ucxx.ucxx",
@@ -362,37 +344,5 @@ TABLE: tuple[PrivateName, ...] = (
         "ucxx and distributed-ucxx 0.46 to 0.52",
         why="replaced while UCX starts: no active messages, which read any address of the process for a peer",
         without="what workers send each other stays on TLS, and one line says so",
-    ),
-    *_of(
-        "ucxx",
-        "create_endpoint create_listener",
-        "network/ucx",
-        _UCXX,
-        why="replaced: handshakes have more time than 5 s",
-        without="the job ends with one line that says so",
-    ),
-    *_of(
-        "ucxx.core",
-        "_ctx",
-        "network/ucx",
-        _UCXX,
-        why="with its last connection ucxx leaves the event loop watching a descriptor that stays readable",
-        without="the agent of a job over UCX keeps a core busy",
-    ),
-    *_of(
-        "ucxx._lib_async.application_context",
-        "ProgressTasks",
-        "network/ucx",
-        _UCXX,
-        why="as `_ctx`: whether a connection is left",
-        without="as `_ctx`",
-    ),
-    *_of(
-        "libucxx",
-        "load_library",
-        "network/ucx",
-        _UCXX,
-        why="UCX's library is loaded while Dask is imported",
-        without="it is loaded afterwards: 0.4 s",
     ),
 )

@@ -48,6 +48,15 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+@pytest.mark.both_mpis
+def test_ucx_after_mpi_in_the_script(mpirun: Mpi) -> None:
+    """It is said, with a remedy, and the remedy works."""
+    imports = "from mpi4py import MPI\nimport ucxx\n"
+    done = mpirun.run(HEAD + CONNECTED + imports, 2, command=[], timeout=90).check(1)
+    assert "Fix: `import ucxx` first of all" in done.stderr
+    mpirun.run("import ucxx\n" + HEAD + CONNECTED + imports, 2, command=[], timeout=90).check()
+
+
 @pytest.mark.quick
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory.

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.agent import main
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
-from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind
 from support.jobs.clusters import until
@@ -39,17 +35,3 @@ def test_an_environment_that_is_broken_is_reported(broken: AgentProcess) -> None
     ((kind, failure),) = found
     assert (kind, broken.exit_text()) == (Kind.FAILED, "exit code 1")
     assert "ImportError: no libstdc++" in str(failure)
-
-
-def test_nothing_is_forked_while_ucx_has_half_of_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "_import_dask", lambda *, cuda: None)
-    monkeypatch.setattr(main, "HOOKS", 0.01)
-    in_place = threading.Event()
-    hooks = threading.Thread(target=in_place.wait)
-    hooks.start()
-    try:
-        with pytest.raises(StartupError, match="UCX has not put its hooks into CUDA's library within"):
-            main.run(-1, Timeline("agent"), rank=1, cuda=True, hooks=hooks, look=None, gpus=None)
-    finally:
-        in_place.set()
-        hooks.join()

@@ -412,6 +412,22 @@ async def test_workers_start_and_their_ends_are_reported(
     assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
 
 
+async def test_workers_wait_for_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    sleep = asyncio.sleep
+
+    async def wait(seconds: float) -> None:
+        calls.append((seconds, list(bench.calls)))
+        await sleep(0)
+
+    async with bench.running():
+        monkeypatch.setattr(module.asyncio, "sleep", wait)
+        await bench.start(replace(START, delay=0.75))
+        assert bench.calls[0][0] == "start workers"
+        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    assert calls == [(0.75, [])]
+
+
 async def test_a_rank_without_workers_is_ready_at_once(bench: Bench) -> None:
     """And has lost none."""
     async with bench.running(log_directory="/logs"):
@@ -421,31 +437,6 @@ async def test_a_rank_without_workers_is_ready_at_once(bench: Bench) -> None:
         assert await bench.answer() == (Kind.UP, (CLUSTER, False, False, None))
     assert await bench.heard() == Event(1, Kind.GONE, None)
     assert (bench.logs, bench.calls[0]) == ([], "close workers")
-
-
-async def test_workers_wait_for_ucx_and_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent initialises it in a thread, without a GPU, while the scheduler starts."""
-    calls: list[Any] = []
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    in_thread, sleep = module.in_thread, asyncio.sleep
-    monkeypatch.setattr(module, "hide_gpus", lambda environ: calls.append("hide"))
-    monkeypatch.setattr(module, "in_thread", lambda f: ready if f is module.start_ucx else in_thread(f))
-    monkeypatch.setattr(module, "stop_watching_ucx", lambda: calls.append("stop watching"))
-
-    async def wait(seconds: float) -> None:
-        calls.append((seconds, list(bench.calls)))
-        await sleep(0)
-
-    async with bench.running(protocol=Protocol.UCX):
-        monkeypatch.setattr(module.asyncio, "sleep", wait)
-        bench.send(Kind.START, replace(START, delay=0.75))
-        assert await bench.answer() == (Kind.START, 70.0)
-        assert (calls, bench.calls) == (["hide", (0.75, [])], [])
-        ready.set_result(None)
-        assert await bench.heard() == Event(1, Kind.READY, ([], "tcp://10.0.0.1:5"))
-        assert bench.calls[0][0] == "start workers"
-        monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    assert calls == ["hide", (0.75, []), "stop watching"]
 
 
 @pytest.mark.parametrize("up", [False, True])

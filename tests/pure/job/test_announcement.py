@@ -80,7 +80,7 @@ def test_warnings_about_versions(gpus: bool, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("tcp://10.0.0.1:1", True, "the network"),
         ("tls://10.0.0.1:1", True, None),
-        ("ucx://127.0.0.1:1", True, "the network"),  # UCX listens on all interfaces
+        ("tcp://127.0.0.1:1", True, "this node"),
         ("tcp://10.0.0.1:1", False, None),  # and so has who joins
     ],
 )

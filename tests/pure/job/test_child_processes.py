@@ -1,4 +1,4 @@
-"""The processes that a script starts: which may bring up a cluster, how they find the script's, and ``os.exec``."""
+"""The processes that a script starts: which may bring up a cluster, and how they find the script's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import stat
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,15 @@ from support.jobs.processes import run_python
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They still replace themselves as children; found or not, until the cluster is over."""
-
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, "ClusterFile", full)
-    before, execs = dict(os.environ), (os.execv, os.execve)
+    before = dict(os.environ)
     children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
-    assert os.execv is not execs[0]
     for _ in range(2):
         children.release()
-        assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
+        assert os.environ == before
     said = capsys.readouterr().err
     assert "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the" in said
 
@@ -227,66 +223,3 @@ def test_nothing_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     file.close()
     monkeypatch.setenv("DGM_DASK_BEFORE", "no JSON")
     unchanged()
-
-
-HEAD = """
-import atexit, os, signal, sys
-OF_LAUNCHER, STAYS = os.pipe()
-for fd in (OF_LAUNCHER, STAYS):
-    os.set_inheritable(fd, True)
-from dask_gpu_mpi.job.child_processes import ExecAsChild
-replaced = ExecAsChild()
-atexit.register(print, "the end")
-PYTHON = sys.executable
-"""
-
-
-def run_script(body: str) -> tuple[int, list[str]]:
-    """Exit code and output of a script that replaces itself."""
-    done = run_python(HEAD + textwrap.dedent(body))
-    assert done.stderr == ""
-    return done.returncode, done.stdout.splitlines()
-
-
-def test_the_program_runs_as_a_child_and_the_script_ends_with_its_code() -> None:
-    """It inherits what the script made inheritable, even by a number that was there before; and nothing of the launcher's."""
-    ended = run_script(
-        """
-        read, write = os.pipe()
-        os.set_inheritable(write, True)
-        again = os.dup2(write, OF_LAUNCHER)
-        numbers = map(str, (os.getpid(), write, again, os.dup(write), STAYS))
-        code = '''if True:
-            import os, sys
-            print(os.getppid() == int(sys.argv[1]), os.environ["MINE"])
-            print(*(os.path.exists("/dev/fd/" + fd) for fd in sys.argv[2:]))
-            sys.exit(7)
-        '''
-        print("begin")
-        os.execle(PYTHON, "name", "-c", code, *numbers, {**os.environ, "MINE": "1"})
-        print("never")
-        """
-    )
-    assert ended == (7, ["begin", "True 1", "True True False False", "the end"])
-
-
-def test_exit_code_of_a_program_that_a_signal_ends() -> None:
-    assert run_script("os.execvp('sh', ['sh', '-c', 'kill -9 $$'])") == (137, ["the end"])
-
-
-def test_no_such_program_and_forked_children_that_replace_themselves() -> None:
-    ended = run_script(
-        """
-        for call in (lambda: os.execv("/nowhere/x", ["x"]), lambda: os.execvp("dgm-nowhere", ["x"])):
-            try:
-                call()
-            except FileNotFoundError:
-                print("not found")
-        pid = os.fork()
-        if pid == 0:
-            code = "import os, sys; sys.exit(11 if os.getppid() == int(sys.argv[1]) else 12)"
-            os.execv(PYTHON, ["x", "-c", code, str(os.getppid())])
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        """
-    )
-    assert ended == (0, ["not found", "not found", "11", "the end"])

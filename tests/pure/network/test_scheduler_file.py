@@ -101,14 +101,21 @@ def test_file_that_others_may_write_is_not_taken(path: Path) -> None:
 
 
 def test_only_what_is_of_the_connection_is_taken(path: Path) -> None:
-    taken = {"distributed.comm.tls.ca-file": "PEM", "distributed-ucxx.environment.tls": "tcp"}
+    taken = {"distributed.comm.tls.ca-file": "PEM"}
     refused = {
+        "distributed-ucxx.environment.tls": "tcp",
         "distributed.worker.preload": ["evil"],
         "distributed.scheduler.preload": [],
         "temporary-directory": "/",
     }
     write_scheduler_file(str(path), "tls://h:1", None, "a", taken | refused)
     assert read_scheduler_file(path).config == taken
+
+
+def test_a_cluster_of_another_protocol_is_not_joined(path: Path) -> None:
+    write_scheduler_file(str(path), "ucx://h:1", None, "a", {})
+    with pytest.raises(InputError, match=r"unsupported protocol .*: ucx://h:1 \(expected one of tls, tcp\)"):
+        joins("", path)
 
 
 def joins(address: str, file: Path | None = None, **options: Any) -> Target:
@@ -138,7 +145,7 @@ def test_encryption_that_is_asked_for_is_not_dropped(path: Path, options: dict[s
 def test_open_cluster_is_warned_of_unless_that_is_said(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_scheduler_file(str(path), "ucx://h:1", None, "a", {})
+    write_scheduler_file(str(path), "tcp://h:1", None, "a", {})
     for given in (("h:1",), ("", path)):
         target = joins(*given)
         (line,) = capsys.readouterr().err.splitlines()

@@ -85,9 +85,8 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
         ({"security": True}, "tls", "no"), ({"protocol": "auto", "security": True}, "tls", "no"),
         ({"protocol": "tls"}, "tls", "no"),
         ({"security": False}, "tcp", "no"), ({"protocol": "auto", "security": False}, "tcp", "no"),
-        ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
+        ({"protocol": "tcp"}, "tcp", "no"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
-        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
         ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "auto"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "auto"}, "tls", "auto"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
@@ -100,14 +99,10 @@ def test_a_default_in_the_configuration_is_not_explicit() -> None:
 def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -> None:
     options = keywords(**given)
     assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
-    # an open transport that nobody asked for by name is told
-    open_unasked = protocol == "ucx" and "security" not in given
-    assert any("UCX" in warning for warning in map(str, options.warnings)) == open_unasked
 
 
-@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
-def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: str) -> None:
-    attach = {"scheduler": False, "scheduler_address": address}
+def test_encryption_that_is_configured_is_not_dropped_for_an_address() -> None:
+    attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
     with dask.config.set({"gpu-mpi.security": True}):
         said = refused(attach)
         assert "is not encrypted" in said
@@ -155,7 +150,9 @@ def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: t
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "ucx", "security": True}, "can't encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
+        ({"protocol": "ucx", "security": True}, "can't encrypt"),
+        ({"protocol": "ucx", "security": False}, "'ucx' needs TLS"), ({"protocol": "ucx", "security": False}, "--protocol tcp"),
+        ({"protocol": "tls", "security": False}, "is encrypted"),
         ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "no running one is set"),
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
@@ -167,7 +164,10 @@ def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: t
           for address in ("tcp://127.0.0.1", "h", "tcp://h:", "tls://h:x", "tcp://:1", "[::1]", "::1", "h:123456", "tcp://h:1/")),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "Fix: protocol='tcp', or none"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False},
-         "'ucx' is not the protocol of the scheduler at 'tls://h:1'"),
+         "'ucx' needs TLS"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "ucx"},
+         "'ucx' is not the protocol of the scheduler at 'tcp://h:1'"),
+        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "unsupported protocol 'ucx' (expected one of tls, tcp)"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
     ],
 )  # fmt: skip

@@ -239,7 +239,7 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
     assert re.match(words, str(driver.coordinator.outcome))
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "tls", "ucx"])
+@pytest.mark.parametrize("protocol", ["tcp", "tls"])
 @pytest.mark.parametrize(
     ("attaches", "apart", "where"),
     [
@@ -251,14 +251,13 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
 def test_ranks_connect_to_the_scheduler_first_unless_it_is_on_their_node(
     protocol: str, attaches: bool, apart: bool, where: str
 ) -> None:
-    """Over UCX nannies do."""
     target = Target(f"{protocol}://10.0.0.9:5") if attaches else None
     driver = Driver(2, target=target, protocol=Protocol(protocol))
     driver.register(apart=apart)
     if not attaches:
         driver.tell(0, Kind.ADDRESS, ADDRESS)
     starts = driver.given(Kind.START)
-    assert {start.scheduler for start in starts} == {"" if protocol == "ucx" else where}
+    assert {start.scheduler for start in starts} == {where}
 
 
 def crowded(size: int, **changes: Any) -> Driver:

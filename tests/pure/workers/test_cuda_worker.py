@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import factory
@@ -35,9 +34,9 @@ class CUDAWorker:
         self.given = given
         self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
         own = {plugins.CPUAffinity([0, 1]), plugins.CUDFSetup(given.get("enable_cudf_spill", False), 0)}
-        section = {"environment": {"sockaddr-tls-priority": "tcp", "rndv-thresh": "8192"}}
-        config = {"distributed-ucxx": section, "probe": 1}
-        self.nannies = [cuda_worker.Nanny("tls://h:1", env={"OWN": "1"}, config=config, plugins=own, more=2)]
+        self.nannies = [
+            cuda_worker.Nanny("tls://h:1", env={"OWN": "1"}, config={"probe": 1}, plugins=own, more=2)
+        ]
 
 
 class Noted:
@@ -53,8 +52,6 @@ CUDAWorker.__module__ = "dask_cuda.cuda_worker"
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx, "_transports", "tcp,cuda_copy")
-    monkeypatch.setattr(ucx, "_section", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(factory, "WatchedNanny", Noted)
 
@@ -83,7 +80,7 @@ def test_a_worker_as_planned() -> None:
     assert worker.visible == "GPU-x"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     (nanny,) = worker.nannies
-    assert nanny.env == {"OWN": "1", "UCX_TLS": "tcp,cuda_copy", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
+    assert nanny.env == {"OWN": "1", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
     # variables of the user are the nanny's: CUDAWorker gives its nannies an `env` of its own
     worker = made(env={"MINE": "2", "CUDA_VISIBLE_DEVICES": "7"})
     assert "env" not in worker.given
@@ -103,22 +100,6 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
     for spills in (False, True):
         (nanny,) = made(enable_cudf_spill=spills).nannies
         assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.plugins) is spills
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ({"enable_nvlink": None}, True),
-        ({"enable_nvlink": True}, False),
-        ({"enable_infiniband": False}, False),
-    ],
-)
-def test_a_switch_says_how_connections_are_made(options: dict[str, Any], kept: bool) -> None:
-    (nanny,) = made(**options).nannies
-    environment = nanny.config["distributed-ucxx"]["environment"]
-    assert ("sockaddr-tls-priority" in environment) is kept
-    assert environment["rndv-thresh"] == "8192"
-    assert nanny.config["probe"] == 1
 
 
 def test_the_users_options_win() -> None:

@@ -10,7 +10,6 @@ import dask
 import pytest
 from distributed import Nanny, Worker
 
-from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import UNMEASURED, make_worker
@@ -40,21 +39,6 @@ async def make(
     worker, nannies = make_worker(plan, start, given, str(scratch))
     assert nannies == ([worker] if isinstance(worker, Nanny) else [])
     return worker
-
-
-@pytest.mark.parametrize(("plan", "gpu"), [(GPU, True), (CPU, False)], ids=["gpu", "cpu"])
-async def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
-    plan: WorkerPlan, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real Nanny, made where GPUs are hidden as in the agent."""
-    for name in ("_transports", "_section"):
-        monkeypatch.setattr(ucx, name, None)
-    with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
-        ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
-        nanny = await make(plan, "distributed.Nanny", tmp_path, gpus=True)
-        assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
-        assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
-        assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
 
 
 @pytest.mark.parametrize(

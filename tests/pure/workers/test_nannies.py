@@ -172,13 +172,6 @@ async def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
     assert [each for each in caplog.records if each.name == "distributed.nanny"] == []
 
 
-@pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls")])
-def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
-    nanny: Any = WatchedNanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
-    assert nanny._protocol == listens
-    assert nanny.worker_kwargs["protocol"] == protocol
-
-
 class Mine(distributed.Nanny):
     """A user's class that never calls `super()`, and whose constructor does not accept everything."""
 

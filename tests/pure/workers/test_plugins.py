@@ -182,23 +182,18 @@ def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.M
     assert ranges == ["ready", "end ready", "executing", "end executing"]
 
 
-@pytest.mark.parametrize("ucx", [True, False])
-def test_a_new_process_is_prepared_before_its_worker_is_made(
-    ucx: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_process_is_prepared_before_its_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     done = set()
     for name in ("print_by_line", "ignore_signals", "die_with_parent", "set_up"):
         monkeypatch.setattr(plugins, name, lambda *_, name=name, **__: done.add(name))
     monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: done.add("listeners"))
-    monkeypatch.setattr("dask_gpu_mpi.network.ucx.extend_handshakes", lambda: done.add("handshakes"))
     monkeypatch.setattr(
         plugins, "current_process", lambda: SimpleNamespace(name=f"{plugins.WORKER_PROCESS} (from Nanny)")
     )
     monkeypatch.setenv("PYTHONSAFEPATH", plugins.SAFE_PATH)
-    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True, ucx))
+    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True))
     pickle.loads(sent)
     assert done >= {"print_by_line", "ignore_signals", "die_with_parent", "set_up", "listeners"}
-    assert ("handshakes" in done) is ucx
     assert "PYTHONSAFEPATH" not in os.environ
     os.environ["PYTHONSAFEPATH"] = "1"  # the user's
     pickle.loads(sent)

@@ -39,8 +39,6 @@ KINDS = {
     "hub comm": "comm",
     "scheduler http": "http",
     "worker http": "http",
-    "scheduler ucx": "ucx",
-    "worker ucx": "ucx",
     "scheduler": "uct",
     "worker": "uct",
     "agent": "uct",
@@ -66,7 +64,6 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
-    "ucx": (("UCX without the secret",), RAW, HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
 }
 #: Of MPI's processes while the ranks meet, and of a script that is an MPI process itself.

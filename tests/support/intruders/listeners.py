@@ -51,7 +51,7 @@ class Listener:
     #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (in an agent), ``"hub"`` (in rank 0's agent), ``"agent"``, ``"rank"``, ``"mpi"``
     #: (MPI's process of a rank), ``"launcher"``, or another's command line.
     role: str
-    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server, ``"start"`` for what is closed once the cluster is up, or empty.
+    #: ``"comm"`` or ``"http"`` of a server, ``"start"`` for what is closed once the cluster is up, or empty.
     what: str
     place: Place
 

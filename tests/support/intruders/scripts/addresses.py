@@ -4,9 +4,8 @@ import os
 def ports(server):
     """What a server of Dask listens on: for messages and for HTTP."""
     http = getattr(server, "http_server", None)
-    kind = "ucx" if server.address.startswith("ucx") else "comm"
     return [
-        (kind, int(server.address.rpartition(":")[2])),
+        ("comm", int(server.address.rpartition(":")[2])),
         *([("http", http.port)] if http is not None else []),
     ]
 

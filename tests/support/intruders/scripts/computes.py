@@ -180,9 +180,8 @@ def main(options):
         tell(**each)
     recorder = Recorder(session.address)
     scheme = session.address.partition("://")[0]
-    if scheme != "ucx":  # whose connections can't be passed on
-        with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
-            recorded.run_on_scheduler(note, str(HERE / "notes"))
+    with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
+        recorded.run_on_scheduler(note, str(HERE / "notes"))
     recorder.close()
     http = sorted(
         {*client.run_on_scheduler(routes), *(route for each in client.run(routes).values() for route in each)}
