@@ -128,7 +128,7 @@ if True:
     + "\n        client.shutdown()\n"
     + LAST,
     LIMIT: NEEDED + "\nfrom mpi4py import MPI\n" + ALONE,
-    LEAST: NEEDED + "\nfrom dask_gpu_mpi.mpi.library import load_mpi\nload_mpi(os.environ)\n" + ALONE,
+    LEAST: NEEDED + "\nfrom dask_gpu_mpi.mpi.library import load_mpi\nload_mpi(os.environ, '')\n" + ALONE,
     EMPTY: "\nfrom mpi4py import MPI\n" + ALONE,
 }
 

@@ -1,8 +1,9 @@
-"""Components of Open MPI that are left out: one that costs a second without use, and those of the network on one host.
+"""Components of Open MPI that are left out: two that cost time without use, and those of the network on one host.
 
 Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network that it
 could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; found in 4.1 to 5.0).
-A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out.
+A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out. Its component
+for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``, and then uses none of it.
 
 The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
 who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen components to
@@ -25,10 +26,13 @@ from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, var
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
 #: The components that are left out, by framework.
-LEFT_OUT = {"btl": "^ofi"}
+LEFT_OUT = {"btl": "^ofi", "mtl": "^ofi"}
 #: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
 #: that others use.
-CHOSEN = {"btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+")}
+CHOSEN = {
+    "btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+"),
+    "mtl": re.compile(r"mtl|pml|(mtl_ofi|pml_cm|opal_common_ofi)_\w+"),  # pml: cm alone uses an mtl
+}
 #: Parameters with names of files that are not read here.
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.

@@ -24,16 +24,16 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(VARIABLE)
     conf = tmp_path / "prefix" / "etc" / FILE
     conf.parent.mkdir(parents=True)
-    conf.write_text("# btl = self,tcp\nbtl_tcp_if_include = ib0\n mtl=^ofi\n")
+    conf.write_text("# btl = self,tcp\nbtl_tcp_if_include = ib0\n osc=^ucx\n")
     return file
 
 
-def used(environ: dict[str, str], *, one_host: bool = False) -> str | None:
+def used(environ: dict[str, str], *, one_host: bool = False, variable: str = VARIABLE) -> str | None:
     """The setting while MPI starts; afterwards it is what it was."""
-    before = os.environ.get(VARIABLE)
+    before = os.environ.get(variable)
     with fewer_components(environ, "module", one_host=one_host):
-        inside = os.environ.get(VARIABLE)
-    assert os.environ.get(VARIABLE) == before
+        inside = os.environ.get(variable)
+    assert os.environ.get(variable) == before
     return None if inside == before else inside
 
 
@@ -67,6 +67,24 @@ def test_components_that_stay_out(
     assert used(environ, one_host=one_host) == btl
 
 
+@pytest.mark.parametrize(
+    ("chosen", "mtl"),
+    [
+        ({}, "^ofi"),
+        ({"btl": "self,tcp"}, "^ofi"),
+        ({"mtl": "ofi"}, None),
+        ({"pml": "cm"}, None),  # it is nothing without an mtl
+        ({"mtl_ofi_provider_include": "x"}, None),
+        ({"opal_common_ofi_provider_include": "x"}, None),
+    ],
+)
+def test_the_component_for_messages_over_libfabric_stays_out(
+    library: Path, chosen: dict[str, str], mtl: str | None
+) -> None:
+    environ = {f"OMPI_MCA_{name}": value for name, value in chosen.items()}
+    assert used(environ, variable="OMPI_MCA_mtl") == mtl
+
+
 def test_a_setting_of_this_process_is_restored(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "^openib")
     assert used({VARIABLE: "^openib"}, one_host=True) == "^openib,tcp"
@@ -85,6 +103,7 @@ def test_network_that_the_component_may_drive(
     assert used({}) == "^ofi"  # the folder is there, and empty, in many a container
     (tmp_path / "infiniband" / "mlx5_0").mkdir()
     assert used({}) is None
+    assert used({}, variable="OMPI_MCA_mtl") is None
     assert used({}, one_host=True) == "^tcp"
 
 

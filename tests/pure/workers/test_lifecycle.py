@@ -122,15 +122,12 @@ async def test_they_start_together(bench: Bench) -> None:
 
 
 async def test_the_address_for_other_nodes(bench: Bench) -> None:
-    """Of its nanny if the worker's is of UCX."""
     assert bench.workers.address == ""
     nanny = Nanny(1)
     nanny.process.worker_address = "tls://10.0.0.1:5"
     nanny._address = "tls://10.0.0.1:6"
     await bench.start(a=Served(nanny), b=Served())
     assert bench.workers.address == "tls://10.0.0.1:5"
-    nanny.process.worker_address = "ucx://10.0.0.1:5"
-    assert bench.workers.address == "tls://10.0.0.1:6"
 
 
 async def test_a_class_of_the_user_has_no_address(bench: Bench) -> None:
