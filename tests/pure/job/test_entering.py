@@ -386,9 +386,10 @@ def test_a_signal_while_the_cluster_starts(rank: int) -> None:
 
     def enter(agent: Agent) -> None:
         agent.say(Kind.ENTERED, None)
-        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once all have met
+        job.entered.add(rank)
+        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once it has met the other
 
-    job.instead[0, Kind.ENTER] = enter
+    job.instead[rank, Kind.ENTER] = enter
     error = job.report()
     assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
     assert error.exit_code == 143
