@@ -40,6 +40,7 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup import coordinator
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
 from dask_gpu_mpi.startup.messages import Cluster, Kind
+from support.jobs.clusters import until
 from support.mocks.launchers import SAMPLES
 
 #: Seconds for a rank of a test to end.
@@ -386,10 +387,10 @@ def test_a_signal_while_the_cluster_starts(rank: int) -> None:
 
     def enter(agent: Agent) -> None:
         agent.say(Kind.ENTERED, None)
-        job.entered.add(rank)
-        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once it has met the other
+        until(lambda: 1 in job.entered)  # once both have met
+        job.signals[rank].got = (signal.SIGTERM, 0.0)
 
-    job.instead[rank, Kind.ENTER] = enter
+    job.instead[0, Kind.ENTER] = enter
     error = job.report()
     assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
     assert error.exit_code == 143
