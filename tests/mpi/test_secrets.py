@@ -207,7 +207,3 @@ def test_half_open_connections(mpirun: Mpi) -> None:
         done = job.wait(30).check(0)
     assert facts(done)["sums"] == [210]
     assert "Traceback" not in done.stderr
-    assert "too many connections" in done.stderr
-    # of each of the five processes two lines a minute at most, beside what the job itself says
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("dask_gpu_mpi: ")]
-    assert 1 <= len(lines) <= 20, done.stderr

@@ -40,7 +40,6 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup import coordinator
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
 from dask_gpu_mpi.startup.messages import Cluster, Kind
-from support.jobs.clusters import until
 from support.mocks.launchers import SAMPLES
 
 #: Seconds for a rank of a test to end.
@@ -385,12 +384,13 @@ def test_a_signal_while_the_cluster_starts(rank: int) -> None:
     """It is the failure of the rank that was sent it, on all."""
     job = Job()
 
-    def enter(agent: Agent) -> None:
+    def enter_last(agent: Agent) -> None:
+        job.entered.add(1)
         agent.say(Kind.ENTERED, None)
-        until(lambda: 1 in job.entered)  # once both have met
-        job.signals[rank].got = (signal.SIGTERM, 0.0)
+        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once both have met
 
-    job.instead[0, Kind.ENTER] = enter
+    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.ENTERED, None)
+    job.instead[1, Kind.ENTER] = enter_last
     error = job.report()
     assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
     assert error.exit_code == 143

@@ -106,7 +106,12 @@ def ran(run: str, *, check: str = "", more: str = "{}", linger: float = 0.1) -> 
     [
         ("import sys; sys.exit(7)", "", 7, ""),
         ("import os; os.kill(os.getpid(), 9)", "", 137, ""),
-        ("import os; os.kill(os.getpid(), 1)", "", 129, ""),
+        (
+            "import os, signal; signal.signal(1, signal.SIG_DFL); os.kill(os.getpid(), 1)",
+            "",
+            129,
+            "",
+        ),  # also below nohup
         (
             "import os; print(os.environ['ADDED'], 'GONE' in os.environ)",
             "print('checked')",

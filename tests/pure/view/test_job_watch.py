@@ -129,6 +129,7 @@ async def test_tasks_that_no_worker_can_run(
                 await until(lambda: len(watch.warnings) == 2)
                 waiting += [submit(client, resources={"CPU": 1}), submit(client, resources={"GPU": 2})]
                 one.status = type(one.status).paused
+                await until(lambda: scheduler.workers[one.address].status is one.status)
                 waiting.append(submit(client, resources={"GPU": 1}))  # which only waits for it
                 await until(lambda: len(scheduler.unrunnable) == 5 and len(watch.warnings) > 3)
                 watch._warn_of_unrunnable()
