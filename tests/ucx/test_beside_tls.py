@@ -53,7 +53,7 @@ def test_ucx_after_mpi_in_the_script(mpirun: Mpi) -> None:
     """It is said, with a remedy, and the remedy works."""
     imports = "from mpi4py import MPI\nimport ucxx\n"
     done = mpirun.run(HEAD + CONNECTED + imports, 2, command=[], timeout=90).check(1)
-    assert "Fix: `import ucxx` first of all" in done.stderr
+    assert "Fix: `import ucxx` before mpi4py.MPI" in done.stderr
     mpirun.run("import ucxx\n" + HEAD + CONNECTED + imports, 2, command=[], timeout=90).check()
 
 
