@@ -55,6 +55,8 @@ class EndCoordinator:
         #: The cluster was over before its script; the job ends. The exit code of the script, as far as it is known.
         self.stopped = self.ended = False
         self.code = 0
+        #: The payload of END.
+        self.last_words: tuple[int, int | None] = (0, None)
         #: How the cluster was lost, if it was.
         self.lost: str | None = None
         #: Ranks that are lost.
@@ -133,11 +135,9 @@ class EndCoordinator:
             if not self.ended:
                 self.ended, self.code = True, code
                 self._begin_closing(now)
-                self._send(
-                    None,
-                    Kind.END,
-                    (ClusterLostError.exit_code if self.lost and not self._has_client else code, signal),
-                )
+                failed = self.lost and not self._has_client
+                self.last_words = ClusterLostError.exit_code if failed else code, signal
+                self._send(None, Kind.END, self.last_words)
         elif not (self.stopped or self.ended):
             self.stopped = True
             self._begin_closing(now)

@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Leader:
         self._on_over = on_over
         self._hub = Hub(entry.size, deliver, self._on_event, self._on_lost)
         self._ending: EndCoordinator | None = None
+        #: Ranks without which the cluster has started.
+        self._absent: Collection[int] = ()
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
@@ -196,6 +198,7 @@ class Leader:
             absent=cluster.absent,
             closing_time=own + slack,
         )
+        self._absent = cluster.absent
         self._hub.send(COORDINATOR, Kind.UP, cluster)
         self._every = TICK_RUNNING
         for rank in self._gone.difference(cluster.absent):
@@ -209,10 +212,12 @@ class Leader:
 
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
-        if event.kind == Kind.ENTERED:  # another agent of its rank
+        if event.kind == Kind.ENTERED and event.source in self._absent:  # it is late
+            self._hub.send(event.source, Kind.DONE, 1)
+        elif event.kind == Kind.ENTERED:  # another agent of its rank
             again = self._coordinator.start_of(event.source, without=ending.ended_workers)
             if ending.stopped or ending.ended or again is None:
-                self._hub.send(event.source, Kind.END, (0, None))
+                self._hub.send(event.source, Kind.END, ending.last_words)
             else:
                 self._hub.send(event.source, Kind.START, again)
         if (ending.stopped or ending.ended) and self._every != TICK and self._timer is not None:

@@ -133,6 +133,8 @@ class Entering:
         #: Of rank 0, if it can't take part: it gathers the failures of the others.
         self._coordinator: FailureCoordinator | None = None
         self._entry: Entry | None = None
+        #: Of rank 0: sent to the others when its agent has the hub.
+        self._invitation: Invitation | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
         self._asked_neighbours = False
@@ -205,10 +207,9 @@ class Entering:
         self._meeting = Meeting(world, Hello(context.host, b"", boot_id(), list_interfaces(), wanted))
 
     def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
-        """An error of a rank that can't communicate: one rank reports it, and the job is aborted."""
+        """An error of a rank that can't communicate, which aborts the job; rank 0 reports it first, if all have it."""
         error.fatal = True
-        error.reported = not launchers.speaks(self._environ)
-        if error.reported:
+        if not launchers.speaks(self._environ):
             time.sleep(FAILED_GRACE)
         return error
 
@@ -354,7 +355,7 @@ class Entering:
         agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
         if sock is not None:
             sock.close()
-        meeting.send_all(Kind.ENTER, Invitation(*hub, config))
+        self._invitation = Invitation(*hub, config)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -386,10 +387,15 @@ class Entering:
                 self._context.timeline.lap("wait for the agent")
             case Kind.ENTERED:
                 self._entered.add(rank)
-                if rank != COORDINATOR:
+                if rank == COORDINATOR:
+                    self._meeting.send_all(Kind.ENTER, self._invitation)
+                else:
                     self._meeting.send(COORDINATOR, Kind.ENTERED)
             case Kind.FAILED:
                 self._fail(payload)
+                self._agent_is_lost |= (
+                    rank == COORDINATOR and rank not in self._entered
+                )  # it can't lead the start
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.GONE:

@@ -28,6 +28,8 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
 from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 
+#: Signals of which the rank decides what they mean; a terminal and some launchers send them to its child as well.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 #: Bytes of the largest message, and of the buffers of a socket.
 LARGEST, BUFFER = 1 << 17, 1 << 21
 #: Seconds for the end of the job after a rank has asked for it, and for ``MPI_Finalize``.
@@ -177,6 +179,9 @@ class MpiChild(PacketWorld):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours)
         self.rank, self.size = 0, 0
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, SIGNALS
+        )  # also for the child, until it ignores them
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             os.set_inheritable(theirs.fileno(), True)
@@ -193,6 +198,7 @@ class MpiChild(PacketWorld):
                 fix="allow more files, processes, memory (ulimit -a)",
             ) from error
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
     def _on_transport(self, data: bytes) -> None:
@@ -228,8 +234,15 @@ class MpiChild(PacketWorld):
     def end(self) -> None:
         """As in the base class: a launcher counts a rank whose ``MPI_Finalize`` was cut off as failed."""
         self.leave()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(FINALIZING)
+        except subprocess.TimeoutExpired:
+            say(
+                f"warning: rank {self.rank}: MPI_Finalize has not returned within {FINALIZING:g} s; its process is killed, which "
+                "the launcher may count. Fix: srun, or another MPI library"
+            )
+            self._process.kill()
+            self._process.wait()
 
 
 class OwnMpi(World):
@@ -401,8 +414,9 @@ def main(fd: int, rank: int) -> None:
     die_with_parent(rank)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     from dask_gpu_mpi.mpi import library
 
     host = socket.gethostname()

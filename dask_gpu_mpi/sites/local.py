@@ -17,7 +17,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import ranks_text
@@ -33,6 +33,8 @@ LARGEST, BUFFER = 1 << 18, 1 << 20
 MOST_WAITING = 1 << 26
 #: Seconds for the other ranks to end after one has failed, or rank 0 has ended. They normally end by themselves.
 GRACE = 30.0
+#: Seconds for the report of a failed start, once a rank has ended before all had met.
+MEETING_GRACE = 5.0
 #: Seconds between SIGTERM and SIGKILL after a failed rank, and after an abort.
 KILL_AFTER, ABORT_GRACE = 10.0, 1.0
 #: Signals that end ranks in an orderly way, which are not reported.
@@ -62,6 +64,9 @@ class Ranks:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._rank_0: int | None = None
         self._failed = 0
+        #: How a rank ended before all had met, and when the others are ended, which wait for it.
+        self._unmet = ""
+        self._unmet_at = math.inf
         #: Whether this process ends the ranks; from then on their exit codes do not count.
         self._ending = False
         #: ``time.monotonic()`` of SIGTERM and SIGKILL to all ranks.
@@ -106,6 +111,13 @@ class Ranks:
             return self.returncode
         if self._relay.aborted is not None and not self._ending:
             self._end_all(now + ABORT_GRACE)
+        elif now >= self._unmet_at and self._relay.connects(self._running):
+            say(
+                f"launch: {self._unmet} before all ranks had met; the others are killed. Fix: read its output above"
+            )
+            self._failed = self._failed or 1
+            self._ending, self._end_at, self._unmet_at = True, math.inf, math.inf
+            self.kill()  # none of them has begun anything
         elif now >= self._end_at:
             say(
                 f"launch: {ranks_text(self._running)}: still running {GRACE:.0f} s after a rank failed; ended"
@@ -133,11 +145,16 @@ class Ranks:
 
     def _end_all(self, kill_at: float) -> None:
         self._ending, self._end_at, self._kill_at = True, math.inf, min(kill_at, self._kill_at)
+        self._unmet_at = math.inf
         self.terminate()
 
     def _has_ended(self, rank: int, code: int, now: float) -> None:
-        if code < 0 and -code not in ORDERLY and not self._ending and self._relay.aborted is None:
-            say(f"launch: rank {rank} was ended by {_signal_name(-code)}")
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended (exit code {code})"
+        expected = self._ending or self._relay.aborted is not None
+        if code < 0 and -code not in ORDERLY and not expected:
+            say(f"launch: rank {rank} {how}")
+        if not (expected or self._unmet) and self._relay.connects(self._running):
+            self._unmet, self._unmet_at = f"rank {rank} {how}", now + MEETING_GRACE
         if rank == 0:
             self._kill_at = min(self._kill_at, now + GRACE)
             self._rank_0 = None if self._ending else code
@@ -177,6 +194,10 @@ class Relay(threading.Thread):
                 if events & selectors.EVENT_READ:
                     self._receive(key.data)
         self._selector.close()
+
+    def connects(self, ranks: Iterable[int]) -> bool:
+        """Whether one of these ranks has not left the meeting."""
+        return any(self._sockets[rank].fileno() >= 0 for rank in ranks)
 
     def stop(self) -> None:
         """Forward what has arrived, and end; a process that a rank has left may still have its socket."""

@@ -189,8 +189,10 @@ class Coordinator(FailureCoordinator):
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
-        if event.source not in self._ranks:
-            return True  # it was left out, and is late
+        if event.source not in self._ranks:  # it was left out, and is late
+            if event.kind == Kind.ENTERED:
+                self._send(event.source, Kind.DONE, 1)
+            return True
         if super().handle(event, now):
             complete = len(self._registrations) == self.size
             if event.kind == Kind.REGISTRATION and complete and not self._failures:

@@ -70,8 +70,8 @@ class Job:
     async def heard(self, rank: int = 0) -> str:
         return (await self.hear(rank))[0]
 
-    def register(self) -> None:
-        for rank in range(self.size):
+    def register(self, *ranks: int) -> None:
+        for rank in ranks or range(self.size):
             lo = Interface("lo", "127.0.0.1", "127.0.0.0/8")
             inventory = rank_inventory(rank, self.size, host="a")
             self.tell(rank, Kind.REGISTRATION, Registration("a", inventory, (lo,), None, ()))
@@ -243,6 +243,20 @@ async def test_a_silent_rank_is_named_with_its_step() -> None:
             assert f"no response before the start-up timeout (startup_timeout); last step: {step}" in str(
                 failure.problem
             )
+
+
+async def test_a_rank_that_was_left_out_and_enters_when_the_cluster_is_up() -> None:
+    async with job(tolerate_lost_ranks=1, seconds=0.5) as made:
+        made.one.close()  # its agent has not come yet
+        made.leader._coordinator.hosts = dict.fromkeys(range(2), "a")  # where `register` has them
+        made.register(0)
+        assert await made.heard() == Kind.SCHEDULER
+        made.tell(0, Kind.ADDRESS, ADDRESS)
+        assert await made.heard() == Kind.START
+        made.tell(0, Kind.READY, ([], ""))
+        assert await made.heard() == Kind.UP
+        await made.enter()
+        assert await made.hear(1) == (Kind.DONE, 1)
 
 
 # -- the running cluster

@@ -313,7 +313,7 @@ def test_a_late_rank_that_the_cluster_has_started_without(capsys: pytest.Capture
     job, begun = Job(), time.monotonic()
     up = replace(CLUSTER, absent=(1,)), True, True, None
     job.instead[1, Kind.ENTER] = lambda agent: agent.say(Kind.DONE, 1)
-    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.UP, up)
+    job.instead[0, Kind.ENTER] = lambda agent: (agent.say(Kind.ENTERED, None), agent.say(Kind.UP, up))  # type: ignore[func-returns-value]
     _, late = job.run()
     assert isinstance(late, SystemExit)  # rank 0's code is the job's
     assert late.code == 0
@@ -549,12 +549,14 @@ def test_without_mpi_one_rank_of_a_host_reports(
     error.reported = False
 
 
-@pytest.mark.parametrize(("launcher", "printed"), [(None, 1), ("srun", 0)])
-@pytest.mark.parametrize("why", ["signal", "deadline"])
+@pytest.mark.parametrize(
+    ("launcher", "why", "printed"),
+    [(None, "signal", 1), ("srun", "signal", 1), (None, "deadline", 1), ("srun", "deadline", 0)],
+)
 def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     launcher: str | None, printed: int, why: str, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank reports the end."""
+    """One rank reports the end; a signal that a rank was sent is told by it, for the others may not have been sent it."""
     monkeypatch.setattr(module, "FAILED_GRACE", 0.0)
     environ = SAMPLES[launcher] if launcher else None
     job = Job(1, environ=environ, seconds=-MPI_GRACE if why == "deadline" else 30.0)

@@ -26,7 +26,8 @@ LAUNCH = """
 import os, sys
 from dask_gpu_mpi.sites import execute, local
 from dask_gpu_mpi.sites.command import Launch
-local.GRACE, local.KILL_AFTER, local.ABORT_GRACE = map(float, os.environ.get("GRACES", "20 20 20").split())
+graces = [*map(float, os.environ.get("GRACES", "20 20 20").split()), 20.0]
+local.GRACE, local.KILL_AFTER, local.ABORT_GRACE, local.MEETING_GRACE = graces[:4]
 check, run = ((sys.executable, "-c", text) if text else () for text in sys.argv[1:3])
 sys.exit(execute.run_launch(Launch({}, check, run, **eval(sys.argv[3])), os.environ))
 """
@@ -287,6 +288,17 @@ def test_rank_that_is_killed_ends_the_others(ran: Ran) -> None:
     )
     stubborn = program.replace("lambda *_: sys.exit(5)", "signal.SIG_IGN")
     assert ran(stubborn, 3, graces="0.1 0.1 20")[0] == 137
+
+
+@pytest.mark.parametrize(("end", "expected"), [("os._exit(0)", 1), ("os._exit(3)", 3)])
+def test_rank_that_ends_before_all_have_met_ends_the_others(ran: Ran, end: str, expected: int) -> None:
+    """They would wait for it until the start-up timeout."""
+    code, lines = ran(f"{end} if rank == 1 else time.sleep(100)", 3, graces="20 20 20 0.2")
+    said = f"rank 1 ended (exit code {end[-2]}) before all ranks had met; the others are killed. Fix: read its output above"
+    assert (code, lines) == (expected, [f"dask_gpu_mpi: launch: {said}"])
+    # they have met: its socket is closed
+    left = "os.close(fd); os._exit(0) if rank == 1 else (time.sleep(1), os._exit(4 if rank == 0 else 0))"
+    assert ran(left, 3, graces="20 20 20 0.2") == (4, [])
 
 
 def test_job_that_may_lose_ranks_continues(ran: Ran) -> None:

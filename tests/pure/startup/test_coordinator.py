@@ -188,6 +188,14 @@ def test_a_start_without_a_node_that_is_silent_while_others_connect() -> None:
         assert isinstance(driver.outcome_at(100.5), kind)
 
 
+def test_a_rank_that_was_left_out_is_told_so_when_it_comes() -> None:
+    driver = Driver(2, tolerate_lost_ranks=1)
+    driver.register(0)
+    assert driver.outcome_at(100.5) is None
+    driver.tell(1, Kind.ENTERED, (1, False))
+    assert driver.sent[-1] == (1, Kind.DONE, 1)
+
+
 @pytest.mark.parametrize(("come", "tolerated"), [([0], 1), ([1, 2], 2), ([0, 1], 0)])
 def test_no_start_without_rank_0_or_too_many(come: list[int], tolerated: int) -> None:
     driver = Driver(3, tolerate_lost_ranks=tolerated, startup_timeout=50.0)
