@@ -18,7 +18,7 @@ releases=(
   "dask-2026.8 newest test distributed==2026.8.*"
 )
 cpu_tests=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py)
-gpu_tests=(tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
+gpu_tests=(tests/pure/workers/test_device_memory.py tests/mpi/test_gpus.py)
 # with the oldest and the newest Dask; ci/test.sh has them with that of RAPIDS 26.10
 end_tests=(tests/mpi/test_drop_in.py tests/faults)
 

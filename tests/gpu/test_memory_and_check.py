@@ -57,7 +57,7 @@ def test_memory_in_use(mpirun: Mpi, gpus: Any, busy: str) -> None:
     assert busy in line
     line = refused(mpirun.run("from dask_gpu_mpi import initialize\ninitialize(require_idle_gpus=True)\n", 2))
     assert busy in line
-    line = refused(mpirun.run([*COMMAND, "plan", "--worker-options", '{"rmm_pool_size": 0.99}'], 1))
+    line = refused(mpirun.run([*COMMAND, "--worker-options", '{"rmm_pool_size": 0.99}'], 1))
     assert busy in line
     assert "free" in line
 
