@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,8 @@ def _enter(
                 )
             timeline.lap("read the options")
             keepalive = None if plan_only else start_cuda_keepalive(options, environ)
-            agent = begin_agent(agent, options, environ)
+            with _agent_starts():
+                agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
             failure = error
             if agent is not None:
@@ -218,8 +220,15 @@ def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
             expected="the path of a Python program",
             fix="set sys.executable before initialize()",
         )
-    try:
+    with _agent_starts():
         return AgentProcess(environ)
+
+
+@contextlib.contextmanager
+def _agent_starts() -> Iterator[None]:
+    """Turn an error of the system while an agent is started into a StartupError."""
+    try:
+        yield
     except OSError as error:
         raise StartupError(
             f"could not start the agent of this rank ({error.strerror})",

@@ -109,26 +109,28 @@ def test_the_start_up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.plan_of_allocation(lambda: CPUS) is None
 
 
-@pytest.mark.parametrize("where", ["options", "agent"])
+@pytest.mark.parametrize("where", ["options", "agent", "another agent"])
 def test_what_goes_wrong_before_a_rank_enters_is_its_failure(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent is ended, and it has a minute to meet the others, since its own limit may be unknown."""
 
     def fails(*_: Any) -> Any:
-        if where == "agent":
+        if where != "options":
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise InputError("no such option")
 
     rank = Rank(monkeypatch)
     if where == "agent":
         monkeypatch.setattr(module, "AgentProcess", fails)
-    with pytest.raises(StartupError if where == "agent" else InputError) as caught:
+    elif where == "another agent":  # since Dask's configuration sets variables of it
+        monkeypatch.setattr(module, "begin_agent", fails)
+    with pytest.raises(InputError if where == "options" else StartupError) as caught:
         module.plan_of_allocation(fails if where == "options" else lambda: CPUS)
     assert caught.value is rank.failure
     assert [agent.close.called for agent in rank.agents] == [True] * (where != "agent")
     assert rank.context.deadline - rank.context.started == WITHOUT_OPTIONS
-    if where == "agent":
+    if where != "options":
         assert "could not start the agent of this rank (Too many open files). Fix: " in str(rank.failure)
 
 
