@@ -159,14 +159,15 @@ class Leader:
 
     async def spread(self, failure: Failure, fatal: bool) -> bool:
         """Send all other ranks the failure that rank 0 has printed; returns whether all of their agents have ended then."""
-        known = list(self._hub.connections)
-        for rank in known:
-            self._hub.send(rank, Kind.FAIL, (failure, fatal))
+        informed: set[int] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNHEARD):
                 while self._hub.connections:
+                    for rank in self._hub.connections.keys() - informed:  # one may have connected just now
+                        self._hub.send(rank, Kind.FAIL, (failure, fatal))
+                        informed.add(rank)
                     await asyncio.sleep(TICK)
-        return not self._hub.connections and len(known) == self._entry.size - 1
+        return not self._hub.connections and len(informed) == self._entry.size - 1
 
     def end(self) -> None:
         """Rank 0 has ended: so does the job, unless it has already. Where ranks may be lost, no launcher tells the others."""

@@ -311,8 +311,8 @@ class Entering:
             self._failed_at = time.monotonic()
 
     def _spread(self, failure: Failure, *, fatal: bool) -> None:
-        """On rank 0: tell the ranks whose agents are not connected how the start ends."""
-        self._meeting.send_all(Kind.FAIL, (failure, fatal), but=self._entered)
+        """On rank 0: tell all ranks how the start ends: of one that has entered, the hub may not know yet."""
+        self._meeting.send_all(Kind.FAIL, (failure, fatal))
         if not fatal:
             self._meeting.close()
 

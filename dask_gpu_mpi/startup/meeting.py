@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,11 +124,10 @@ class Meeting:
         if self.open and rank in self._channels:
             self.world.send(rank, pack([kind, self._channels[rank].seal(pack(payload))]))
 
-    def send_all(self, kind: Kind, payload: Any = None, *, but: Collection[int] = ()) -> None:
-        """Send the same message to every rank that has come, but these."""
+    def send_all(self, kind: Kind, payload: Any = None) -> None:
+        """Send the same message to every rank that has come."""
         for rank in self._channels:
-            if rank not in but:
-                self.send(rank, kind, payload)
+            self.send(rank, kind, payload)
 
     def report_neighbours(self, states: Mapping[int, str]) -> None:
         """After the deadline: note the state of other ranks of this host; a missing rank can't report itself."""

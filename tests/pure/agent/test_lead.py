@@ -221,6 +221,21 @@ async def test_a_rank_that_does_not_end_after_the_report(
         assert not await made.leader.spread(FAILURE, True)
 
 
+async def test_an_agent_that_connects_after_the_report_gets_it_as_well() -> None:
+    async with job(3) as made:
+        made.tell(1, Kind.FAILED, FAILURE)
+        assert await made.heard() == Kind.FAIL
+        spread = asyncio.ensure_future(made.leader.spread(FAILURE, False))
+        first = made.one
+        assert await made.hear(1) == (Kind.FAIL, (FAILURE, False))
+        made.one = await connect(made.hub, CONFIG, 10.0)
+        made.tell(2, Kind.ENTERED, (2, False))
+        assert await made.hear(2) == (Kind.FAIL, (FAILURE, False))
+        first.close()
+        made.one.close()
+        assert await spread
+
+
 @pytest.mark.parametrize("what", ["process", "agent"])
 async def test_a_rank_that_ends_while_the_cluster_starts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dask_gpu_mpi.startup.coordinator.GATHER_FAILURES", 0.1)

@@ -379,6 +379,17 @@ def test_what_an_agent_reports(rank: int) -> None:
     assert (str(error), error.exit_code) == (f"rank {rank} of 2 on h: no such class", 2)
 
 
+def test_an_agent_of_rank_0_that_can_not_lead_the_job() -> None:
+    """Rank 0 reports it then, and the agents of others still wait for an answer of the hub."""
+    job, begun = Job(), time.monotonic()
+    failed = (Kind.FAILED, Failure.of(InputError("no such scheduler file")))
+    job.instead = dict.fromkeys([(1, Kind.ENTER), (0, Kind.FAILED)], lambda agent: None)
+    job.instead[0, Kind.ENTER] = lambda agent: agent.say(*failed)
+    error = job.report()
+    assert (str(error), error.exit_code) == ("rank 0 of 2 on h: no such scheduler file", 2)
+    assert time.monotonic() - begun < 3 * module.GATHER_FAILURES
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_while_the_cluster_starts(rank: int) -> None:
     """It is the failure of the rank that was sent it, on all."""

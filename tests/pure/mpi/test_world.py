@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -151,6 +152,16 @@ def test_a_child_has_mpi_until_the_rank_leaves(
     assert capfd.readouterr().err == "Finalize\n"
 
 
+def test_signals_to_all_processes_of_a_rank_do_not_end_its_child(child: Callable[[], MpiChild]) -> None:
+    """Not even while it imports: the rank decides."""
+    world, mask = child(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(world._process.pid, number)
+    assert receive(world) == []
+    assert world.size == 1
+    assert mask == set()
+
+
 def test_a_child_ends_all_ranks(child: Callable[[], MpiChild], capfd: pytest.CaptureFixture[str]) -> None:
     world = child()
     receive(world)
@@ -186,6 +197,17 @@ def test_a_child_that_fails_at_its_end(
     receive(world)
     world.end()
     assert "error: MPI: Exception: lost" in capfd.readouterr().err
+
+
+def test_a_child_that_does_not_end_is_killed(
+    child: Callable[[str], MpiChild], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FINALIZING", 0.2)
+    world = child("import time\ndef Finalize():\n    time.sleep(60)")
+    receive(world)
+    world.end()
+    assert world._process.returncode == -signal.SIGKILL
+    assert capfd.readouterr().err.count("warning: rank 0: MPI_Finalize has not returned within 0.2 s") == 1
 
 
 def test_a_child_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
