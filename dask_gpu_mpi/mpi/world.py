@@ -24,6 +24,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
 from dask_gpu_mpi.sites.local import RANK, TRANSPORT
@@ -152,9 +153,10 @@ class PacketWorld(World):
             return
         self.send(TRANSPORT, RANK.pack(code))
         deadline = time.monotonic() + ABORTING
-        while time.monotonic() < deadline and self._socket is not None:
-            self.receive()
-            time.sleep(0.02)
+        with contextlib.suppress(DaskGpuMpiError):  # MPI ends, as it should
+            while time.monotonic() < deadline and self._socket is not None:
+                self.receive()
+                time.sleep(0.02)
 
 
 class LaunchedWorld(PacketWorld):
@@ -223,6 +225,12 @@ class MpiChild(PacketWorld):
                 f"MPI could not be initialized ({self._exit_text()})",
                 fix="read its output above; use the launcher that belongs to the MPI library of mpi4py",
             )
+        time.sleep(FAILED_GRACE)  # if another rank has aborted the job, the launcher ends this one meanwhile
+        raise StartupError(
+            f"MPI's process of rank {self.rank} on {socket.gethostname()} ended before all ranks had met ({self._exit_text()})",
+            fix="read its output above; out of memory, most often",
+            fatal=True,
+        )
 
     def _exit_text(self) -> str:
         try:
@@ -242,7 +250,8 @@ class MpiChild(PacketWorld):
                 "the launcher may count. Fix: srun, or another MPI library"
             )
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLING)
 
 
 class OwnMpi(World):

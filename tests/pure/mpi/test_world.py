@@ -190,6 +190,18 @@ def test_a_child_without_mpi(
     assert not caught.value.reported  # type: ignore[attr-defined]
 
 
+def test_a_child_that_dies_while_the_ranks_meet(child: Callable[[], MpiChild]) -> None:
+    world = child()
+    receive(world)
+    world._process.kill()
+    with pytest.raises(
+        StartupError, match=r"MPI's process .* ended .* \(killed by signal SIGKILL\)"
+    ) as caught:
+        until(world.receive)
+    assert caught.value.fatal
+    assert world.fileno() is None
+
+
 def test_a_child_that_fails_at_its_end(
     child: Callable[[str], MpiChild], capfd: pytest.CaptureFixture[str]
 ) -> None:
