@@ -153,7 +153,8 @@ class Ranks:
         expected = self._ending or self._relay.aborted is not None
         if code < 0 and -code not in ORDERLY and not expected:
             say(f"launch: rank {rank} {how}")
-        if not (expected or self._unmet) and self._relay.connects(self._running):
+        # A job that may lose ranks can start without one that has come.
+        if not (expected or self._unmet or self._tolerant) and self._relay.connects(self._running):
             self._unmet, self._unmet_at = f"rank {rank} {how}", now + MEETING_GRACE
         if rank == 0:
             self._kill_at = min(self._kill_at, now + GRACE)
