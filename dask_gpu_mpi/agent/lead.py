@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,6 @@ class Leader:
         self._on_over = on_over
         self._hub = Hub(entry.size, deliver, self._on_event, self._on_lost)
         self._ending: EndCoordinator | None = None
-        #: Ranks without which the cluster has started.
-        self._absent: Collection[int] = ()
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
@@ -199,7 +197,6 @@ class Leader:
             absent=cluster.absent,
             closing_time=own + slack,
         )
-        self._absent = cluster.absent
         self._hub.send(COORDINATOR, Kind.UP, cluster)
         self._every = TICK_RUNNING
         for rank in self._gone.difference(cluster.absent):
@@ -213,9 +210,8 @@ class Leader:
 
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
-        if event.kind == Kind.ENTERED and event.source in self._absent:  # it is late
-            self._hub.send(event.source, Kind.DONE, 1)
-        elif event.kind == Kind.ENTERED:  # another agent of its rank
+        # Another agent of its rank; one of a rank that was left out is for the coordinator.
+        if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
             again = self._coordinator.start_of(event.source, without=ending.ended_workers)
             if ending.stopped or ending.ended or again is None:
                 self._hub.send(event.source, Kind.END, ending.last_words)

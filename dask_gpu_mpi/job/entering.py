@@ -133,8 +133,6 @@ class Entering:
         #: Of rank 0, if it can't take part: it gathers the failures of the others.
         self._coordinator: FailureCoordinator | None = None
         self._entry: Entry | None = None
-        #: Of rank 0: sent to the others when its agent has the hub.
-        self._invitation: Invitation | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
         self._asked_neighbours = False
@@ -355,7 +353,6 @@ class Entering:
         agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
         if sock is not None:
             sock.close()
-        self._invitation = Invitation(*hub, config)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -387,15 +384,14 @@ class Entering:
                 self._context.timeline.lap("wait for the agent")
             case Kind.ENTERED:
                 self._entered.add(rank)
-                if rank == COORDINATOR:
-                    self._meeting.send_all(Kind.ENTER, self._invitation)
-                else:
+                if rank != COORDINATOR:
                     self._meeting.send(COORDINATOR, Kind.ENTERED)
+                elif self._entry is not None:  # its agent has the hub
+                    self._meeting.send_all(Kind.ENTER, Invitation(*self._entry.hub, self._entry.config))
             case Kind.FAILED:
                 self._fail(payload)
-                self._agent_is_lost |= (
-                    rank == COORDINATOR and rank not in self._entered
-                )  # it can't lead the start
+                if rank == COORDINATOR and rank not in self._entered:  # it can't lead the start
+                    self._agent_is_lost = True
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.GONE:

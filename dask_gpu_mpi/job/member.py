@@ -338,9 +338,8 @@ class Member:
         if left:
             return 0  # the script goes on, and a launcher would end it with another code
         if not self.leave_open:
-            if (
-                ending.cut_off
-            ):  # as a lost rank: a launcher would count its exit code once the network is back
+            # As a lost rank: a launcher would count its exit code once the network is back.
+            if ending.cut_off:
                 kill_rank(os.getpid())
             return ending.exit_code(None if signals.got is None else signals.got[0])
         if number is not None:

@@ -128,8 +128,8 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
 def parent_of(pid: int) -> int:
     """The parent of a process; 0: it has ended."""
     try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
+        return _name_and_parent(pid)[1]
+    except OSError:
         return 0
 
 

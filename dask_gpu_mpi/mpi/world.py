@@ -181,9 +181,8 @@ class MpiChild(PacketWorld):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours)
         self.rank, self.size = 0, 0
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, SIGNALS
-        )  # also for the child, until it ignores them
+        # also in the child, until it ignores them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             os.set_inheritable(theirs.fileno(), True)

@@ -116,8 +116,7 @@ class Ranks:
                 f"launch: {self._unmet} before all ranks had met; the others are killed. Fix: read its output above"
             )
             self._failed = self._failed or 1
-            self._ending, self._end_at, self._unmet_at = True, math.inf, math.inf
-            self.kill()  # none of them has begun anything
+            self._end_all(now)  # killed below: none of them has begun anything
         elif now >= self._end_at:
             say(
                 f"launch: {ranks_text(self._running)}: still running {GRACE:.0f} s after a rank failed; ended"

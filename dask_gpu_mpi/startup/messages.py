@@ -71,7 +71,7 @@ class Kind(StrEnum):
     #: Hub to agents, agent to rank: the command ends here, without a cluster, or the cluster starts without this late rank.
     DONE = "done"
     #: Hub to agents, agent to rank: the `Failure` that all raise, and whether ranks are silent, so that the job has to be
-    #: aborted. Rank 0 prints it, and then sends it to all: to its agent for those that are connected, in the meeting to the rest.
+    #: aborted. Rank 0 prints it, and then sends it to all, in the meeting and by its agent.
     FAIL = "fail"
 
     # The running cluster.

@@ -86,9 +86,8 @@ class Workers:
                 cause = cause.__cause__
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             output = worker.last_output()
-            if (
-                "failed to start worker process" in why and output
-            ):  # the process ended before its nanny read the error
+            # The process ended before its nanny read the error.
+            if "failed to start worker process" in why and output:
                 why = output.splitlines()[-1]
             gpu = f" (GPU {worker.plan.device})" if worker.plan.device else ""
             raise self._error(f"worker {worker.plan.name}{gpu} did not start", why, output) from error
