@@ -33,7 +33,14 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, is_stopped, kill_rank, parent_of, report_lost_launcher
+from dask_gpu_mpi.mpi.watchdogs import (
+    NeighbourWatch,
+    close_launcher,
+    is_stopped,
+    kill_rank,
+    parent_of,
+    report_lost_launcher,
+)
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
@@ -369,15 +376,18 @@ class Part:
 
     def _with_warnings(self, inventory: Inventory) -> Inventory:
         folder = exposed_folder(os.path.dirname(self._scratch))
-        if not folder:
-            return inventory
-        warning = Problem(
+        exposed = Problem(
             f"host {inventory.host}: {exposed_text(folder)}",
             fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
             what="scratch",
             hosts=(inventory.host,),
         )
-        return replace(inventory, warnings=(*inventory.warnings, warning))
+        # ranks that stay MPI processes may start others, which connect to the launcher
+        opened = (
+            close_launcher(self._rank) if self._entry is not None and self._entry.closes_launcher else None
+        )
+        warnings = [exposed] * bool(folder) + ([] if opened is None else [opened])
+        return replace(inventory, warnings=(*inventory.warnings, *warnings))
 
     async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""

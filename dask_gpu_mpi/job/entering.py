@@ -349,7 +349,15 @@ class Entering:
             hub = sock.getsockname()[:2]
         self._context.timeline.lap("join the ranks")
         steps = self._context.timeline.take()
-        self._entry = Entry(COORDINATOR, size, hub, config, meeting.hosts, steps=steps)
+        self._entry = Entry(
+            COORDINATOR,
+            size,
+            hub,
+            config,
+            meeting.hosts,
+            closes_launcher=not self._world.is_own,
+            steps=steps,
+        )
         agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
         if sock is not None:
             sock.close()
@@ -370,7 +378,14 @@ class Entering:
                 hub = (payload.address, payload.port)
                 self._context.timeline.lap("join the ranks")
                 steps = self._context.timeline.take()
-                self._entry = Entry(self._world.rank, self._world.size, hub, payload.config, steps=steps)
+                self._entry = Entry(
+                    self._world.rank,
+                    self._world.size,
+                    hub,
+                    payload.config,
+                    closes_launcher=not self._world.is_own,
+                    steps=steps,
+                )
                 self._agent.send(Kind.ENTER, self._entry)
             case Kind.FAIL if not is_first:
                 raise payload[0].error(reported=True)

@@ -1,11 +1,13 @@
-"""The ends of a job that is not in order: ranks that do not respond, a launcher that does not end, ranks that never come."""
+"""The launcher from a rank's view: one that does not end, ranks that never come, and ports that it leaves open."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
-from dask_gpu_mpi.errors import LauncherError, StartupError
+from dask_gpu_mpi.errors import LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.sites.launchers import detect
 
@@ -41,7 +43,7 @@ def report_lost_launcher(rank: int, launcher: int) -> None:
 #: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 #: Processes between such a launcher and the ranks of a node; the kernel keeps 15 characters of a name.
-PROXIES = ("hydra_pmi_proxy",)
+PROXIES = ("hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "prted", "orted")
 
 # By a descriptor, since the number may be another process's by then. It is readable once the process has ended.
 _CODE = """
@@ -73,9 +75,9 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
         if pid is None:
             pid = os.getppid()
             name, above = _name_and_parent(pid)
-            if name in PROXIES:  # its mpiexec may be on this node as well
+            while name in PROXIES:  # its mpiexec may be on this node as well
                 pid = above
-                name, _ = _name_and_parent(pid)
+                name, above = _name_and_parent(pid)
             if name not in HANGING:
                 return
         fd = os.pidfd_open(pid)
@@ -231,3 +233,73 @@ class NeighbourWatch:
                     f"error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
                     "Fix: continue it (kill -CONT), or find out what stopped it"
                 )
+
+
+# The launcher's ports. Open MPI's daemons and Hydra listen on all interfaces for the whole job, and check nobody who connects
+# (docs/security.md). They need no new connection once MPI of all ranks has started, and have no setting that closes a port. So
+# each listening socket gets a filter that drops every packet. Connections that exist have sockets of their own, without it.
+
+#: Of Linux, on all architectures but two that nobody uses for this: the system call, the option, and "accept 0 bytes".
+_PIDFD_GETFD, _SO_ATTACH_FILTER, _DROP = 438, 26, struct.pack("HBBI", 6, 0, 0, 0)
+
+
+def close_launcher(rank: int) -> Problem | None:
+    """Let the launcher of this rank accept no new connections on this node; returns a warning if ports stay open.
+
+    `rank`: the process id of the rank. MPI of all ranks must have started.
+    """
+    launched = launched_as(rank)
+    if launched is None or not launched.launcher.exposes or launched.local_rank not in (0, None):
+        return None
+    reason = _close_above(rank, is_first=launched.rank == 0)
+    if not reason:
+        return None
+    return Problem(
+        f"the ports of {launched.launcher.name} stay open ({reason}): anyone who reaches one can {launched.launcher.exposes}",
+        fix="srun in place of mpirun, `dask-gpu-mpi launch` on one node, or nodes that nobody else reaches",
+        what="launcher",
+    )
+
+
+def _close_above(rank: int, *, is_first: bool) -> str:
+    """Close the ports of the launcher's processes above a rank; returns why one may be open, empty if none is.
+
+    `is_first`: it is rank 0, which runs on the launcher's own node in most jobs.
+    """
+    try:
+        if psutil.Process(rank).environ().get("PMIX_NAMESPACE", "").startswith("prte-"):
+            return "its daemons serve other jobs as well"
+        name, pid = "", first_process(rank)
+        while (above := _name_and_parent(pid)[1]) and (
+            found := _name_and_parent(above)[0]
+        ) in PROXIES + HANGING:
+            name, pid = found, above
+            _close_ports(pid)
+    except PermissionError:
+        return "this system does not let a rank change them, as with kernel.yama.ptrace_scope=1"
+    except (OSError, psutil.Error) as error:
+        return f"a rank can't change them: {error}"
+    if not name:
+        return "its processes can't be seen from a rank"
+    return "it runs on another node" if is_first and name in PROXIES else ""
+
+
+def _close_ports(pid: int) -> None:
+    """Attach the filter to the listening sockets of a process; OSError: that is not possible."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(_DROP)
+    program = struct.pack("HP", 1, ctypes.addressof(code))
+    process = os.pidfd_open(pid)
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed by now
+                if not os.readlink(link).startswith("socket:"):
+                    continue
+                if (fd := libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)) < 0:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                with socket.socket(fileno=fd) as sock:
+                    is_network = sock.family in (socket.AF_INET, socket.AF_INET6)
+                    if is_network and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    finally:
+        os.close(process)

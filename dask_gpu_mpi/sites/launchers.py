@@ -89,6 +89,8 @@ class Launcher:
     sure = True
     #: Its processes that start the ranks on a host, and that accept a rank's exit code 0 before ``MPI_Init``.
     daemons: tuple[str, ...] = ()
+    #: What anyone can do who reaches one of its ports, in words after "can"; empty: it checks who connects, or has no port.
+    exposes = ""
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
         """Whether it has started this process, or one of its parents, as a rank; its variables are set."""
@@ -220,6 +222,7 @@ class OpenMpi(Launcher):
     version = r"Open MPI|OpenRTE|PRRTE|prterun"
     families: tuple[Family, ...] = ("openmpi", "other")
     daemons = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted")
+    exposes = "run commands as you"
     without_input = ("--stdin", "none")  # Open MPI 5 never forwards the end of the file
     copies = False
     may_lose_nodes = True
@@ -275,6 +278,7 @@ class Hydra(Launcher):
     version = r"HYDRA|MVAPICH"
     families: tuple[Family, ...] = ("mpich", "intel", "cray", "other")
     daemons = ("hydra_pmi_proxy", "pmi_proxy")
+    exposes = "end the job"
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         where: list[str] = []

@@ -153,6 +153,8 @@ class Entry:
     config: dict[str, Any] = field(repr=False)
     #: Of rank 0: the host of each rank. (The hub's listening socket comes with the frame.)
     hosts: Mapping[int, str] = field(default_factory=dict)
+    #: Whether the launcher needs no new connection, since no rank stays an MPI process.
+    closes_launcher: bool = False
     #: Another agent of this rank was lost before; whether its workers are to be started again.
     again: bool = False
     workers: bool = True

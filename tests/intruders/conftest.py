@@ -35,19 +35,20 @@ def from_another_host(jobs: Mpi, hosts: TestBed) -> Attacked:
 @pytest.fixture(scope="session")
 def from_another_user(jobs: Mpi) -> Attacked:
     """Two ranks on one host; the intruder is another user there."""
-    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http", "mpi")})
+    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http", "mpi", "launcher")})
 
 
 @pytest.fixture(scope="session")
 def on_three_hosts(jobs: Mpi, hosts: TestBed) -> Attacked:
-    """Three ranks on three hosts, which nobody attacks."""
-    return on_hosts(jobs, hosts, 3, hosts.hosts[0], {})
+    """Three ranks on three hosts; the intruder is another user on the first of them, who tries the launcher's ports."""
+    return on_hosts(jobs, hosts, 3, hosts.hosts[0], {"launcher": ATTACKS["launcher"]})
 
 
 @pytest.fixture(scope="session")
 def with_mpi_of_the_script(jobs: Mpi, hosts: TestBed) -> Attacked:
     """Two ranks on two hosts, whose script is an MPI process; the intruder is another user on the first of them."""
-    return on_hosts(jobs, hosts, 2, hosts.hosts[0], {"mpi": IN_MEETING}, own_mpi=True)
+    attacks = {"mpi": IN_MEETING, "launcher": ATTACKS["launcher"]}
+    return on_hosts(jobs, hosts, 2, hosts.hosts[0], attacks, own_mpi=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 PLACES = ("from_another_host", "from_another_user")
 #: Attacks that have tests of their own.
 OWN = {
+    "any connection",
     "routes without the token",
     "a rank's handshake",
     "memory by UCX",

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.jobs.clusters import TELL, facts, foreign_lines
 from support.jobs.mpi import Mpi
 
@@ -85,3 +87,18 @@ def test_modules_of_the_working_directory_are_not_run_by_launch(mpirun: Mpi, tmp
     line = [*launch, "-n", "1", "-m", "module"]
     done = mpirun.run(line, None, cwd=tmp_path / "own").check()
     assert done.stdout == f"5 {[str(tmp_path / 'own')]}\n"
+
+
+@pytest.mark.both_mpis
+def test_a_launcher_whose_ports_stay_open(mpirun: Mpi) -> None:
+    """A rank that may not change other processes warns, once, of what the launcher exposes."""
+    if os.geteuid():
+        pytest.skip("needs root, which gives up a capability")
+    command = ["setpriv", "--bounding-set=-sys_ptrace", "python", "-m", "dask_gpu_mpi"]
+    job = mpirun.run(
+        [*command, "-c", "from distributed import Client; print(Client().submit(sum, [1, 2]).result())"], 2
+    )
+    assert job.check().stdout == "3\n"
+    lines = [line for line in job.stderr.splitlines() if "stay open" in line]
+    assert len(lines) == 1
+    assert {"openmpi": "run commands as you", "mpich": "end the job"}[mpirun.name] in lines[0]

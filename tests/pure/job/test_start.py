@@ -79,7 +79,7 @@ class Rank:
         return self.children[-1]
 
     def own_world(self, comm: Any, environ: Any, host: str, *, starts: bool) -> Any:
-        return comm or ("own" if starts or "mpi4py.MPI" in sys.modules else None)
+        return comm or ("own" if starts or sys.modules.get("mpi4py.MPI") is LOADED else None)
 
     def entering(
         self, context: Any, world: Any, options: Any, agent: Any, failure: Any = None, check: Any = None
@@ -93,6 +93,8 @@ class Rank:
         return SimpleNamespace(run=lambda: self.outcome)
 
 
+#: The module ``mpi4py.MPI`` of a script that has imported it; other tests of this process may have imported the real one.
+LOADED: Any = object()
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
 
 
@@ -140,7 +142,7 @@ def test_the_launchers_variables_are_gone_unless_the_script_is_an_mpi_process(
 ) -> None:
     """MPI of the script, or of its children, would join the job as this rank; the job's variables stay."""
     rank = Rank(monkeypatch, SimpleNamespace(rank=1, is_client=False, environ={}, world=World(), line=None))
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", LOADED)
     if mpi != "imported":
         monkeypatch.delitem(sys.modules, "mpi4py.MPI")
     variables = SAMPLES["srun"] | {"PMI_FD": "9"}

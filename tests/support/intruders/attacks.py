@@ -152,6 +152,12 @@ def plain_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
     return worst(outcomes)
 
 
+def any_connection(target: dict[str, Any], order: dict[str, Any]) -> str:
+    """A TCP connection, which is all that a port needs that has no authentication."""
+    with connection(target):
+        return "in: accepted"
+
+
 def garbage(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Random bytes of every length, after the beginning of each protocol."""
     chance = random.Random(target["port"])
@@ -528,6 +534,7 @@ def memory_by_ucx(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 #: Attacks by name. Which of them are tried on which kind of target is the test's to say.
 ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
+    "any connection": any_connection,
     "plain TCP": plain_tcp,
     "TLS without a certificate": by_tls,
     "a self-made authority": self_made_authority,

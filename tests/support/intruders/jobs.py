@@ -65,6 +65,7 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
+    "launcher": (("any connection",),),
 }
 #: Of MPI's processes while the ranks meet, and of a script that is an MPI process itself.
 IN_MEETING = (("memory by UCX",), ("a rank's handshake",))
@@ -153,15 +154,11 @@ def attack_meeting(
     with Census(job) as census:
         until(lambda: len(_memory(job)) == 2 * ranks, START, "MPI's processes")
         told = facts(job)
-        now = census.look()
-        found = [Listener(census.roles[place], "", place) for place in now]
-        # what a launcher has opened stays its own
-        launchers = {(each.place.network, each.place.port) for each in found if each.role == "launcher"}
-        found = [
-            Listener("mpi", "start", each.place)
-            for each in found
-            if each.role == "mpi" and (each.place.network, each.place.port) not in launchers
-        ]
+        # MPI opens its ports after its process has told of its memory
+        until(
+            lambda: len({each.place.network for each in _of_mpi(census)}) == len(hosts), START, "MPI's ports"
+        )
+        found = _of_mpi(census)
         attacks = {"meeting": IN_MEETING}
         targets = [
             Target(each.name, each.kind, each.role, each.host, each.port, each.pid, each.memory)
@@ -177,6 +174,19 @@ def attack_meeting(
     (job.directory / "go-meet").touch()
     (job.directory / "go-end").touch()
     return results
+
+
+def _of_mpi(census: Census) -> list[Listener]:
+    """The ports of MPI's processes that other hosts can reach, but for those that they have inherited of a launcher."""
+    found = [Listener(census.roles[place], "start", place) for place in census.look()]
+    launchers = {(each.place.network, each.place.port) for each in found if each.role == "launcher"}
+    return [
+        each
+        for each in found
+        if each.role == "mpi"
+        and not each.place.on_loopback
+        and (each.place.network, each.place.port) not in launchers
+    ]
 
 
 def attacked(
