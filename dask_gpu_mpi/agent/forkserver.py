@@ -18,14 +18,20 @@ import inspect
 import os
 import signal
 import socket
+import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing import current_process, resource_tracker, spawn, util
+from multiprocessing import active_children, current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
-from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, is_ours, kept
-from dask_gpu_mpi.base.streams import away_from_here, flush
+import psutil
+
+from dask_gpu_mpi.base.signals import NUMBERS, action_before, adopt_orphans, die_with_parent, is_ours, kept
+from dask_gpu_mpi.base.streams import away_from_here, flush, say
+from dask_gpu_mpi.base.text import counted, listed
+from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
 _get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
@@ -134,6 +140,38 @@ def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], obje
     loop.add_reader(server._forkserver_alive_fd, on_end)
 
 
+#: Seconds for processes that tasks have left behind to end by themselves, as those of a pool do, and then after SIGTERM.
+LEAVING = 0.5
+
+
+def end_left_behind() -> None:
+    """End the processes that tasks have started, and that are still there after the workers; print which they were.
+
+    A launcher waits until no process has the job's output open, until the walltime if it must.
+    """
+    until = time.monotonic() + KILLING  # for workers that were killed
+    while any(each.name.startswith(_OURS[1]) for each in active_children()) and time.monotonic() < until:
+        time.sleep(0.01)
+    ours = {each.pid for each in active_children()}
+    server: Any = stdlib._forkserver
+    try:
+        tops = [each for each in psutil.Process(server._forkserver_pid).children() if each.pid not in ours]
+        left = [one for top in tops for one in (top, *top.children(recursive=True))]
+        _, left = psutil.wait_procs(left, timeout=LEAVING)
+        names = [f"{each.name()} (process {each.pid})" for each in left]
+        for each in left:
+            each.terminate()
+        for each in psutil.wait_procs(left, timeout=LEAVING)[1]:
+            each.kill()
+    except psutil.Error:  # one has ended meanwhile, and the others are ended by the next call
+        return
+    if names:
+        say(
+            f"warning: {counted(len(names), 'program')} that tasks had started on {socket.gethostname()} had not ended with the "
+            f"workers, and got SIGTERM: {listed(names)}. Fix: let tasks wait for what they start, or end it"
+        )
+
+
 def _settle_signals() -> None:
     """Unblock signals in a new process. If a task of an in-process worker starts it, it gets the default actions first.
 
@@ -151,6 +189,8 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
     code = 1
     try:
         die_with_parent(parent)
+        adopt_orphans()
+        warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of an orphan
         gc.enable()
         for fd in close:
             os.close(fd)

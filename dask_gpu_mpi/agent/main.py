@@ -44,7 +44,7 @@ from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_s
 from dask_gpu_mpi.network.ucx import (
     missing_ucx,
 )
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.dask_config import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of
 from dask_gpu_mpi.workers import logs
@@ -168,6 +168,10 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
         # A new Python searches the working directory first, where another user may have put a module. `NewProcess` removes it.
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
+    if not is_configured("distributed.worker.daemon"):
+        # Tasks and members of gangs may start pools and data loaders, which daemons may not. `forkserver.end_left_behind` ends
+        # what they leave.
+        dask.config.set({"distributed.worker.daemon": False})
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)

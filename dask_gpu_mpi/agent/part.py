@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dask_gpu_mpi.agent.forkserver import end_left_behind
 from dask_gpu_mpi.agent.hub import Connection, connect, encode
 from dask_gpu_mpi.agent.lead import Leader
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
@@ -506,7 +507,7 @@ class Part:
             self._closing = True
             self._remove_scheduler_file()
             try:
-                await self._workers.close()
+                await self._close_workers()
             except Exception:  # of a class of the user's; the others wait for this part
                 logger.warning("could not close the workers of this rank", exc_info=True)
             self._workers_closed.set()
@@ -522,6 +523,10 @@ class Part:
             await asyncio.to_thread(self._scheduler.close, options.grace)
         self._part_closed.set()
         self.answer(Kind.CLOSED)
+
+    async def _close_workers(self) -> None:
+        await self._workers.close()
+        await asyncio.to_thread(end_left_behind)
 
     async def _end_part(self) -> None:
         """End this rank's part; rank 0's ends when the job does (`_on_over`)."""
@@ -573,7 +578,7 @@ class Part:
         self._closing = True
         for task in self._tasks:
             task.cancel()
-        await self._workers.close()
+        await self._close_workers()
         self._scheduler.close(self._options.grace)
         if self._leader is not None:
             await self._leader.close()

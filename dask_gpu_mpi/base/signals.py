@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 #: The signal that a process sends itself when its cluster is lost: by default it has no effect, and hardly any program uses it.
 LOST = signal.SIGURG
 #: All signals that this package handles.
@@ -52,6 +53,11 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number if parent else 0)
     if parent and os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent has ended, in place of the system's first process."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Action:  # not a dataclass: their import would delay an agent's first moments

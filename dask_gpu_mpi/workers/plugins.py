@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import current_process
+from multiprocessing import current_process, util
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import key_split
@@ -120,6 +122,7 @@ def plugins_of(
     gpu = f", GPU {plan.device}" if plan.device else ""
     yield Figures(plan.devices)
     yield KeylessDump()
+    yield InWorker(end_as_python)
     label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
     yield Label(label, "" if plan.device else GPU_FIX)
     if records:
@@ -171,6 +174,20 @@ class BeforeWorker(WorkerPlugin):
     def prepare(self) -> None:
         """Prepare this process."""
         raise NotImplementedError
+
+
+def end_as_python() -> None:
+    """Let a worker's process end as any Python does: with `atexit` handlers and finalizers, and files that are open written out.
+
+    A fork server's child leaves by ``os._exit`` once its function has returned.
+    """
+    if current_process().name.startswith(WORKER_PROCESS):
+        util.Finalize(None, _end, exitpriority=-1000)  # the last of multiprocessing's own
+
+
+def _end() -> None:
+    if sys.exc_info()[1] is None:  # else multiprocessing prints the error
+        ctypes.pythonapi.Py_Exit(0)
 
 
 #: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.

@@ -92,7 +92,11 @@ def test_the_plans_cores_and_our_plugins() -> None:
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
     assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "InWorker"}
     assert found["CPUAffinity"].cores == [2, 3]
-    assert found["InWorker"].arguments[0] == "/logs"
+    calls = {
+        each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, plugins.InWorker)
+    }
+    assert calls.keys() == {"end_as_python", "log_to_file"}
+    assert calls["log_to_file"][0] == "/logs"
 
 
 def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytest.MonkeyPatch) -> None:
