@@ -15,6 +15,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import factory
 from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.plugins import InWorker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -92,9 +93,7 @@ def test_the_plans_cores_and_our_plugins() -> None:
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
     assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "InWorker"}
     assert found["CPUAffinity"].cores == [2, 3]
-    calls = {
-        each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, plugins.InWorker)
-    }
+    calls = {each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, InWorker)}
     assert calls.keys() == {"end_as_python", "log_to_file"}
     assert calls["log_to_file"][0] == "/logs"
 
