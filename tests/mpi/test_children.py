@@ -230,7 +230,6 @@ client.close()
     return path / "nb.ipynb"
 
 
-@pytest.mark.quick("mpich")
 def test_a_notebook(mpirun: Mpi, tmp_path: Path) -> None:
     words = ["-c", "from nbclient.cli import main; main()", str(notebook(tmp_path))]
     env = {"HOME": str(tmp_path), "JUPYTER_PLATFORM_DIRS": "1"}

@@ -34,7 +34,7 @@ def figures(job: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick
 def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
     done = job.wait(60).check(0)
