@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import Any
 
-__all__ = ["give_surroundings", "run_python"]
+__all__ = ["give_surroundings", "run_python", "slack"]
 
 #: Variables of a terminal or a user that change what programs print.
 PRINTING = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "PYTHONUNBUFFERED", "TERM")
@@ -46,3 +46,12 @@ def give_surroundings() -> None:
     if not folder.isascii() or not os.stat(folder).st_mode & stat.S_IXOTH:
         os.environ.pop("TMPDIR", None)
         tempfile.tempdir = None
+
+
+def slack() -> float:
+    """What limits are multiplied by: 1, but more on a machine that has more than twice as much to do as it has cores.
+
+    A row of its own does not reach that; somebody else's work on the machine does, and then every second is a longer one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return min(4.0, max(1.0, os.getloadavg()[0] / (2 * cores)))
