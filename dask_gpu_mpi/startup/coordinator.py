@@ -344,6 +344,7 @@ class Coordinator(FailureCoordinator):
             token="",  # its rank makes it
             device=self.plan.scheduler_device,
             plan=self.plan,
+            has_script=self.has_client,
         )
         self._send(role.rank, Kind.SCHEDULER, settings)
 

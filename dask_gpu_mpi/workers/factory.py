@@ -130,18 +130,20 @@ def make_worker(
         plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
         if is_profiled(os.environ):
             plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
+    # an argument replaces Dask's setting of the same
+    resources = {**dask.config.get("distributed.worker.resources", {}), **plan.resources}
     if is_cuda_worker(cls):
         given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
-        resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
-        given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
+        texts = [f"{key}={value:g}" for key, value in resources.items()]
+        given["resources"] = " ".join(filter(None, [*texts, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
     if cls is Nanny:
         # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
         known = accepted_options(cls, given.get("worker_class")) or given
         given = {key: value for key, value in given.items() if key in known}
     given["plugins"] = {*given.get("plugins", ()), *plugins}
-    if plan.resources:
-        ours["resources"] = dict(plan.resources)
+    if resources:
+        ours["resources"] = resources
     if not issubclass(cls, Nanny):
         return cls(start.address, **_merge(ours, given)), []
     ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)

@@ -81,7 +81,7 @@ class Driver:
     def scheduler(self, listen: str) -> SchedulerSettings:
         """What the scheduler's rank is told."""
         assert self.coordinator.plan is not None
-        return SchedulerSettings(listen, {"key": "secret"}, "", plan=self.coordinator.plan)
+        return SchedulerSettings(listen, {"key": "secret"}, "", plan=self.coordinator.plan, has_script=True)
 
     def given(self, kind: str) -> list[Any]:
         """What was sent as this kind."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.errors import InputError
@@ -110,6 +111,8 @@ def test_the_users_options_win() -> None:
     given = made(**mine, resources={"FOO": 2}).given
     assert given.items() >= mine.items()
     assert given["resources"] == "GPU=1 FOO=2"  # those are added to the plan's
+    with dask.config.set({"distributed.worker.resources": {"JOB": 3}}):
+        assert made().given["resources"] == "JOB=3 GPU=1"
 
 
 @pytest.mark.parametrize(
