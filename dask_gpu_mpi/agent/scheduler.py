@@ -29,7 +29,7 @@ from dask_gpu_mpi.agent.dashboard_gate import (
     report_no_server,
 )
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
@@ -156,6 +156,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
     # distributed would query NVML for device 0, and a lost one would end the scheduler.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
+    if settings.has_script:  # it may compute for long without tasks, and the scheduler ends with it
+        dask.config.set({"distributed.scheduler.idle-timeout": None})
     if not dashboard:
         dask.config.set(NO_SCHEDULER_ROUTES)
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.
@@ -190,6 +192,12 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     if options.default_workers == "gpu":
         scheduler.add_plugin(GpuByDefault())
     http_port = scheduler.services["dashboard"].port if dashboard else None
+    wanted = options.dashboard_address.rpartition(":")[2]
+    if http_port and "dashboard_address" in options.explicit and wanted not in ("", "0", str(http_port)):
+        say(
+            f"warning: dashboard: port {wanted} of {socket.gethostname()} is in use; the dashboard is at port {http_port}. Fix: "
+            "another port in dashboard_address (--dashboard-address)"
+        )
     if not dashboard:
         report_no_server(scheduler)
     _record(scheduler, from_start=options.recorded)

@@ -177,6 +177,8 @@ class SchedulerSettings:
     device: str = ""
     #: For `top` and others who inspect the job.
     plan: Plan | None = field(default=None, repr=False)
+    #: Whether the job has a script, with which the cluster ends.
+    has_script: bool = False
 
 
 @dataclass(frozen=True)

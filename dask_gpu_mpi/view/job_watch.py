@@ -35,6 +35,11 @@ UNRUNNABLE_AFTER = 10.0
 RESTART_TIME = 60.0
 #: Waiting tasks that are inspected each time.
 LOOKED_AT = 10_000
+#: What the user is told if tasks wait, and all workers have ended in order: those do not come back.
+_NO_WORKER = (
+    "scheduler: no worker is left, and tasks wait: all were retired, or have reached their lifetime. Fix: keep a worker, or "
+    "set distributed.worker.lifetime.restart"
+)
 #: distributed's names of the removal of a worker on request, of a client or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
@@ -157,6 +162,8 @@ class JobWatch(SchedulerPlugin):
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
+            if not self._names and self._timer is None:
+                self._look_again(UNRUNNABLE_AFTER)
             return
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
@@ -180,7 +187,8 @@ class JobWatch(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Called by distributed when a task's state changes."""
-        if finish == "no-worker" and self._timer is None:
+        waits = finish == "no-worker" or (finish == "queued" and not self._names)
+        if waits and self._timer is None:
             self._look_again(UNRUNNABLE_AFTER)
 
     def _look_again(self, seconds: float) -> None:
@@ -190,10 +198,12 @@ class JobWatch(SchedulerPlugin):
         """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
         self._timer = None
         waiting: dict[Any, float] = self._scheduler.unrunnable
-        if not waiting:
-            return
         workers = list(self._scheduler.workers.values())
         starting = not workers or self._expected or self.recently_lost(RESTART_TIME)
+        if not (workers or self._expected or self._lost) and (waiting or self._scheduler.queued):
+            self._warn_once((), _NO_WORKER)
+        if not waiting:
+            return
         now, again = time.monotonic(), UNRUNNABLE_AFTER
         for task, since in islice(waiting.items(), 0 if starting else LOOKED_AT):
             if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
@@ -204,10 +214,14 @@ class JobWatch(SchedulerPlugin):
                 *(task.resource_restrictions or {}).items(),
             )
             if needs not in self._warned_of and (text := self._unrunnable(task, workers)):
-                self._warned_of.add(needs)
-                self.warn(text)
-                say(f"warning: {text}")
+                self._warn_once(needs, text)
         self._look_again(again)
+
+    def _warn_once(self, needs: tuple[object, ...], text: str) -> None:
+        if needs not in self._warned_of:
+            self._warned_of.add(needs)
+            self.warn(text)
+            say(f"warning: {text}")
 
     def _unrunnable(self, task: Any, workers: Sequence[Any]) -> str:
         """Why none of these workers can run it; empty: one can, and is paused (`Scheduler.valid_workers` does not list those)."""

@@ -36,9 +36,11 @@ _ending = mmap.mmap(-1, 1)
 
 
 #: Of messages with tracebacks that the process logs, or the agent reports, in another way: a worker whose heartbeat fails has
-#: lost its scheduler and closes next; the error of a worker that does not start goes to its nanny.
+#: lost its scheduler and closes next; a worker that closes by itself closes the queue that one of its threads reads; the error of
+#: a worker that does not start goes to its nanny.
 _REPEATED = (
     "during heartbeat",
+    "Worker process died unexpectedly",
     "Failed to initialize worker",
     "Failed to start worker",
     "Worker failed to connect",

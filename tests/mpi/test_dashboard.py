@@ -190,3 +190,13 @@ while not os.path.exists(os.path.join(os.environ["TMPDIR"], "go-on")):
     (job.directory / "go-on").touch()
     done = job.wait(30).check()
     assert "dashboard" not in done.stderr
+
+
+def test_a_port_of_the_dashboard_that_is_in_use(mpirun: Mpi) -> None:
+    """The dashboard gets another one, with a warning: a tunnel may wait at the one that was asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = ["--dashboard-address", f"127.0.0.1:{port}"]
+        done = mpirun.run("print('ran')", 1, command=command).check()
+    (line,) = (line for line in done.stderr.splitlines() if "is in use" in line)
+    assert f"dashboard: port {port} of " in line

@@ -124,3 +124,19 @@ def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
     (job.directory / "go-on").touch()
     job.wait(30).check(0)
     assert max(shares.values()) < SHARE, shares
+
+
+def test_the_schedulers_idle_timeout_does_not_end_a_script(mpirun: Mpi) -> None:
+    """It ends a cluster without a script; a script may compute for long without tasks."""
+    program = """
+        import time
+        from dask_gpu_mpi import initialize
+        initialize()
+        from distributed import Client
+        with Client() as client:
+            print(client.submit(sum, [1, 2]).result())
+            time.sleep(3)
+            print(client.submit(sum, [3, 4]).result())
+    """
+    done = mpirun.run(program, 1, env={"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "1s"}).check()
+    assert done.stdout == "3\n7\n"

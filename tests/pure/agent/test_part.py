@@ -109,6 +109,7 @@ class Bench:
 
         monkeypatch.setattr(module, "SchedulerProcess", scheduler)
         monkeypatch.setattr(module, "Workers", workers)
+        monkeypatch.setattr(module, "end_left_behind", lambda: None)
         monkeypatch.setattr(module.logs, "log_to_file", lambda *given: self.logs.append(given))
         monkeypatch.setattr(module.os, "kill", lambda *given: self.calls.append(given))
         monkeypatch.setattr(module.os, "_exit", lambda code: self.exits.put_nowait(code))

@@ -105,10 +105,11 @@ def test_a_refresh_keeps_them_until_then_and_what_the_script_has_set_since_stays
 
 def test_tables_are_shuffled_by_tasks_where_all_workers_have_gpus_unless_the_user_says_how() -> None:
     of_gpu, of_cpus = worker_plan("1", "GPU-x"), worker_plan("2")
-    assert dask_client.shuffle_settings(plan_of(of_gpu)) == {"dataframe.shuffle.method": "tasks"}
+    both = {"dataframe.shuffle.method": "tasks", "array.rechunk.method": "tasks"}
+    assert dask_client.shuffle_settings(plan_of(of_gpu)) == both
     assert dask_client.shuffle_settings(plan_of(of_gpu, of_cpus)) == {}
     with dask.config.set({"dataframe.shuffle.method": "disk"}):
-        assert dask_client.shuffle_settings(plan_of(of_gpu)) == {}
+        assert dask_client.shuffle_settings(plan_of(of_gpu)) == {"array.rechunk.method": "tasks"}
 
 
 def test_lines_of_a_script_that_new_processes_run_again(tmp_path: Path) -> None:

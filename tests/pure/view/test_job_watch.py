@@ -156,6 +156,24 @@ async def test_tasks_that_no_worker_can_run(
         assert capfd.readouterr().err.splitlines() == [f"dask_gpu_mpi: warning: {text}" for text in told]
 
 
+async def test_tasks_that_wait_when_all_workers_were_retired(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_watch, "UNRUNNABLE_AFTER", 0.01)
+    async with watched() as (scheduler, watch), Client(scheduler.address, asynchronous=True) as client:
+        async with worker(scheduler, "a"):
+            await until(lambda: scheduler.workers)
+            await client.retire_workers()
+            await until(lambda: not scheduler.workers)
+            waiting = client.submit(abs, -1)
+            await until(lambda: texts(watch))
+            watch._warn_of_unrunnable()
+            del waiting
+        (text,) = texts(watch)
+        assert text.startswith("scheduler: no worker is left, and tasks wait: all were retired")
+    assert capfd.readouterr().err == f"dask_gpu_mpi: warning: {text}\n"
+
+
 async def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(job_watch, "end_time", lambda environ: asked.append(environ) or 2e9)

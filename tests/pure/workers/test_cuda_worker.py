@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.errors import InputError
@@ -91,7 +92,14 @@ def test_a_worker_as_planned() -> None:
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
-    assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "InWorker"}
+    assert found.keys() == {
+        "CPUAffinity",
+        "Figures",
+        "KeylessDump",
+        "Label",
+        "InWorker",
+        "StreamsBetweenWorkers",
+    }
     assert found["CPUAffinity"].cores == [2, 3]
     calls = {each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, InWorker)}
     assert calls.keys() == {"end_as_python", "log_to_file"}
@@ -110,6 +118,8 @@ def test_the_users_options_win() -> None:
     given = made(**mine, resources={"FOO": 2}).given
     assert given.items() >= mine.items()
     assert given["resources"] == "GPU=1 FOO=2"  # those are added to the plan's
+    with dask.config.set({"distributed.worker.resources": {"JOB": 3}}):
+        assert made().given["resources"] == "JOB=3 GPU=1"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     )
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1}
+    with dask.config.set({"distributed.worker.resources": {"JOB": 3}}):
+        assert (await make(plan, "auto", tmp_path)).resources == {"JOB": 3, "CPU": 2}
     assert nanny.env["MINE"] == "1"
     assert nanny.worker_kwargs["dashboard"] is False
     assert nanny.worker_kwargs["lifetime"] == "1h"
