@@ -75,7 +75,7 @@ def prepare(way: str, credentials: dict[str, Any], devices: Sequence[int]) -> No
         os.environ.setdefault("UCXPY_PROGRESS_MODE", "polling")
     dask.config.set(credentials)
     if way == BESIDE:
-        from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+        from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 
         between = address_of(1) != LOOPBACK
         use_ucx_between_workers(0 if devices else 65536, loopback=not between, leads=between, warned=between)

@@ -33,6 +33,8 @@ CHECK_WITHIN_NODES, CHECK_BETWEEN_NODES, CHECK_TASKS = 13.0, 14.0, 15.0
 UCX_START, UCX_PROOF = 30.0, 10.0
 #: Two workers agree, including UCX's start; otherwise the connection is closed.
 UCX_AGREEMENT = 60.0
+#: Two workers make the streams of a connection.
+STREAMS_START = 15.0
 
 # Gangs.
 

@@ -187,7 +187,7 @@ def pattern(seed: int, size: int) -> bytes:
 
 def last_look() -> tuple[float, dict[str, str]]:
     """Seconds by which the clock of this node is ahead of the scheduler's, and the hosts without UCX, with the reasons."""
-    ucx = sys.modules.get("dask_gpu_mpi.network.ucx_comm")
+    ucx = sys.modules.get("dask_gpu_mpi.network.worker_comm")
     return clock_ahead(), dict(getattr(ucx, "without_ucx", {}))
 
 

@@ -294,6 +294,14 @@ class Endpoint:
             return f"{type(error).__name__}: {error}"
         return "" if not self._closed.done() and self._endpoint.alive else "the endpoint was closed"
 
+    def device_array(self, size: int) -> Any:
+        """Allocate bytes on this process's GPU."""
+        return self.ucx.device_array(size)
+
+    def synchronize(self) -> None:
+        """Wait for the default stream, whose order UCX does not follow."""
+        self.ucx.synchronize()
+
     def abort(self) -> None:
         """Close it, so that `send` and `receive` raise at once. May be called again.
 

@@ -46,7 +46,7 @@ class Protocol(StrEnum):
 
 
 class WorkerUcx(StrEnum):
-    """The data that goes over UCX between workers with TLS (`network.ucx_comm`): authenticated, not encrypted."""
+    """The data that goes over UCX between workers with TLS (`network.worker_comm`): authenticated, not encrypted."""
 
     #: Nothing.
     OFF = "no"
@@ -251,6 +251,10 @@ class Options:
         "Encrypt and authenticate connections, with certificates made for this job. Default: all are authenticated, and all "
         "but data over UCX encrypted. --security: all are encrypted. --no-security: neither.",
         ("--security/--no-security",), topic="Network and security", resolved=True)
+    data_encryption: bool = option("bool", True,
+        "Encrypt large arrays between workers where UCX does not carry them. --no-data-encryption: only their connections are "
+        "authenticated, which is faster, for networks that nobody else can reach.",
+        ("--data-encryption/--no-data-encryption",), topic="Network and security", same=True)
     scheduler_port: int | None = option("int", None,
         "Port of the scheduler. Default: a random one.",
         ("--scheduler-port",), topic="Network and security", minimum=0, maximum=65535)

@@ -209,6 +209,12 @@ def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[
         given |= {"protocol"}
     if wanted == UCX and chosen is Protocol.TLS and security is not None:
         raise _ucx_and_security(security, origins)
+    if security and not values["data_encryption"]:
+        raise OptionError(
+            f"{origins['security']} and {origins['data_encryption']} contradict each other",
+            expected="all data encrypted, or not",
+            fix="leave one of them out",
+        )
     protocol = _tls_or_tcp(chosen, security, origins, given)
     values["worker_ucx"] = WorkerUcx.OFF
     if protocol is Protocol.TLS and wanted == UCX:

@@ -320,7 +320,10 @@ class Coordinator(FailureCoordinator):
         if target is not None and target.protocol is not Protocol.TLS:
             return Transport()
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
-        return choose_transport(self._options.worker_ucx, plan, abilities, attaches=target is not None)
+        options = self._options
+        return choose_transport(
+            options.worker_ucx, plan, abilities, attaches=target is not None, sealed=options.data_encryption
+        )
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
         """The addresses at which each rank's workers, and the scheduler, are to listen."""

@@ -39,17 +39,24 @@ def ucx_ability(options: Options, *, gpus: bool) -> UcxAbility:
 
 
 def choose_transport(
-    wanted: WorkerUcx, plan: Plan, abilities: Mapping[int, UcxAbility], *, attaches: bool = False
+    wanted: WorkerUcx,
+    plan: Plan,
+    abilities: Mapping[int, UcxAbility],
+    *,
+    attaches: bool = False,
+    sealed: bool = True,
 ) -> Transport:
     """The data that goes over UCX, and the line that says so and why.
 
     `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
-    those of a running cluster. Raises InputError: the user asked for UCX, and a rank can't use it.
+    those of a running cluster. `sealed`: whether streams are encrypted. Raises InputError: the user asked for UCX, and a rank
+    can't use it.
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
+    open_data = "large arrays are not encrypted (data_encryption)"
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not with_gpus):
-        return Transport()
+        return Transport(line=Problem("" if sealed else f"TLS; {open_data}"))
     reason = _reason(working, abilities, lambda ability: ability.obstacle)
     if wanted is WorkerUcx.ALL and reason:
         raise InputError(f"protocol 'ucx': {reason.text}", fix=reason.fix)
@@ -63,11 +70,13 @@ def choose_transport(
         reason = Problem(f"each node has one worker, and UCX leads to no other node: {within.text}")
     if reason:
         data = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
+        data = data if sealed else open_data
         return Transport(line=Problem(f"TLS; {data}. No UCX: {reason.text}", fix=reason.fix))
     data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
     line = f"TLS, and UCX for {data} between workers"
     if within and len(nodes) > 1:
-        line += f" of a node (authenticated, not encrypted). Between nodes TLS alone: {within.text}"
+        between = "encrypted streams" if sealed else f"streams, where {open_data}"
+        line += f" of a node (authenticated, not encrypted). Between nodes {between}: {within.text}"
     else:
         line += " (authenticated, not encrypted)"
     warning = None

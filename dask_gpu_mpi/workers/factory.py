@@ -19,7 +19,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
-from dask_gpu_mpi.options.model import Options, WorkerUcx
+from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
@@ -103,7 +103,7 @@ def make_worker(
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
     """
-    from dask_gpu_mpi.workers.plugins import InWorker, NewProcess, plugins_of
+    from dask_gpu_mpi.workers.plugins import InWorker, NewProcess, StreamsBetweenWorkers, plugins_of
 
     cls: Any = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
@@ -127,6 +127,9 @@ def make_worker(
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
+        if start.protocol == Protocol.TLS:
+            has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
+            plugins.append(StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu))
         plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
         if is_profiled(os.environ):
             plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))

@@ -269,7 +269,7 @@ def without_keys(config: Any) -> Any:
 
 
 class UcxBetweenWorkers(BeforeWorker):
-    """Makes a worker offer UCX to other workers; the arguments are those of `network.ucx_comm.use_ucx_between_workers`."""
+    """Makes a worker offer UCX to other workers; the arguments are those of `network.worker_comm.use_ucx_between_workers`."""
 
     name = "dask_gpu_mpi-ucx"
 
@@ -279,7 +279,7 @@ class UcxBetweenWorkers(BeforeWorker):
 
     def prepare(self) -> None:
         """Offer it."""
-        from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+        from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 
         use_ucx_between_workers(self.host_frames, **self.ways)
 
@@ -288,6 +288,22 @@ class UcxBetweenWorkers(BeforeWorker):
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
         asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
+
+
+class StreamsBetweenWorkers(BeforeWorker):
+    """Makes a worker offer streams to other workers; as `network.worker_comm.use_streams_between_workers`."""
+
+    name = "dask_gpu_mpi-streams"
+
+    def __init__(self, *, sealed: bool, has_gpu: bool) -> None:
+        self.sealed = sealed
+        self.has_gpu = has_gpu
+
+    def prepare(self) -> None:
+        """Offer them."""
+        from dask_gpu_mpi.network.worker_comm import use_streams_between_workers
+
+        use_streams_between_workers(sealed=self.sealed, has_gpu=self.has_gpu)
 
 
 class Label(WorkerPlugin):

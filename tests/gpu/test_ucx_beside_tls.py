@@ -22,7 +22,7 @@ def prepare(credentials: dict[str, Any], devices: str) -> None:
     import cupy
     import dask
 
-    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+    from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 
     cupy.zeros(1)
     dask.config.set(credentials)

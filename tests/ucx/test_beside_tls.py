@@ -110,7 +110,7 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     assert told["listening"] == []
     assert [bool(number) for number in told["over_ucx"]] == [False, True, True]
     assert "UCX for large data between workers of a node" in done.stderr
-    assert "Between nodes TLS alone: no RDMA device" in done.stderr
+    assert "Between nodes encrypted streams: no RDMA device" in done.stderr
     assert "warning" not in done.stderr
 
 

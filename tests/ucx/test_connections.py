@@ -94,7 +94,7 @@ async def test():
     def slowly():
         time.sleep(2)
         imports()
-    ucx_endpoint._import, ucx_comm.UCX_START = slowly, 0.5
+    ucx_endpoint._import, worker_comm.UCX_START = slowly, 0.5
     comm = await pair()
     assert (await sent_back(comm, np.full(100_000, 7.0)) == 7).all()
     assert comm._endpoint is None

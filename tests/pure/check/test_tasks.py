@@ -215,9 +215,9 @@ def test_the_pattern_is_of_any_size() -> None:
 
 
 def test_the_last_look(monkeypatch: pytest.MonkeyPatch, worker: MockWorker) -> None:
-    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.ucx_comm", ModuleType("without"))
+    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.worker_comm", ModuleType("without"))
     assert last_look() == (0.5, {})
     reasons = SimpleNamespace(without_ucx={"10.0.0.2": "no device"})
-    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.ucx_comm", reasons)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.worker_comm", reasons)  # type: ignore[arg-type]
     assert last_look() == (0.5, {"10.0.0.2": "no device"})
     assert tasks.identity() == "Worker-1"

@@ -393,7 +393,7 @@ def test_every_shared_option_is_compared() -> None:
     others = {
         "layout": "exclusive", "protocol": "tcp", "worker_ucx": "yes", "scheduler": False, "scheduler_rank": 1, "client_rank": 1,
         "cpu_workers": 3, "gpus_per_worker": 2, "require_idle_gpus": True, "name": "x", "nthreads": 7,
-        "default_workers": "gpu", "tolerate_lost_ranks": 1,
+        "default_workers": "gpu", "tolerate_lost_ranks": 1, "data_encryption": False,
     }  # fmt: skip
     assert set(others) == set(SHARED)
     check_agreement([bare(), bare("b"), bare(local_directory="/fast", log_level="debug")])

@@ -57,8 +57,14 @@ APART = replace(MIXED, workers=tuple(replace(w, rank=int(w.kind == "cpu")) for w
         # between nodes UCX takes RDMA and nothing else, which nobody misses within one
         (AUTO, nodes(2, 2), {}, AUTO, "between workers (authenticated, not encrypted)"),
         (AUTO, nodes(2), {0: NO_RDMA}, AUTO, "between workers (authenticated, not encrypted)"),
-        (AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA}, AUTO, "Between nodes TLS alone: no RDMA device"),
-        (AUTO, nodes(2, 2), {1: NO_RDMA}, AUTO, "Between nodes TLS alone: rank 1: no RDMA device"),
+        (
+            AUTO,
+            nodes(2, 2),
+            {0: NO_RDMA, 1: NO_RDMA},
+            AUTO,
+            "Between nodes encrypted streams: no RDMA device",
+        ),
+        (AUTO, nodes(2, 2), {1: NO_RDMA}, AUTO, "Between nodes encrypted streams: rank 1: no RDMA device"),
         (AUTO, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA}, OFF, "UCX leads to no other node: no RDMA device"),
         (ALL, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA}, OFF, "UCX leads to no other node: no RDMA device"),
     ],

@@ -92,7 +92,14 @@ def test_a_worker_as_planned() -> None:
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
-    assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "InWorker"}
+    assert found.keys() == {
+        "CPUAffinity",
+        "Figures",
+        "KeylessDump",
+        "Label",
+        "InWorker",
+        "StreamsBetweenWorkers",
+    }
     assert found["CPUAffinity"].cores == [2, 3]
     calls = {each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, InWorker)}
     assert calls.keys() == {"end_as_python", "log_to_file"}

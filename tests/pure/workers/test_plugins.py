@@ -97,10 +97,11 @@ async def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin
     """Before its `Worker` is made, which listens before it sets its plugins up."""
     from distributed.comm import registry
 
-    from dask_gpu_mpi.network.ucx_comm import WorkerComm
     from dask_gpu_mpi.network.ucx_endpoint import Ucx
+    from dask_gpu_mpi.network.worker_comm import WorkerComm
 
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setattr(WorkerComm, "offers_ucx", False)
     for name in ("loopback", "leads", "warned", "devices"):
         monkeypatch.setattr(Ucx, name, False)
     before = registry.get_backend("tls")

@@ -33,7 +33,7 @@ from distributed.core import connect
 from dask_gpu_mpi.agent.hub import encode
 from dask_gpu_mpi.mpi.world import Endpoint
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 from dask_gpu_mpi.startup.messages import Kind
 
 __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]

@@ -10,7 +10,7 @@ from support.jobs.scripts.tell import looks, tell
 def over_ucx(dask_worker):
     import gc
 
-    from dask_gpu_mpi.network.ucx_comm import WorkerComm
+    from dask_gpu_mpi.network.worker_comm import WorkerComm
 
     return sum(isinstance(each, WorkerComm) and each._endpoint is not None for each in gc.get_objects())
 

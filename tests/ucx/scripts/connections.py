@@ -11,7 +11,7 @@ from distributed import Security
 from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 
-from dask_gpu_mpi.network import ucx_comm, ucx_endpoint
+from dask_gpu_mpi.network import ucx_endpoint, worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
 
 
@@ -31,7 +31,7 @@ async def echo(pipe):
 
 def serve(pipe, credentials):
     dask.config.set(credentials)
-    ucx_comm.use_ucx_between_workers(65536, loopback=True)
+    worker_comm.use_ucx_between_workers(65536, loopback=True)
     asyncio.run(echo(pipe))
 
 
@@ -48,7 +48,7 @@ def main(test):
     global ADDRESS, SERVER
     credentials = make_credentials()
     dask.config.set(credentials)
-    ucx_comm.use_ucx_between_workers(65536, loopback=True)
+    worker_comm.use_ucx_between_workers(65536, loopback=True)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server = context.Process(target=serve, args=(there, credentials), daemon=True)

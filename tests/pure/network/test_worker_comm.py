@@ -19,11 +19,12 @@ from distributed.comm import CommClosedError, connect, listen, registry
 from distributed.comm.tcp import TLS
 from distributed.protocol import deserialize, to_serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from distributed.protocol.serialize import Serialized
 
-from dask_gpu_mpi.network import ucx_comm
+from dask_gpu_mpi.network import worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.network.ucx_comm import WorkerComm, use_ucx_between_workers
 from dask_gpu_mpi.network.ucx_endpoint import UcxError
+from dask_gpu_mpi.network.worker_comm import FAMILY, WorkerComm, use_ucx_between_workers
 
 
 class DeviceMemory:
@@ -68,7 +69,6 @@ class Network:
 
 class Endpoint:
     def __init__(self, network: Network, send_tag: int, receive_tag: int) -> None:
-        self.ucx = Ucx(network)
         self.network = network
         self.send_tag, self.receive_tag = send_tag, receive_tag
         self.closed = asyncio.Event()
@@ -91,6 +91,12 @@ class Endpoint:
         target = buffer.data if isinstance(buffer, DeviceMemory) else memoryview(buffer).cast("B")
         target[:] = message.result()
 
+    def device_array(self, size: int) -> DeviceMemory:
+        return DeviceMemory(bytes(size))
+
+    def synchronize(self) -> None:
+        pass
+
     def abort(self) -> None:
         self.network.aborted += 1
         self.closed.set()
@@ -106,12 +112,6 @@ class Ucx:
         assert address == self.address
         return Endpoint(self.network, send_tag, receive_tag)
 
-    def device_array(self, size: int) -> DeviceMemory:
-        return DeviceMemory(bytes(size))
-
-    def synchronize(self) -> None:
-        pass
-
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
@@ -123,11 +123,12 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
             raise error
         return Ucx(network)
 
-    monkeypatch.setattr(ucx_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
+    monkeypatch.setattr(worker_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
     for name in ("loopback", "leads", "warned"):
-        monkeypatch.setattr(ucx_comm.Ucx, name, False)
-    monkeypatch.setattr(ucx_comm, "without_ucx", {})
+        monkeypatch.setattr(worker_comm.Ucx, name, False)
+    monkeypatch.setattr(worker_comm, "without_ucx", {})
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setattr(WorkerComm, "offers_ucx", False)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):
         use_ucx_between_workers(0)
@@ -190,7 +191,7 @@ async def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: 
 async def test_a_frame_that_never_comes_closes_the_connection(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ucx_comm, "FRAME_TIMEOUT", 0.2)
+    monkeypatch.setattr(worker_comm, "FRAME_TIMEOUT", 0.2)
 
     async with pair() as comm:
         assert await there_and_back(comm, 5) == 5
@@ -204,7 +205,7 @@ async def test_a_process_that_offers_nothing_stays_with_tls(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client, the scheduler or a nanny: what they ask of a worker never goes over UCX."""
-    monkeypatch.setattr(ucx_comm._Connector, "comm_class", TLS)
+    monkeypatch.setattr(worker_comm._Connector, "comm_class", TLS)
     async with pair() as comm:
         assert not isinstance(comm, WorkerComm)
         assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
@@ -234,7 +235,7 @@ async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
 async def test_where_the_proof_is_wrong_the_connection_stays_tls(
     network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ucx_comm, "UCX_PROOF", 0.2)
+    monkeypatch.setattr(worker_comm, "UCX_PROOF", 0.2)
     network.change = change
 
     async with pair() as comm:
@@ -257,7 +258,7 @@ async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
 ) -> None:
     """Else the connection stays TLS, as the job has said at its start."""
     places = iter(zip(("h1", "h2"), leads, strict=True))
-    monkeypatch.setattr(ucx_comm, "_place", lambda: next(places))
+    monkeypatch.setattr(worker_comm, "_place", lambda: next(places))
 
     async with pair() as comm:
         assert bytes((await there_and_back(comm, Array(b"x"))).memory.data) == b"x"
@@ -267,7 +268,7 @@ async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
 
 
 async def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx_comm, "UCX_AGREEMENT", 0.2)
+    monkeypatch.setattr(worker_comm, "UCX_AGREEMENT", 0.2)
 
     async def silent(comm: Any) -> None:
         await asyncio.sleep(0.5)
@@ -293,7 +294,7 @@ async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network
     async with pair() as comm:
         await comm.write({"data": 5})
         await comm.read()  # agreed
-        comm._deserialize_messages = False
+        comm.deserialize = False
         back = await there_and_back(comm, Array(b"abc"))
         assert bytes(deserialize(back.header, back.frames).memory.data) == b"abc"
 
@@ -301,12 +302,11 @@ async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network
 async def test_an_error_while_a_message_is_read_closes_the_connection(network: Network) -> None:
     async def serve(comm: Any) -> None:
         await comm.read()
-        comm._endpoint = None
-        await TLS.write(comm, {"no": "message of ours"})
+        await TLS.write(comm, Serialized({"serializer": FAMILY, "large": [], "no": "frames"}, []))
         await asyncio.sleep(0.2)
 
     async with pair(serve) as comm:
         await comm.write({"data": 1})
-        with pytest.raises(AttributeError):
+        with pytest.raises(KeyError):
             await comm.read()
         assert comm.closed()

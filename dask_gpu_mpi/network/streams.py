@@ -1,0 +1,326 @@
+"""Sockets for large frames between two workers, beside their TLS connection: threads, and AES-GCM with a key for each direction.
+
+Dask reads TLS in its event loop, in records of 16 KB. Here each frame is cut into as many parts as there are sockets, and threads
+send and receive the parts in chunks, without another copy; memory of GPUs goes through pinned buffers, whose copies overlap with
+the network. Without encryption the same sockets carry plain data.
+
+The sockets begin as connections of Dask with TLS (`worker_comm`), by which both ends know each other and exchange the keys, so no
+other port is open. Lengths are announced over TLS: nothing is allocated for a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from distributed.utils import nbytes
+
+#: Bytes of the smallest frame that is worth a socket of its own, and of a chunk.
+LEAST, CHUNK = 1 << 20, 1 << 20
+#: Sockets to a peer: AES-GCM keeps Python's lock, so that two threads seal as much as more of them.
+SEALED, PLAIN = 2, 4
+#: Parts that a process sends, and that it receives, at the same time; each has a thread.
+AT_ONCE = 8
+#: Seconds without a byte after which the other end is taken for dead.
+STALLED = 60.0
+#: Bytes of a key, and of a chunk's tag.
+KEY, TAG = 16, 16
+#: What a receiver sends when it is ready for a part.
+_READY = b"r"
+
+
+class StreamError(Exception):
+    """A part has not been transferred as a whole, or is not what the other end has sent."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one socket, as its end that has made the connection uses them; None: no encryption."""
+
+    sent: bytes | None = None
+    received: bytes | None = None
+
+
+class Stream:
+    """One end of one socket. Its parts go one after the other; `transfer` runs in a thread."""
+
+    def __init__(self, sock: socket.socket, keys: Keys) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self._seal = None if keys.sent is None else AESGCM(keys.sent)
+        self._open = None if keys.received is None else AESGCM(keys.received)
+        #: Chunks sealed, and opened; a number is a nonce, and is never used again.
+        self._sealed = self._opened = 0
+
+    def send(self, chunks: Iterator[memoryview]) -> None:
+        """Send these chunks, sealed if there is a key."""
+        for chunk in chunks:
+            if self._seal is None:
+                self._send(chunk)
+                continue
+            sealed = memoryview(_buffers().sealed)[: len(chunk) + TAG]
+            self._seal.encrypt_into(_nonce(self._sealed), chunk, None, sealed)
+            self._sealed += 1
+            self._send(sealed)
+
+    def receive(self, chunks: Iterator[memoryview]) -> None:
+        """Fill these chunks."""
+        from cryptography.exceptions import InvalidTag
+
+        for chunk in chunks:
+            if self._open is None:
+                self._receive(chunk)
+                continue
+            sealed = memoryview(_buffers().sealed)[: len(chunk) + TAG]
+            self._receive(sealed)
+            try:
+                self._open.decrypt_into(_nonce(self._opened), sealed, None, chunk)
+            except InvalidTag:
+                raise StreamError("the data are not those that this peer has sent") from None
+            self._opened += 1
+
+    def _send(self, data: memoryview) -> None:
+        while data:
+            try:
+                data = data[self.socket.send(data) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT)
+
+    def _receive(self, data: memoryview) -> None:
+        while data:
+            try:
+                size = self.socket.recv_into(data)
+            except BlockingIOError:
+                self._wait(select.POLLIN)
+                continue
+            if not size:
+                raise StreamError("the other end has closed it")
+            data = data[size:]
+
+    def _wait(self, event: int) -> None:
+        poll = select.poll()
+        poll.register(self.socket, event)
+        if not poll.poll(STALLED * 1000):
+            raise StreamError(f"no data for {STALLED:g} s")
+
+
+class Streams:
+    """One end of the sockets to a peer, in the worker's event loop: an `ucx_endpoint.Endpoint` without UCX."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self._closed = False
+
+    async def send(self, frame: Any) -> None:
+        """Send a frame that the other end expects."""
+        await self._all(frame, self._send_part)
+
+    async def receive(self, frame: Any) -> None:
+        """Fill a frame of the size of the one that is sent."""
+        await self._all(frame, self._receive_part)
+
+    async def _all(self, frame: Any, transfer: Callable[[Stream, Any, int, int], Any]) -> None:
+        size: int = nbytes(frame)  # type: ignore[no-untyped-call]
+        step = -(-size // len(self._streams) // 4096) * 4096
+        parts = [(start, min(start + step, size)) for start in range(0, size, step)]
+        tasks = [
+            asyncio.ensure_future(transfer(stream, frame, *part))
+            for stream, part in zip(self._streams, parts, strict=False)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            self.abort()  # so that the threads end
+            await asyncio.wait(tasks)
+            raise
+
+    async def _send_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
+        # A thread that waited for a receiver that waits for another's thread might wait forever.
+        if not await self._run(asyncio.get_running_loop().sock_recv(stream.socket, len(_READY))):
+            raise StreamError("the other end has closed it")
+        async with _slots()[0]:
+            await self._run(_in_thread(lambda: stream.send(sent(frame, start, end))))
+
+    async def _receive_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
+        async with _slots()[1]:
+            await self._run(asyncio.get_running_loop().sock_sendall(stream.socket, _READY))
+            await self._run(_in_thread(lambda: stream.receive(received(frame, start, end))))
+
+    async def _run(self, operation: Any) -> Any:
+        try:
+            return await operation
+        except OSError as error:
+            raise StreamError(error.strerror or str(error)) from None
+
+    def device_array(self, size: int) -> Any:
+        """Allocate bytes on this process's GPU."""
+        import rmm
+
+        return rmm.DeviceBuffer(size=size)
+
+    def synchronize(self) -> None:
+        """The threads wait for the default stream themselves."""
+
+    def abort(self) -> None:
+        """Close them, so that `send` and `receive` raise. May be called again."""
+        if not self._closed:
+            self._closed = True
+            for stream in self._streams:
+                with contextlib.suppress(OSError):
+                    stream.socket.shutdown(socket.SHUT_RDWR)  # wakes the threads
+                stream.socket.close()
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2 * AT_ONCE, "dask_gpu_mpi data")
+
+
+@functools.lru_cache(maxsize=1)
+def _slots_of(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
+    return asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+
+
+def _slots() -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
+    """For parts that are sent, and for those that are received."""
+    return _slots_of(asyncio.get_running_loop())
+
+
+def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+    return asyncio.get_running_loop().run_in_executor(_pool(), function)
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
+
+
+class _Buffers(threading.local):
+    """What each thread allocates once."""
+
+    def __init__(self) -> None:
+        self.sealed = bytearray(CHUNK + TAG)
+
+    @functools.cached_property
+    def of_device(self) -> _Pinned:
+        """For memory of a GPU."""
+        return _Pinned()
+
+
+_of_thread = _Buffers()
+
+
+def _buffers() -> _Buffers:
+    return _of_thread
+
+
+# -- the chunks of a frame ----------------------------------------------------------------------------------------------
+
+
+def sent(frame: Any, start: int, end: int) -> Iterator[memoryview]:
+    """The bytes of a frame that is sent, from `start` to `end`, in chunks; each is valid until the next."""
+    if hasattr(frame, "__cuda_array_interface__"):
+        return _buffers().of_device.sent(_pointer(frame), start, end)
+    return _chunks(memoryview(frame).cast("B"), start, end)
+
+
+def received(frame: Any, start: int, end: int) -> Iterator[memoryview]:
+    """The bytes of a frame that is received, to be filled one after the other."""
+    if hasattr(frame, "__cuda_array_interface__"):
+        return _buffers().of_device.received(_pointer(frame), start, end)
+    return _chunks(memoryview(frame).cast("B"), start, end)
+
+
+def _chunks(data: memoryview, start: int, end: int) -> Iterator[memoryview]:
+    for place in range(start, end, CHUNK):
+        yield data[place : min(place + CHUNK, end)]
+
+
+def _pointer(frame: Any) -> int:
+    return int(frame.__cuda_array_interface__["data"][0])
+
+
+class _Pinned:
+    """Pinned buffers of one thread, and a stream for their copies, by the driver, whose calls release Python's lock.
+
+    The stream follows the default stream of the frame's device at its begin, as UCX between Dask's workers does.
+    """
+
+    #: Buffers, of which the network uses one while the others are copied.
+    COUNT = 3
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._device: int | None = None
+        self._buffers: list[memoryview] = []
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if code := getattr(self._cuda, name)(*arguments):
+            raise StreamError(f"{name} failed with code {code}")
+
+    def _begin(self, pointer: int) -> None:
+        """Use the context of the device that this memory belongs to, and wait until the memory is complete."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        of_device_ordinal = 9
+        self._call("cuPointerGetAttribute", ctypes.byref(device), of_device_ordinal, ctypes.c_uint64(pointer))
+        if self._device != device.value:
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._call("cuCtxSetCurrent", context)
+            self._allocate()
+            self._device = device.value
+        self._call("cuStreamSynchronize", ctypes.c_void_p())
+
+    def _allocate(self) -> None:
+        self._stream = ctypes.c_void_p()
+        non_blocking, portable, no_timing = 1, 1, 2
+        self._call("cuStreamCreate", ctypes.byref(self._stream), non_blocking)
+        self._events = [ctypes.c_void_p() for _ in range(self.COUNT)]
+        self._addresses = [ctypes.c_void_p() for _ in range(self.COUNT)]
+        for event, address in zip(self._events, self._addresses, strict=True):
+            self._call("cuEventCreate", ctypes.byref(event), no_timing)
+            self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(CHUNK), portable)
+        self._buffers = [
+            memoryview((ctypes.c_ubyte * CHUNK).from_address(address.value or 0)).cast("B")
+            for address in self._addresses
+        ]
+
+    def sent(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
+        """The chunks of memory that is sent: while one is used, the next are copied from the device."""
+        self._begin(pointer)
+        places = range(start, end, CHUNK)
+        for number in range(len(places) + self.COUNT - 1):
+            if number < len(places):
+                self._copy("cuMemcpyDtoHAsync_v2", pointer, places[number], end, number, to_host=True)
+            if (due := number - self.COUNT + 1) >= 0:
+                slot = due % self.COUNT
+                self._call("cuEventSynchronize", self._events[slot])
+                yield self._buffers[slot][: min(CHUNK, end - places[due])]
+
+    def received(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
+        """The chunks of memory that is received: while one is filled, those before are copied to the device."""
+        self._begin(pointer)
+        for number, place in enumerate(range(start, end, CHUNK)):
+            slot = number % self.COUNT
+            if number >= self.COUNT:
+                self._call("cuEventSynchronize", self._events[slot])
+            yield self._buffers[slot][: min(CHUNK, end - place)]
+            self._copy("cuMemcpyHtoDAsync_v2", pointer, place, end, number, to_host=False)
+        self._call("cuStreamSynchronize", self._stream)
+
+    def _copy(self, name: str, pointer: int, place: int, end: int, number: int, *, to_host: bool) -> None:
+        slot = number % self.COUNT
+        size, device = ctypes.c_size_t(min(CHUNK, end - place)), ctypes.c_uint64(pointer + place)
+        pair = (self._addresses[slot], device) if to_host else (device, self._addresses[slot])
+        self._call(name, *pair, size, self._stream)
+        self._call("cuEventRecord", self._events[slot], self._stream)

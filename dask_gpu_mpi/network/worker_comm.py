@@ -1,0 +1,508 @@
+"""Connections between workers: TLS and, if both ends offer it, another way for large frames: UCX, or `streams`.
+
+A worker listens and connects with Dask's TLS, as every process of the cluster, and makes its offers in Dask's handshake.
+
+- UCX: the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64 bytes that each sends
+  over UCX. From then on frames in GPU memory (with ``protocol="ucx"``: large frames) are sent over UCX.
+- Streams, where UCX does not lead: before the first large frame the end that has made the connection makes some more with TLS, to
+  the same port, and sends keys over them. Then both ends go on with their sockets alone, without TLS.
+
+All other frames, including headers, are sent over TLS. So
+
+- a peer without a certificate of the job gets no further than TLS, and only the two ends know tags and keys;
+- scheduler, nannies and clients, which offer nothing, need neither, and their messages are always encrypted;
+- a connection whose UCX or streams do not work stays on TLS;
+- the end of the TLS connection ends them: a process that has died is detected at once, as with TCP.
+
+Sources: `distributed.comm.tcp`; `distributed_ucxx.ucxx` (0.46 to 0.52) for the order of calls to CUDA; ucxx's worker addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import os
+import secrets
+import socket
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distributed.comm import registry
+from distributed.comm.core import CommClosedError, connect
+from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
+from distributed.comm.utils import OFFLOAD_THRESHOLD, from_frames, to_frames
+from distributed.protocol.serialize import Serialize, Serialized, ToPickle, register_serialization_family
+from distributed.protocol.utils import host_array
+from distributed.utils import nbytes
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import STREAMS_START, UCX_AGREEMENT, UCX_PROOF, UCX_START
+from dask_gpu_mpi.network.interfaces import boot_id
+from dask_gpu_mpi.network.listeners import TLSListener
+from dask_gpu_mpi.network.streams import KEY, LEAST, PLAIN, SEALED, Keys, Stream, StreamError, Streams
+from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
+
+#: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
+OFFER, VERSION = "dask-gpu-mpi-ucx", 2
+#: The same for streams: this version, random bytes, whether they have to be encrypted, and whether the process has a GPU.
+STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 1
+#: The operation of a connection that becomes a stream, and the serialiser of messages whose large frames come another way.
+STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
+#: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
+FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
+#: Bytes of a proof.
+PROOF_SIZE = 64
+#: distributed's serialisers that leave memory on the GPU.
+SERIALIZERS = ("cuda", "dask", "pickle", "error")
+_boot_id = functools.cache(boot_id)
+#: Addresses with which a connection has stayed on TLS, with the reason; each is warned of once.
+without_ucx: dict[str, str] = {}
+
+
+def use_ucx_between_workers(
+    host_frames: int, *, loopback: bool = False, leads: bool = False, warned: bool = False, devices: str = ""
+) -> None:
+    """Offer UCX in the TLS connections of this process, in which a worker is made afterwards.
+
+    `host_frames` is the least size of arrays in host memory that are sent over UCX as well; 0: none. For the others see `Ucx`.
+    """
+    WorkerComm.offers_ucx = True
+    WorkerComm.host_frames = host_frames
+    Ucx.loopback, Ucx.leads, Ucx.warned, Ucx.devices = loopback, leads, warned, devices
+    registry.backends["tls"] = _Backend()
+
+
+def use_streams_between_workers(*, sealed: bool, has_gpu: bool) -> None:
+    """Offer streams in the TLS connections of this process, in which a worker is made afterwards.
+
+    `sealed`: encrypted. `has_gpu`: the worker sends and receives memory of a GPU.
+    """
+    WorkerComm.offers_streams = True
+    WorkerComm.sealed, WorkerComm.has_gpu = sealed, has_gpu
+    registry.backends["tls"] = _Backend()
+
+
+class _Announced:
+    """A message that TLS has carried: its header, and the frames that came with it."""
+
+    def __init__(self, header: dict[str, Any], frames: Sequence[Any]) -> None:
+        self.header = header
+        self.frames = frames
+
+
+register_serialization_family(FAMILY, None, _Announced)
+
+
+class WorkerComm(TLS):
+    """One end of such a connection."""
+
+    #: See `use_ucx_between_workers`, `use_streams_between_workers`.
+    offers_ucx = offers_streams = sealed = has_gpu = False
+    host_frames = 0
+    #: The arguments with which this end has made the connection; None: the other end has.
+    connection_args: dict[str, Any] | None = None
+    #: Streams that have come to this process, by the connection that they belong to.
+    _came: dict[bytes, list[Stream]] = {}  # noqa: RUF012
+    _tls_has_ended = False
+
+    def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
+        super().__init__(stream, local_addr, peer_addr, deserialize)
+        #: Whether both ends have offered UCX and have not agreed yet.
+        self._offered = False
+        self._agreeing: asyncio.Task[None] | None = None
+        self._endpoint: Endpoint | Streams | None = None
+        #: The name of this connection for its streams; empty: it has none.
+        self._name = b""
+        #: Whether they are encrypted, and whether both ends have a GPU.
+        self._is_sealed = self._has_gpus = False
+        stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
+
+    def handshake_info(self) -> dict[str, Any]:
+        """The offers of this end in Dask's handshake: they belong to one event loop, the worker's."""
+        offers: dict[str, Any] = {}
+        is_of_worker = Ucx.is_of_this_loop()
+        if is_of_worker and self.offers_ucx:
+            offers[OFFER] = [VERSION, *_place()]
+        if is_of_worker and self.offers_streams:
+            offers[STREAMS_OFFER] = [STREAMS_VERSION, secrets.token_bytes(16), self.sealed, self.has_gpu]
+        return {**super().handshake_info(), **offers}
+
+    def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """Called by distributed, at either end, with both offers."""
+        match local.get(OFFER), remote.get(OFFER):
+            case [version, here, leads_there], [other_version, there, leads_here] if version == other_version:
+                self._offered = here == there or bool(leads_there and leads_here)
+        match local.get(STREAMS_OFFER), remote.get(STREAMS_OFFER):
+            case [version, mine, sealed, gpu], [other_version, its, its_sealed, its_gpu] if (
+                version == other_version
+            ):
+                self._name = b"".join(sorted((mine, its)))
+                self._is_sealed, self._has_gpus = bool(sealed or its_sealed), bool(gpu and its_gpu)
+        configuration: dict[str, Any] = super().handshake_configuration(local, remote)
+        return configuration
+
+    async def read(self, deserializers: Any = None) -> Any:
+        """Receive a message."""
+        if self._offered:
+            await self._agree_once()
+        known = deserializers if deserializers is None else [*deserializers, FAMILY]
+        while True:
+            message = await super().read(known)
+            if isinstance(message, _Announced | Serialized) and message.header.get("serializer") == FAMILY:
+                if "open" not in message.header:
+                    return await self._large(message, deserializers)
+                reason = (
+                    await self._open_streams()
+                )  # the other end has a large frame, and can't make connections
+                await super().write(Serialized({"serializer": FAMILY, "opened": reason}, []))
+            elif self._name and isinstance(message, dict) and message.get("op") == STREAM_OPERATION:
+                await self._become_stream(message)
+            else:
+                return message
+
+    async def _large(self, message: Any, deserializers: Any) -> Any:
+        """A message with frames that come another way."""
+        header = message.header
+        if header["large"] and self._endpoint is None:
+            self._use_those_that_came()
+        endpoint = self._endpoint
+        with self._aborting_on_error():
+            large = []
+            for size, on_device in header["large"]:
+                assert endpoint is not None  # just made, at the latest
+                # not the memoryview itself: see `Endpoint`
+                large.append(endpoint.device_array(size) if on_device else host_array(size).obj)
+            if endpoint is not None and any(on_device for _, on_device in header["large"]):
+                endpoint.synchronize()  # the arrays are there
+            for frame in filter(nbytes, large):
+                assert endpoint is not None  # as above
+                async with _time_for(frame):
+                    await endpoint.receive(frame)
+            others, over_tls = iter(large), iter(message.frames)
+            frames = [next(others if is_large else over_tls) for is_large in header["is_large"]]
+            # GPU memory is not copied, so a thread for it would only cost its start.
+            on_host = sum(nbytes(frame) for frame in frames if not _on_device(frame))
+            return await from_frames(
+                frames,
+                deserialize=self.deserialize,
+                deserializers=self._serializers if deserializers is None else deserializers,
+                allow_offload=bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
+            )
+
+    @property
+    def _serializers(self) -> Sequence[str] | None:
+        """What leaves memory on the GPU, if it can go from GPU to GPU; None: distributed's."""
+        return SERIALIZERS if self._uses_ucx or self._has_gpus else None
+
+    @property
+    def _uses_ucx(self) -> bool:
+        return self._endpoint is not None and not isinstance(self._endpoint, Streams)
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        """Send a message; returns its bytes."""
+        if self._offered:
+            await self._agree_once()
+        if not (self._endpoint or self._name) or not _may_be_large(msg):
+            size: int = await super().write(msg, serializers=serializers, on_error=on_error)
+            return size
+        frames = await to_frames(
+            msg,
+            serializers=self._serializers if serializers is None else serializers,
+            on_error=on_error,
+            context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
+        )
+        is_large = [self._is_large(frame) for frame in frames]
+        if any(is_large) and self._endpoint is None and not await self._has_streams():
+            return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
+        large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
+        over_tls = [frame for frame, is_one in zip(frames, is_large, strict=True) if not is_one]
+        header = {
+            "serializer": FAMILY,
+            "is_large": bytes(is_large),
+            "large": [(nbytes(frame), _on_device(frame)) for frame in large],
+        }
+        endpoint = self._endpoint
+        if endpoint is not None and any(map(_on_device, large)):
+            endpoint.synchronize()  # the frames are complete
+        await super().write(Serialized(header, over_tls))
+        with self._aborting_on_error():
+            for frame in filter(nbytes, large):
+                assert endpoint is not None  # nothing is large without one
+                async with _time_for(frame):
+                    await endpoint.send(frame)
+        return sum(map(nbytes, frames))
+
+    def _is_large(self, frame: Any) -> bool:
+        """Whether a frame goes another way than TLS."""
+        if _on_device(frame):
+            return True  # even an empty one, of which only the header is sent: it is GPU memory at the other end, too
+        buffer = frame.obj if isinstance(frame, memoryview) else frame
+        # Without encryption TLS alone authenticates data, and other buffers may determine how a message is deserialised.
+        is_array = type(buffer).__module__ == "numpy"
+        if self._uses_ucx:
+            return is_array and 0 < self.host_frames <= nbytes(frame)
+        return nbytes(frame) >= LEAST and (is_array or self._is_sealed)
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    async def _has_streams(self) -> bool:
+        """Open the streams, by this end or the other; returns whether that has worked."""
+        if self.connection_args is not None:
+            reason = await self._open_streams()
+        else:
+            with self._aborting_on_error():
+                async with asyncio.timeout(STREAMS_START):
+                    await super().write(Serialized({"serializer": FAMILY, "open": True}, []))
+                    answer = await super().read()
+                if not (isinstance(answer, _Announced | Serialized) and "opened" in answer.header):
+                    raise StreamError("another message in place of the streams")
+                reason = answer.header["opened"]
+            if not reason:
+                self._use_those_that_came()
+        if reason:
+            self._name = b""
+            _warn_once(
+                self.peer_address, reason, "streams", "find out why these nodes refuse further connections"
+            )
+        return not reason
+
+    async def _open_streams(self) -> str:
+        """Make the streams, at the end that has made the connection; returns why that has failed."""
+        assert self.connection_args is not None  # the other end asks only then
+        streams: list[Stream] = []
+        try:
+            async with asyncio.timeout(STREAMS_START):
+                for _ in range(SEALED if self._is_sealed else PLAIN):
+                    comm = await connect(self.peer_address, **self.connection_args)
+                    keys = (
+                        [secrets.token_bytes(KEY), secrets.token_bytes(KEY)]
+                        if self._is_sealed
+                        else [None, None]
+                    )
+                    await comm.write({"op": STREAM_OPERATION, "name": self._name, "keys": keys})
+                    await comm.read()
+                    streams.append(Stream(_detached(comm), Keys(*keys)))
+        except (OSError, TimeoutError) as error:
+            for stream in streams:
+                stream.socket.close()
+            return str(error) or f"not opened within {STREAMS_START:g} s"
+        self._use(Streams(streams))
+        return ""
+
+    async def _become_stream(self, message: dict[str, Any]) -> None:
+        """At the other end: this connection is a stream of another one from now on. Raises a CommClosedError, for distributed."""
+        name, (received, sent) = message["name"], message["keys"]
+        # Sent at once, in this turn of the event loop: the other end uses the socket without TLS after it.
+        await super().write("OK")
+        if self.stream is None or self.stream.writing():
+            raise CommClosedError("the connection is too slow for a stream")
+        self._came.setdefault(name, []).append(Stream(_detached(self), Keys(sent, received)))
+        asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._came, name)
+        raise CommClosedError("became a stream")
+
+    def _use_those_that_came(self) -> None:
+        streams = self._came.pop(self._name, [])
+        if len(streams) != (SEALED if self._is_sealed else PLAIN):
+            self.abort()
+            raise CommClosedError(f"in {self}: {len(streams)} streams")
+        self._use(Streams(streams))
+
+    def _use(self, endpoint: Endpoint | Streams) -> None:
+        self._endpoint = endpoint
+        # Dask drops connections that the other end has closed, but does not close them.
+        weakref.finalize(self, _abort_soon, asyncio.get_running_loop(), endpoint).atexit = False
+        if self.closed():  # meanwhile
+            self._abort_endpoint()
+
+    # -- both ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _aborting_on_error(self) -> Iterator[None]:
+        """Close the connection if a message has not been transferred as a whole, since its state is unknown then."""
+        try:
+            yield
+        except (UcxError, StreamError, EOFError, TimeoutError) as error:
+            self.abort()
+            raise CommClosedError(f"in {self}: {error}") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _agree_once(self) -> None:
+        """Agree once, before the first message in either direction."""
+        if self._agreeing is None:
+            self._agreeing = asyncio.get_running_loop().create_task(self._agree())
+        await asyncio.shield(self._agreeing)
+
+    async def _agree(self) -> None:
+        """Agree with the other end, which does the same, on an endpoint or on none."""
+        with self._aborting_on_error():
+            try:
+                async with asyncio.timeout(UCX_AGREEMENT):
+                    endpoint, reason = await self._make_endpoint()
+            except TimeoutError:
+                raise CommClosedError(f"in {self}: no agreement within {UCX_AGREEMENT:g} s") from None
+        if endpoint is None:
+            fix = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
+            _warn_once(self.peer_address, reason, "UCX", fix)
+        else:
+            self._use(endpoint)
+        self._offered = False
+
+    async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
+        """The endpoint, or the reason why there is none."""
+        own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
+        ucx: Ucx | None = None
+        try:
+            async with asyncio.timeout(UCX_START):
+                ucx = await asyncio.shield(Ucx.begin())
+            own["address"] = ucx.address
+        except UcxError as error:
+            own["reason"] = str(error)
+        except TimeoutError:
+            own["reason"] = f"UCX has not started within {UCX_START:g} s"
+        await super().write(own)
+        other = await super().read()
+        if ucx is None or not other["address"]:
+            return None, own.get("reason") or f"at the other end: {other.get('reason')}"
+        endpoint, reason = await _connected(ucx, own, other)
+        try:
+            await super().write({"reason": reason})
+            others_reason = (await super().read())["reason"]
+            reason = reason or others_reason
+        except BaseException:
+            reason = "the connection was closed"
+            raise
+        finally:
+            if reason and endpoint is not None:
+                endpoint.abort()
+        return (None, reason) if reason else (endpoint, "")
+
+    def abort(self) -> None:
+        """Close both at once."""
+        self._abort_endpoint()
+        super().abort()
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Close both, TLS after its pending data."""
+        await super().close()
+        self._abort_endpoint()
+
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._tls_has_ended or bool(super().closed())
+
+    def _abort_endpoint(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.abort()
+
+
+async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tuple[Endpoint | None, str]:
+    """An endpoint to the other end, with proofs of both ends, or the reason why there is none."""
+    endpoint: Endpoint | None = None
+    try:
+        endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
+        async with asyncio.timeout(UCX_PROOF):
+            await _authenticate(endpoint, own, other)
+        return endpoint, ""
+    except BaseException as error:
+        if endpoint is not None:
+            endpoint.abort()
+        if not isinstance(error, (UcxError, TimeoutError)):
+            raise
+        return None, str(error) or f"no answer over UCX within {UCX_PROOF:g} s"
+
+
+async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
+    """Prove that the endpoint leads to the other end of the TLS connection, over which both ends have sent their keys."""
+    key = b"".join(sorted((own["key"], other["key"])))
+    received = bytearray(PROOF_SIZE)
+    await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
+    if not hmac.compare_digest(received, _proof(key, other["key"])):
+        raise UcxError("the data over UCX are not from this peer")
+
+
+def _place() -> tuple[str, bool]:
+    """The node of this process, and whether UCX may lead from it to others."""
+    return f"{socket.gethostname()} {_boot_id()}", Ucx.leads
+
+
+def _proof(key: bytes, sender: bytes) -> bytes:
+    return hmac.digest(key, b"dask-gpu-mpi ucx proof" + sender, "sha512")
+
+
+def _time_for(frame: Any) -> asyncio.Timeout:
+    return asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST)
+
+
+def _on_device(frame: Any) -> bool:
+    return hasattr(frame, "__cuda_array_interface__")
+
+
+def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint | Streams) -> None:
+    """Abort in the event loop: Python collects garbage in any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(endpoint.abort)
+
+
+def _on_close(reference: weakref.ref[WorkerComm]) -> None:
+    """The TLS connection has ended, at either end."""
+    if (comm := reference()) is not None:
+        comm._tls_has_ended = True
+        comm._abort_endpoint()
+
+
+def _may_be_large(message: Any) -> bool:
+    """Whether a message may have frames of its own: most between workers have none, and go as distributed sends them."""
+    if isinstance(message, dict):
+        return any(map(_may_be_large, message.values()))
+    return isinstance(message, Serialize | Serialized | ToPickle)
+
+
+def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:
+    """Close streams whose connection has not used them."""
+    for stream in came.pop(name, []):
+        stream.socket.close()
+
+
+def _detached(comm: TLS) -> socket.socket:
+    """The socket of a connection, which is closed for Dask and TLS."""
+    stream: Any = comm.stream
+    sock = socket.socket(fileno=os.dup(stream.socket.fileno()))
+    comm.abort()
+    return sock
+
+
+def _warn_once(peer: str, reason: str, way: str, fix: str) -> None:
+    host = peer.rpartition(":")[0].partition("://")[2]
+    if host not in without_ucx:
+        without_ucx[host] = reason
+        say(
+            f"warning: {socket.gethostname()}: transfers between it and {host} go over TLS, not {way}: "
+            f"{reason}. Fix: {fix}"
+        )
+
+
+class _Connector(TLSConnector):
+    comm_class = WorkerComm
+
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        comm = await super().connect(address, deserialize, **connection_args)
+        comm.connection_args = connection_args
+        return comm
+
+
+class _Listener(TLSListener):
+    comm_class = WorkerComm
+
+
+class _Backend(TLSBackend):
+    def get_connector(self) -> _Connector:
+        return _Connector()
+
+    def get_listener(self, *args: Any, **kwargs: Any) -> _Listener:
+        return _Listener(*args, **kwargs)

@@ -1,0 +1,281 @@
+"""Sockets for large frames between workers: what goes over them, and what others can do to them.
+
+tests/hosts has jobs on several hosts, tests/intruders strangers, tests/gpu memory of GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import dask.config
+import numpy as np
+import pytest
+from distributed import Security
+from distributed.comm import CommClosedError, connect, listen, registry
+from distributed.comm.tcp import TLS
+from distributed.protocol import to_serialize
+
+from dask_gpu_mpi.network import streams, worker_comm
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.streams import CHUNK, KEY, LEAST, PLAIN, SEALED, TAG, Keys, Stream, StreamError
+from dask_gpu_mpi.network.worker_comm import WorkerComm, use_streams_between_workers
+
+# -- between two workers ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The bytes of each part that goes over a stream, of workers that encrypt."""
+    found: list[int] = []
+    send = Stream.send
+
+    def noted(stream: Stream, chunks: Iterator[memoryview]) -> None:
+        kept = list(chunks)
+        found.append(sum(map(len, kept)))
+        send(stream, iter(kept))
+
+    monkeypatch.setattr(Stream, "send", noted)
+    for name in ("offers_ucx", "offers_streams", "sealed", "has_gpu"):
+        monkeypatch.setattr(WorkerComm, name, False)
+    monkeypatch.setattr(worker_comm, "without_ucx", {})
+    monkeypatch.setattr(worker_comm.Ucx, "_loop", None)
+    monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
+    with dask.config.set(make_credentials()):
+        use_streams_between_workers(sealed=True, has_gpu=False)
+        yield found
+
+
+async def serve(comm: Any) -> None:
+    """Answer with what was sent, or with an array of so many bytes."""
+    with contextlib.suppress(CommClosedError):
+        while True:
+            message = await comm.read()
+            size = message.get("size")
+            back = message["data"] if size is None else np.full(size, 7, "u1")
+            await comm.write({"back": to_serialize(back)})
+
+
+@contextlib.asynccontextmanager
+async def pair(handle: Callable[[Any], Any] = serve) -> AsyncIterator[Any]:
+    """A connection of two workers, as that end has it which has made it."""
+    security = Security()
+    async with listen("tls://127.0.0.1:0", handle, **security.get_listen_args("worker")) as listener:
+        comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
+        yield comm
+        comm.abort()
+
+
+async def there_and_back(comm: Any, data: Any) -> Any:
+    await comm.write({"data": to_serialize(data)})
+    return (await comm.read())["back"]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_large_arrays_in_both_directions(sealed: bool, sent: list[int]) -> None:
+    use_streams_between_workers(sealed=sealed, has_gpu=False)
+    async with pair() as comm:
+        for size in (0, LEAST - 1, LEAST, 3 * CHUNK + 5):
+            data = np.frombuffer(secrets.token_bytes(size), "u1")
+            assert ((await there_and_back(comm, data)) == data).all()
+        assert await there_and_back(comm, {"a": 1}) == {"a": 1}
+        assert len(comm._endpoint._streams) == (SEALED if sealed else PLAIN)
+    assert sum(sent) == 2 * (LEAST + 3 * CHUNK + 5)
+
+
+async def test_the_end_that_was_connected_to_has_the_first_large_frame(sent: list[int]) -> None:
+    """It can't make connections, and asks the other end for them."""
+    async with pair() as comm:
+        for _ in range(2):
+            await comm.write({"size": 5 * CHUNK})
+            back = (await comm.read())["back"]
+            assert back.shape == (5 * CHUNK,)
+            assert (back == 7).all()
+    assert sum(sent) == 10 * CHUNK
+
+
+@pytest.mark.parametrize(("sealed", "parts"), [(True, 2 * SEALED), (False, 0)])
+async def test_other_buffers_only_if_they_are_encrypted(sealed: bool, parts: int, sent: list[int]) -> None:
+    """They may determine how a message is deserialised; TLS and sealed streams authenticate each byte."""
+    use_streams_between_workers(sealed=sealed, has_gpu=False)
+    async with pair() as comm:
+        data = bytearray(secrets.token_bytes(2 * LEAST))
+        assert await there_and_back(comm, data) == data
+    assert len(sent) == parts
+
+
+async def test_a_process_that_offers_nothing_stays_with_tls(
+    sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_comm._Connector, "comm_class", TLS)
+    monkeypatch.setattr(TLS, "connection_args", None, raising=False)
+    async with pair() as comm:
+        assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+    assert sent == []
+
+
+@pytest.mark.parametrize("first", ["there", "back"])
+async def test_streams_that_can_not_be_made(
+    first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The connection stays with TLS, and says so once."""
+
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise OSError("refused by a firewall")
+
+    monkeypatch.setattr(worker_comm, "connect", refused)
+    async with pair() as comm:
+        for _ in range(2):
+            if first == "back":
+                await comm.write({"size": 2 * LEAST})
+                assert (await comm.read())["back"].sum() == 7 * 2 * LEAST
+            assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+    assert sent == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "127.0.0.1 go over TLS, not streams: refused by a firewall" in line
+
+
+async def test_a_peer_that_stops_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed in time, and Dask tries again with another."""
+    monkeypatch.setattr(streams, "STALLED", 0.2)
+    monkeypatch.setattr(Stream, "send", lambda stream, chunks: None)
+    async with pair() as comm:
+        await comm.write({"size": 2 * LEAST})
+        with pytest.raises(CommClosedError, match=r"no data for 0\.2 s"):
+            await comm.read()
+        assert comm.closed()
+
+
+async def test_the_end_of_the_connection_ends_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = asyncio.Event()
+
+    async def waiting(stream: Stream, frame: Any, start: int, end: int) -> None:
+        waits.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(streams.Streams, "_send_part", lambda self, *rest: waiting(*rest))
+    async with pair() as comm:
+        await comm.write({"size": 2 * LEAST})
+        reading = asyncio.ensure_future(comm.read())
+        await waits.wait()
+        comm.abort()
+        with pytest.raises(CommClosedError):
+            await asyncio.wait_for(reading, 10)
+
+
+async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_comm, "STREAMS_START", 0.1)
+    came: dict[bytes, list[Stream]] = {}
+    monkeypatch.setattr(WorkerComm, "_came", came)
+    async with pair() as comm:
+        reason = await comm._open_streams()
+        assert reason == ""
+        assert [len(found) for found in came.values()] == [SEALED]
+        while came:
+            await asyncio.sleep(0.01)
+
+
+# -- one socket -----------------------------------------------------------------------------------------------------------
+
+
+Ends = tuple[Stream, socket.socket, Stream]
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., Ends]]:
+    """Make a stream, the wire from it, and the stream at the other end, which reads what is written to its wire."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*, sealed: bool = True) -> Ends:
+            keys = Keys(secrets.token_bytes(KEY), secrets.token_bytes(KEY)) if sealed else Keys()
+            pairs = []
+            for _ in range(2):
+                with socket.create_server(("127.0.0.1", 0)) as server:
+                    one = socket.create_connection(server.getsockname())
+                    pairs.append((stack.enter_context(one), stack.enter_context(server.accept()[0])))
+            sender, receiver = Stream(pairs[0][0], keys), Stream(pairs[1][0], Keys(keys.received, keys.sent))
+            receiver.wire = pairs[1][1]  # type: ignore[attr-defined]
+            return sender, pairs[0][1], receiver
+
+        yield make
+
+
+def read(wire: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += wire.recv(size - len(data))
+    return data
+
+
+DATA = bytes(range(256)) * 40
+
+
+def over_the_wire(sender: Stream, wire: socket.socket, *, sealed: bool = True) -> bytes:
+    sender.send(iter([memoryview(DATA)]))
+    return read(wire, len(DATA) + TAG * sealed)
+
+
+def arrived(receiver: Any, data: bytes) -> bytes:
+    buffer = bytearray(len(DATA))
+    receiver.wire.sendall(data)
+    receiver.receive(iter([memoryview(buffer)]))
+    return bytes(buffer)
+
+
+def test_nobody_on_the_way_reads_or_repeats_it(ends: Callable[..., Ends]) -> None:
+    sender, wire, receiver = ends()
+    first, second = (over_the_wire(sender, wire) for _ in range(2))
+    assert first != second
+    assert all(DATA[start : start + 16] not in first for start in range(0, len(DATA), 16))
+    assert arrived(receiver, first) == DATA
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        arrived(receiver, first)  # replayed
+    _, _, receiver = ends()
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        arrived(receiver, first)  # of another job
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: bytes(len(data)),
+    ],
+    ids=["first byte", "tag", "garbage"],
+)
+def test_what_was_changed_is_not_believed(
+    change: Callable[[bytes], bytes], ends: Callable[..., Ends]
+) -> None:
+    sender, wire, receiver = ends()
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        arrived(receiver, change(over_the_wire(sender, wire)))
+
+
+def test_a_direction_has_its_own_key(ends: Callable[..., Ends]) -> None:
+    """What one end has sent is not taken for what the other end sends."""
+    sender, wire, _ = ends()
+    data = over_the_wire(sender, wire)
+    wire.sendall(data)
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        sender.receive(iter([memoryview(bytearray(len(DATA)))]))
+
+
+def test_what_is_cut_off(ends: Callable[..., Ends]) -> None:
+    sender, wire, receiver = ends()
+    data = over_the_wire(sender, wire)
+    receiver.wire.sendall(data[:-1])  # type: ignore[attr-defined]
+    receiver.wire.close()  # type: ignore[attr-defined]
+    with pytest.raises(StreamError, match="the other end has closed it"):
+        receiver.receive(iter([memoryview(bytearray(len(DATA)))]))
+
+
+def test_without_keys_it_is_plain(ends: Callable[..., Ends]) -> None:
+    sender, wire, receiver = ends(sealed=False)
+    data = over_the_wire(sender, wire, sealed=False)
+    assert data == DATA
+    assert arrived(receiver, data) == DATA
