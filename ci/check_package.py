@@ -1,4 +1,4 @@
-"""Checks an installed dask_gpu_mpi, not the checkout: `python -P ci/check_package.py PREFIX` (called by ci/test.sh)."""
+"""Checks an installed dask_gpu_mpi, not the checkout: `python -P ci/check_package.py PREFIX` (called by ci/lint.sh)."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ upload() {
   "$bin/twine" check --strict "$work"/*.whl "$work"/*.tar.gz
 }
 
-# no .pyc files of packages that are hardly imported: "no" is pip's word for it
-stage "env docs" env PIP_NO_COMPILE=no bash ci/env.sh mpich .venv/docs docs
+stage "env docs" bash ci/env.sh mpich .venv/docs docs
 [[ $failed -eq 0 ]] || summary
 stage "site" "$bin/sphinx-build" -q -E -W --keep-going -b html docs docs/_build/html
 stage "words" "$bin/python" docs/check_words.py

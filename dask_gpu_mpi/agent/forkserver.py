@@ -154,6 +154,10 @@ def end_left_behind() -> None:
         time.sleep(0.01)
     ours = {each.pid for each in active_children()}
     server: Any = stdlib._forkserver
+    if (
+        server._forkserver_pid is None
+    ):  # psutil would take None for this process, and end its resource tracker
+        return
     try:
         tops = [each for each in psutil.Process(server._forkserver_pid).children() if each.pid not in ours]
         left = [one for top in tops for one in (top, *top.children(recursive=True))]

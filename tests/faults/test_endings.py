@@ -81,7 +81,7 @@ ROWS = [
         1,
         says=("ValueError: of the script",),
         tracebacks=1,
-        marks=(both_mpis, quick("openmpi", form="initialize")),
+        marks=(both_mpis, quick(form="initialize")),
     ),
     Row(
         "raises in a thread",
@@ -105,7 +105,7 @@ ROWS = [
         "tasks = client.map(lambda x: time.sleep(60), range(20), pure=False)\n"
         "wait_until(lambda: any(client.processing().values()))\nmark()\n",
         within=5.0,
-        marks=(quick("mpich", form="initialize"),),
+        marks=(pytest.mark.versions(form="initialize"),),
     ),
     Row(
         "leaves a thread that ends",
@@ -116,7 +116,6 @@ ROWS = [
     Row(
         "client.shutdown()",
         "compute()\nclient.shutdown()\nmark()\n",
-        marks=(quick("openmpi", form="command"),),
     ),
     Row("client.shutdown() as the last line", "compute()\nmark()\nclient.shutdown()\n", forms=ONE),
     Row("session.close()", "compute()\nsession.close()\nmark()\n", forms=OTHER),
@@ -139,7 +138,7 @@ ROWS = [
         forms=ONE,
         marks=(both_mpis,),
     ),
-    Row("MPI.Finalize()", "compute()\n" + FINALIZE, 3, forms=ONE, marks=(both_mpis, quick())),
+    Row("MPI.Finalize()", "compute()\n" + FINALIZE, 3, forms=ONE, marks=(both_mpis, pytest.mark.versions)),
     Row(
         "client.shutdown() and MPI.Finalize()",
         "compute()\nclient.shutdown()\n" + FINALIZE,
@@ -151,7 +150,7 @@ ROWS = [
         "forks children that end",
         "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n",
         3,
-        marks=(quick("mpich", form="command"),),
+        marks=(quick(form="command"),),
     ),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(

@@ -47,7 +47,7 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str, options: dict[str
     assert scratch_of(job) == []
 
 
-@pytest.mark.quick("openmpi")
+@pytest.mark.quick
 def test_agent_of_a_worker(mpirun: Mpi) -> None:
     body = (
         "futures = start_tasks()\nos.kill(agent_of('1'), signal.SIGKILL)\ncheck_tasks(futures)\n"
@@ -78,7 +78,7 @@ sys.exit(3)
     end(mpirun, job, 3, 5.0, tracebacks=None)
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.versions
 def test_worker_and_its_fork_server(mpirun: Mpi) -> None:
     """Those that come after it log and are silent as those before."""
     body = """
@@ -199,7 +199,7 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("mpich", victim="scheduler")
+@pytest.mark.quick(victim="scheduler")
 @pytest.mark.parametrize(("victim", "form"), [("scheduler", "initialize"), ("head agent", "command")])
 def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     pid = "client.run_on_scheduler(os.getpid)"

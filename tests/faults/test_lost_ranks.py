@@ -111,7 +111,6 @@ def is_lost(job: Job) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("openmpi", during="tasks", victim="all", form="command")
 @pytest.mark.parametrize(
     ("during", "victim", "form"),
     [
@@ -317,7 +316,7 @@ def test_without_the_option_the_job_ends(mpirun: Mpi) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("mpich")
+@pytest.mark.versions
 def test_a_launcher_that_is_not_able_to(mpirun: Mpi) -> None:
     """One line says so at the start, not at the loss."""
     job = start(mpirun, "command", "mark()\nsys.exit(3)\n", options=TOLERATES)

@@ -32,7 +32,7 @@ ENDS = "compute()\nmark()\nsys.exit(3)\n"
     ("form", "how"),
     [
         ("initialize", RAISES),
-        pytest.param("initialize", HANGS, marks=pytest.mark.quick("openmpi")),
+        ("initialize", HANGS),
         ("command", BLOCKS),
     ],
 )

@@ -111,7 +111,6 @@ def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> N
     end(mpirun, job, codes, 10, since=fault)
 
 
-@pytest.mark.quick("openmpi", form="initialize")
 @pytest.mark.parametrize(
     ("form", "client", "rank"),
     [
@@ -241,7 +240,7 @@ def checkpointed(job: Job) -> list[str]:
     return sorted(path.name for path in job.directory.glob("mark-checkpoint*"))
 
 
-@pytest.mark.quick("mpich", form="initialize", how="end time")
+@pytest.mark.versions(form="initialize", how="end time")
 @pytest.mark.parametrize(
     ("form", "how"),
     [

@@ -185,7 +185,6 @@ def test_rank_that_hangs_while_it_inspects_its_node(mpirun: Mpi, hanging: int, t
     assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report
 
 
-@pytest.mark.quick("mpich")
 @pytest.mark.slow
 def test_worker_that_dies_at_each_start(mpirun: Mpi) -> None:
     env = preload(

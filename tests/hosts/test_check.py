@@ -6,8 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-import pytest
-
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
@@ -19,7 +17,6 @@ CHECK = [*COMMAND, "check", "--json", "--scheduler-port", PORT]
 RULE = ["to", "10.77.0.1", "ipproto", "tcp", "dport", PORT, "unreachable"]
 
 
-@pytest.mark.quick("mpich")
 def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
     data = json.loads(mpirun.run(CHECK, 3, bed=hosts).check().stdout)
     assert [(host["host"], host["ranks"]) for host in data["hosts"]] == [

@@ -53,11 +53,9 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed) -> None:
     assert "--interface" in done.refusal
 
 
-@pytest.mark.both_mpis
+@pytest.mark.of_mpi("openmpi")  # the daemons of Hydra (MPICH 5.0.2) connect to mpirun by IPv4
 def test_nodes_with_ipv6_only(mpirun: Mpi, bed: TestBed) -> None:
     """Launcher, MPI, reachability, scheduler, workers: the nodes have no IPv4 address but that of loopback."""
-    if mpirun.name == "mpich":
-        pytest.skip("the daemons of Hydra (MPICH 5.0.2) connect to mpirun by IPv4")
     names = [f"fd77::{number} {host}\n" for number, host in enumerate(bed.hosts, 1)]
     (bed.state / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
     for number, host in enumerate(bed.hosts, 1):

@@ -31,7 +31,6 @@ def inherited(job: Job) -> set[tuple[str, int]]:
     return found
 
 
-@pytest.mark.quick
 def test_forged_messages_are_dropped_and_the_job_starts(mpirun: Mpi, tmp_path: Path) -> None:
     """Random bytes, pickles, what is sealed with a wrong key, and what a rank has sent before."""
     bomb = tmp_path / "bomb"
@@ -45,7 +44,6 @@ def test_forged_messages_are_dropped_and_the_job_starts(mpirun: Mpi, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.quick(how="second key")
 @pytest.mark.parametrize("how", ["first key", "second key"])
 def test_a_second_key_in_the_name_of_a_rank_ends_the_start(mpirun: Mpi, how: str) -> None:
     done = mpirun.run(INTRUDER, 3, args=[how])

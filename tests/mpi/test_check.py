@@ -66,7 +66,6 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
     assert findings(done) == []
 
 
-@pytest.mark.quick("openmpi")
 def test_gpus(mpirun: Mpi) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
     # they are emulated, so nothing can compute on them: each is tried, by its worker
@@ -116,7 +115,6 @@ def another_dask(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
 
 
-@pytest.mark.quick("mpich")
 def test_another_version_and_a_port_in_use(mpirun: Mpi, another_dask: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -141,7 +139,6 @@ def failed_start(done: CompletedJob) -> dict[str, Any]:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("openmpi")
 def test_a_local_directory_that_can_not_be_written(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     odd = {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(tmp_path / "file")}
@@ -178,7 +175,6 @@ def test_all_that_is_wrong_is_found_at_once(mpirun: Mpi, tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.quick("mpich")
 def test_options_that_can_not_be_used(mpirun: Mpi) -> None:
     done = mpirun.run([*CHECK, "--json", "--nthreads", "none"], 2).check(2)
     assert "--nthreads" in done.refusal

@@ -24,7 +24,6 @@ def environ(tmp_path: Path) -> dict[str, str | None]:
     return gpu_environ(GPUS) | {"LD_LIBRARY_PATH": libraries, LOG_VARIABLE: str(tmp_path / "log")}
 
 
-@pytest.mark.quick("openmpi")
 def test_only_workers_touch_cuda_each_once_and_a_script_that_did_is_named(
     mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
 ) -> None:

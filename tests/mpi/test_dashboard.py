@@ -59,7 +59,7 @@ def has_token(path: Path, token: str) -> bool:
         return False
 
 
-@pytest.mark.quick("openmpi")
+@pytest.mark.quick
 def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     options = ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
@@ -171,7 +171,7 @@ def open_page(base: str, cookie: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("options", "servers"),
     [
-        pytest.param((), 0, id="nannies", marks=pytest.mark.quick("mpich")),
+        pytest.param((), 0, id="nannies"),
         pytest.param(("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2, id="asked for"),
     ],
 )

@@ -13,7 +13,7 @@ from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, s
 from support.jobs.mpi import Mpi
 
 
-@pytest.mark.quick("openmpi")
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["initialize", "execute"])
 def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
     with warnings.catch_warnings():
@@ -127,7 +127,6 @@ if world.rank == 2:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.quick("openmpi")
 def test_execute_returns_the_result(mpirun: Mpi) -> None:
     program = (
         TELL

@@ -73,7 +73,7 @@ def test_the_plan_of_the_allocation(mpirun: Mpi) -> None:
 NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-@pytest.mark.quick(number=signal.SIGTERM)
+@pytest.mark.quick(number=signal.SIGTERM, how=("--launcher", "mpirun"))
 @STARTS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int, how: tuple[str, ...]) -> None:

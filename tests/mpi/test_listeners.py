@@ -65,7 +65,6 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     assert foreign_lines(done.stderr) == []
 
 
-@pytest.mark.quick("mpich")
 @pytest.mark.mpi
 def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     """All programs counted, from the first to the last, `launch` as well: it starts the ranks itself."""
@@ -91,19 +90,14 @@ def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> N
 
 #: By MPI a choice of its user's which gives ranks ports on one host.
 CHOICES = [
-    ("mpich", "UCX_TLS", "tcp,self"),
-    ("mpich", "UCX_TLS", "all"),
-    ("openmpi", "OMPI_MCA_btl", "self,sm,tcp"),
+    pytest.param("UCX_TLS", "tcp,self", marks=pytest.mark.of_mpi("mpich")),
+    pytest.param("UCX_TLS", "all", marks=pytest.mark.of_mpi("mpich")),
+    pytest.param("OMPI_MCA_btl", "self,sm,tcp", marks=pytest.mark.of_mpi("openmpi")),
 ]
 
 
-@pytest.mark.both_mpis
-@pytest.mark.parametrize(("mpi", "name", "value"), CHOICES)
-def test_a_choice_that_opens_ports_opens_them_for_the_start_only(
-    mpirun: Mpi, mpi: str, name: str, value: str
-) -> None:
-    if mpirun.name != mpi:
-        pytest.skip(f"a choice of {mpi}'s")
+@pytest.mark.parametrize(("name", "value"), CHOICES)
+def test_a_choice_that_opens_ports_opens_them_for_the_start_only(mpirun: Mpi, name: str, value: str) -> None:
     code = f"import os, time; print('up', os.environ.get({name!r}), flush=True); time.sleep(60)"
     job = mpirun.start([*COMMAND, "--interface", "lo", "-c", code], 2, env={**UNCHOSEN, name: value})
     with Census(job) as census:

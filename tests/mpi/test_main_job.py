@@ -89,7 +89,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     assert json.loads(alone.stdout) == told["plan"]
 
 
-@pytest.mark.quick("mpich", kind="module")
+@pytest.mark.versions(kind="module")
 @pytest.mark.parametrize("kind", ["module", "code", "folder"])
 def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -> None:
     """Functions and classes of ``__main__`` reach the workers, whose import path has what the program's has."""
@@ -151,7 +151,7 @@ def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_pa
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")
     line = [*COMMAND, "--worker-class", "beside.MyNanny", "--nthreads", "3", str(script)]

@@ -57,7 +57,7 @@ def test_mpi_of_the_script_without_threads(mpirun: Mpi, before: str) -> None:
     assert foreign_lines(done.stderr) == []
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick
 def test_mpi_that_has_ended(mpirun: Mpi) -> None:
     done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2, timeout=30).check(2)
     assert "called MPI.Finalize() before initialize()" in done.refusal
@@ -141,10 +141,9 @@ print("left behind:", os.environ.get("{VARIABLE}"))
 OPENED = "found loaded component ofi"
 
 
+@pytest.mark.of_mpi("openmpi")  # its component; with MPICH there is nothing to leave out
 @pytest.mark.parametrize("chosen", [None, "self,sm,ofi"])
 def test_component_is_opened_only_where_it_is_wanted(mpirun: Mpi, tmp_path: Path, chosen: str | None) -> None:
-    if mpirun.name != "openmpi":
-        pytest.skip("Open MPI's component; with MPICH there is nothing to leave out")
     if any(map(glob.glob, NETWORKS)):
         pytest.skip(
             "this host has a network that libfabric drives; tests/pure/mpi/test_openmpi.py covers that"

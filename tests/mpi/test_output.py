@@ -259,5 +259,6 @@ def test_a_script_that_does_not_use_its_cluster(mpirun: Mpi, use: str) -> None:
     text, warned = USES[use]
     done = mpirun.run(text, 2, command=["--no-dashboard", "--client-rank", "1"]).check()
     assert done.stdout == "1\n"
-    assert foreign_lines(done.stderr) == []
+    # a cluster of Dask's own may leave a future behind whose error nobody has looked at
+    assert warned or foreign_lines(done.stderr) == []
     assert done.stderr.count(UNUSED) == warned

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import facts, foreign_lines, until
+from support.jobs.clusters import facts, foreign_lines, ranks_of, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import TABS, browser
@@ -34,7 +34,7 @@ def figures(job: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.quick("mpich")
+@pytest.mark.quick
 def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
     done = job.wait(60).check(0)
@@ -197,7 +197,9 @@ def test_how_a_script_with_initialize_has_ended(ending: str, mpirun: Mpi) -> Non
 def test_a_signal_to_the_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK + "tell(waits=True)\ntime.sleep(60)\n")
     job.wait_for("waits")
-    job.signal(signal.SIGTERM)
+    os.kill(
+        ranks_of(job)[0], signal.SIGTERM
+    )  # Open MPI's launcher would leave it half a second for its report
     assert job.wait(30).rc != 0
     data = figures(job)
     assert data["job"]["how"] == "the job was sent SIGTERM"

@@ -55,7 +55,6 @@ def has_key(path: Path) -> bool:
         return False
 
 
-@pytest.mark.quick("openmpi")
 def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi, tmp_path: Path) -> None:
     options = {
         "--log-level": "debug",
@@ -156,7 +155,7 @@ def sniffer() -> Iterator[bytearray]:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick
+@pytest.mark.quick(before="")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may open a packet socket")
 @pytest.mark.parametrize("before", ["", OWN], ids=["child", "own"])
 def test_private_key_is_not_on_the_network(mpirun: Mpi, before: str) -> None:
@@ -187,7 +186,6 @@ HALF_OPEN = script("mpi/scripts/half_open.py")
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick("mpich")
 def test_half_open_connections(mpirun: Mpi) -> None:
     # as a shell's user has it: a soft limit below the hard one
     shell = f'ulimit -Sn {LIMIT - 64}; ulimit -Hn {LIMIT}; exec "$0" -c "$1"'

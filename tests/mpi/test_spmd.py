@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from support.jobs.clusters import TELL, facts, foreign_lines
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
@@ -15,7 +13,6 @@ from support.mocks.gpus import GIB, make_gpus
 GROUP = script("mpi/scripts/group.py")
 
 
-@pytest.mark.quick("openmpi")
 def test_group_and_environment(mpirun: Mpi) -> None:
     done = mpirun.run(GROUP, 2, command=[], timeout=90).check(3)
     assert foreign_lines(done.stderr) == []

@@ -64,7 +64,6 @@ def in_pipe(*arguments: str | Path, rc: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
-@pytest.mark.quick("openmpi")
 def test_rows_keys_and_the_terminal_afterwards(file: Path, tmux: Tmux) -> None:
     tmux.top("--scheduler-file", str(file), "--interval", "0.5")
     shown = tmux.wait_for("0-cpu-0")
@@ -149,7 +148,7 @@ def test_the_cluster_ends_meanwhile(mpirun: Mpi, tmp_path: Path, tmux: Tmux) -> 
     assert "Traceback" not in shown
 
 
-@pytest.mark.quick("openmpi")
+@pytest.mark.quick
 def test_once_and_json(file: Path) -> None:
     once = in_pipe("--scheduler-file", file, "--once")
     assert order(once.stdout) == NAMES

@@ -57,7 +57,6 @@ def test_ucx_after_mpi_in_the_script(mpirun: Mpi) -> None:
     mpirun.run("import ucxx\n" + HEAD + CONNECTED + imports, 2, command=[], timeout=90).check()
 
 
-@pytest.mark.quick
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory.
 

@@ -11,10 +11,7 @@ import pytest
 from support.jobs.scripts import script
 from support.jobs.ucx import needs_ucx
 
-pytestmark = [
-    pytest.mark.quick("mpich"),
-    needs_ucx,
-]
+pytestmark = needs_ucx
 
 #: `pair()` is a connection to a process that sends back what it gets. In a file of its own, since a crash must not end the tests.
 HEAD = script("ucx/scripts/connections.py")

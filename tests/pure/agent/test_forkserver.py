@@ -170,3 +170,13 @@ def test_the_tracker_removes_the_scratch_of_a_process_that_is_killed(tmp_path: P
     done = run_python(textwrap.dedent(code), str(scratch))
     assert done.stdout == "['dgm']\n", done.stderr
     until(lambda: not scratch.exists(), 10)
+
+
+def test_without_a_fork_server_nothing_is_ended() -> None:
+    """Least of all the process's own resource tracker."""
+    done = run_python(
+        "import os, multiprocessing.resource_tracker as tracker\n"
+        "from dask_gpu_mpi.agent.forkserver import end_left_behind\n"
+        "tracker.ensure_running()\nend_left_behind()\nprint(tracker._resource_tracker._check_alive())"
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")

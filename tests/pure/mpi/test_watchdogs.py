@@ -91,7 +91,7 @@ def test_how_a_rank_ends_its_job(
 ) -> None:
     """What it has printed comes first. A wrapper script would make an exit code of the signal."""
     scancel = tmp_path / "scancel"
-    scancel.write_text(f'#!/bin/sh\necho "scancel $*" > {tmp_path}/said\n')
+    scancel.write_text(f'#!/bin/sh\necho "scancel $*" > "{tmp_path}/said"\n')
     scancel.chmod(0o755)
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | dict(variables)
     line = [sys.executable, "-c", END]

@@ -20,7 +20,7 @@ from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
 from dask_gpu_mpi.sites.pbs import PBS
 from dask_gpu_mpi.sites.slurm import SLURM
-from support.jobs.processes import hear_signals, run_python
+from support.jobs.processes import run_python
 
 LAUNCH = """
 import os, sys
@@ -66,8 +66,6 @@ def start() -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # what a shell's background jobs and nohup ignore, this one would as well
-            preexec_fn=hear_signals,
         )
         jobs.append(job)
         return job

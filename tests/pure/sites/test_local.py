@@ -20,7 +20,6 @@ from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
 from dask_gpu_mpi.sites.local import LARGEST, Relay
-from support.jobs.processes import hear_signals
 
 LAUNCH = """
 import os, sys
@@ -71,7 +70,6 @@ def start() -> Iterator[Start]:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=hear_signals,
             **how,
         )
         jobs.append(job)

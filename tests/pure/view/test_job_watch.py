@@ -45,8 +45,11 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def worker(scheduler: Any, name: str) -> Any:
-    return Worker(scheduler.address, name=name, nthreads=1, dashboard_address="127.0.0.1:0")
+def worker(scheduler: Any, name: str, **more: Any) -> Any:
+    """A worker without a limit of memory: Dask's monitor of one would resume a worker that a test has paused."""
+    return Worker(
+        scheduler.address, name=name, nthreads=1, memory_limit=0, dashboard_address="127.0.0.1:0", **more
+    )
 
 
 async def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
@@ -125,7 +128,7 @@ async def test_tasks_that_no_worker_can_run(
             await until(lambda: len(scheduler.unrunnable) == 2)
             watch._warn_of_unrunnable()
             assert texts(watch) == []  # worker a of the plan has not come yet: the cluster starts
-            async with Worker(scheduler.address, name="a", nthreads=1, resources={"GPU": 1}) as one:
+            async with worker(scheduler, "a", resources={"GPU": 1}) as one:
                 await until(lambda: len(watch.warnings) == 2)
                 waiting += [submit(client, resources={"CPU": 1}), submit(client, resources={"GPU": 2})]
                 one.status = type(one.status).paused

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs.mpi import CompletedJob, Job
+from support.jobs.processes import slack
 from support.jobs.scripts import script
 
 COMMAND = ("python", "-m", "dask_gpu_mpi")
@@ -90,8 +91,15 @@ def workers_of(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def foreign_lines(stderr: str) -> list[str]:
-    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise."""
-    return [line for line in stderr.splitlines() if line.strip() and not line.startswith("dask_gpu_mpi: ")]
+    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise.
+
+    Without what Open MPI's launcher has to say about exit codes, below a rule.
+    """
+    return [
+        line
+        for line in re.split("(?m)^-{40,}$", stderr)[0].splitlines()
+        if line.strip() and not line.startswith("dask_gpu_mpi: ")
+    ]
 
 
 def scratch_of(job: Job, pattern: str = "dgm-*") -> list[str]:
@@ -101,7 +109,7 @@ def scratch_of(job: Job, pattern: str = "dgm-*") -> list[str]:
 
 def until(true: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
     """Look until it is true; return what it is."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * slack()
     while not (found := true()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or true}"
         time.sleep(0.02)
@@ -110,7 +118,7 @@ def until(true: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any
 
 def gone(job: Job, seconds: float) -> bool:
     """Whether all processes of the job end within `seconds`."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * slack()
     while job.processes():
         if time.monotonic() > deadline:
             return False

@@ -16,6 +16,7 @@ from typing import Any
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
+from support.jobs.processes import slack
 from support.jobs.scripts import script
 
 __all__ = ["FORMS", "await_cluster", "end", "mark_time", "preload", "start", "write"]
@@ -35,15 +36,6 @@ _BEGIN = {
     "execute": "from dask_gpu_mpi import execute\nfrom distributed import Client\n",
 }
 _CLIENT = "from distributed import Client\nclient = Client()\n"
-
-
-def slack() -> float:
-    """What limits are multiplied by: 1, but more on a machine that has more than twice as much to do as it has cores.
-
-    A row of its own does not reach that; somebody else's work on the machine does, and then every second is a longer one.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return min(4.0, max(1.0, os.getloadavg()[0] / (2 * cores)))
 
 
 def start(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support import TESTBED
+from support.jobs.processes import slack
 
 if TYPE_CHECKING:
     from support.bed.hosts import TestBed
@@ -157,7 +158,7 @@ class Job:
         Raises `JobTimeout`: after `timeout` seconds.
         Raises `JobError`: the job ended and it does not match.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * slack()
         while True:
             ended = self.launcher.poll() is not None  # before the look: what is printed last still counts
             if match := re.search(pattern, getattr(self, stream), re.MULTILINE):
@@ -182,7 +183,7 @@ class Job:
         if self.result is not None:
             return self.result
         try:
-            rc = self.launcher.wait(timeout)
+            rc = self.launcher.wait(timeout * slack())
         except subprocess.TimeoutExpired:
             running = "\n".join(f"{pid} {command}" for pid, command in self.processes().items())
             self._dump_tracebacks()
@@ -204,11 +205,17 @@ class Job:
     def kill(self) -> None:
         """Kill every process of the job, until none is found any more."""
         deadline = time.monotonic() + 10
+        semaphores = set()
         while (left := self.processes()) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            # stopped first: a nanny would start another worker, with new semaphores
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in left:
+                    semaphores |= semaphores_of(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
             time.sleep(POLL)
+        for path in semaphores:  # multiprocessing's trackers, which remove them, are killed as well
+            path.unlink(missing_ok=True)
         self.launcher.kill()
         self.launcher.wait()
 
@@ -223,7 +230,7 @@ class Job:
         return f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
 
     def _leaked(self, grace: float) -> tuple[str, ...]:
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + grace * slack()
         while left := self.processes():
             if time.monotonic() > deadline:
                 self.kill()
@@ -238,6 +245,18 @@ class Job:
                 os.kill(pid, signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.launcher.wait(2)
+
+
+def semaphores_of(pid: int) -> set[Path]:
+    """The semaphores that a process has open and that have a name: six for each of Dask's nannies."""
+    with contextlib.suppress(OSError):
+        return {
+            Path(found)
+            for found in re.findall(
+                r"/dev/shm/sem\.mp-\w+$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE
+            )
+        }
+    return set()
 
 
 @dataclass
