@@ -178,7 +178,7 @@ def start(
         opened = slow.opened - before
         if ready is None or not job.wait_for_end(options.limit):
             raise RuntimeError(f"{nodes} nodes did not come up:\n{job.output()}")
-        copied = re.search(r"copied to .* in ([\d.]+) s", job.output(100_000))
+        copied = re.search(r"each node has its copy after ([\d.]+) s", job.output(100_000))
         found = {"ready_s": round(ready["time"] - job.started, 3), "opened": opened}
         return {**found, "copied_s": float(copied[1])} if copied else found
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.gang.spmd import spmd
     from dask_gpu_mpi.job.api import connect, execute, initialize, send_close_signal
     from dask_gpu_mpi.job.session import Session, current_session
-    from dask_gpu_mpi.plan.model import Plan
+    from dask_gpu_mpi.plan import Plan
 
 __all__ = [
     "ClusterLostError",
@@ -60,7 +60,7 @@ __all__ = [
 #: The modules of names that are imported at their first use.
 _LAZY = {
     "Group": "gang.group",
-    "Plan": "plan.model",
+    "Plan": "plan",
     "Session": "job.session",
     "connect": "job.api",
     "current_session": "job.session",

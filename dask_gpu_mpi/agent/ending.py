@@ -12,7 +12,7 @@ from typing import Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, ranks_text
 from dask_gpu_mpi.errors import ClusterLostError
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.startup.messages import COORDINATOR, Event, Kind
 
 #: Why a rank is lost whose connection has ended.

@@ -15,7 +15,8 @@ from dask_gpu_mpi.machine.gpus import near
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
+from dask_gpu_mpi.plan import Plan
+from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -35,8 +35,8 @@ LAUNCH_OPTIONS = [
                  envvar="DGM_EXPECT_GPUS"),
     click.Option(["--requeue", "restarts"], type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
-    click.Option(["--stage"], metavar="ARCHIVE|FOLDER", help="Start the ranks from a copy of this environment on each node's own "
-                 "disk: a tar file, a SquashFS image or a folder."),
+    click.Option(["--stage"], metavar="ARCHIVE", help="Start the ranks from a copy of this environment on each node's own "
+                 "disk: a tar file or a SquashFS image. It pays only if the shared file system is slow."),
     click.Option(["--container"], metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
                  envvar="DGM_CONTAINER"),
     click.Option(["--container-runtime"], metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: "
@@ -97,7 +97,7 @@ def launch(
     script's exit code. `launch check` and `launch plan` inspect the allocation and start no cluster.
     """
     from dask_gpu_mpi.machine.scratch import local_directory
-    from dask_gpu_mpi.mpi.staging import find_stage
+    from dask_gpu_mpi.machine.staging import find_stage
     from dask_gpu_mpi.sites.command import Request
     from dask_gpu_mpi.sites.containers import choose_container
 

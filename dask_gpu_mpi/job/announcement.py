@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options, Protocol
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
 
 

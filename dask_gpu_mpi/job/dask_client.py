@@ -22,7 +22,7 @@ from dask_gpu_mpi.options.dask_config import is_configured
 if TYPE_CHECKING:
     from distributed import Client
 
-    from dask_gpu_mpi.plan.model import Plan
+    from dask_gpu_mpi.plan import Plan
 
 
 #: Dask's ways to shuffle dataframes and to rechunk arrays, which it reads when a graph is made, in the client's process.

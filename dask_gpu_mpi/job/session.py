@@ -39,7 +39,7 @@ from dask_gpu_mpi.job.monitor import Monitor, Walltime
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 
 if TYPE_CHECKING:
     from distributed import Client

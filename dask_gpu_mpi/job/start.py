@@ -25,7 +25,7 @@ from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refu
 from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.machine.nvidia import own_contexts
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
 
 # Modules whose import takes long are imported while the agent starts.

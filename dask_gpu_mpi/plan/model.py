@@ -1,4 +1,4 @@
-"""The plan, the work of every rank: plain data, as JSON for programs and as a table for people."""
+"""The data of a plan, the work of every rank, and what of them each rank gets."""
 
 from __future__ import annotations
 
@@ -105,26 +105,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The work of every rank.
-
-    Attributes
-    ----------
-    layout : str
-        "shared" or "exclusive".
-    world_size : int
-        Number of ranks.
-    scheduler, client : Role
-        The ranks with these roles. Without a script the client's rank only reports that the cluster is up.
-    hosts : tuple of HostPlan
-        In the order of their lowest ranks.
-    workers : tuple of WorkerPlan
-        In the order of ranks; of one rank GPU workers first.
-    warnings : tuple of Problem
-        What is unusual; each is one line when it is printed.
-    scheduler_device : str
-        UUID of the GPU that the scheduler's process sees, empty if none: it unpickles graphs, and those of cuDF hold GPU objects.
-    """
+class PlanData:
+    """The fields of a `Plan`."""
 
     layout: str
     world_size: int
@@ -138,12 +120,6 @@ class Plan:
     def __repr__(self) -> str:
         warnings = f"; {counted(len(self.warnings), 'warning')}" if self.warnings else ""
         return f"<Plan: {self.summary}; {self.roles}{warnings}>"
-
-    def _repr_svg_(self) -> str:
-        """The picture that a notebook shows."""
-        from dask_gpu_mpi.plan.picture import svg
-
-        return svg(self)
 
     @property
     def summary(self) -> str:
@@ -201,10 +177,3 @@ class Plan:
             ],
             "warnings": [str(warning) for warning in self.warnings],
         }
-
-    def table(self) -> str:
-        """The plan for people: roles, then each host with its workers, then the warnings."""
-        from dask_gpu_mpi.base.tables import text_of
-        from dask_gpu_mpi.plan.nodes import display
-
-        return text_of(display(self))

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.text import (
     ranks_text,
 )
 from dask_gpu_mpi.machine.gpus import Gpu, near
-from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ _near = functools.lru_cache(near)
 class Nodes:
     """A plan, by host."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self.plan = plan
         self.workers: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
         for worker in plan.workers:
@@ -107,7 +107,7 @@ _ROLES = {"scheduler": "bold blue", "client": "bold magenta"}
 _RED = "bold red"
 
 
-def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
+def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableType]:
     """The plan as lines and tables: roles, then each node with its workers, then the warnings.
 
     `terminal`: what is to be warned of is marked as well.

@@ -9,7 +9,7 @@ from html import escape
 
 from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, grouped, printable, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.plan.model import HostPlan, Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
 from dask_gpu_mpi.plan.nodes import Nodes, cores_of, short
 
 # Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
@@ -153,7 +153,7 @@ STYLE = """
 """
 
 
-def svg(plan: Plan, *, warnings: bool = True) -> str:
+def svg(plan: PlanData, *, warnings: bool = True) -> str:
     """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
 
     The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
@@ -210,12 +210,12 @@ def _alarms(nodes: Nodes) -> dict[str, list[str]]:
     return alarms
 
 
-def _reserved(plan: Plan) -> set[int]:
+def _reserved(plan: PlanData) -> set[int]:
     """The ranks that take no workers."""
     return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: PlanData) -> str:
     return (
         f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
         f"{counted(len(plan.warnings), 'warning')}"

@@ -10,8 +10,9 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
-from dask_gpu_mpi.plan.model import Plan, Role
+from dask_gpu_mpi.plan.model import Role
 from dask_gpu_mpi.plan.workers import Host, group_by_host, plan_workers
 
 

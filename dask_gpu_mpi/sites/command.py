@@ -25,7 +25,7 @@ def _main_of(module: str) -> str:
 
 
 #: Our command line, as by ``-m dask_gpu_mpi``; the process of a node that makes its copy of the environment (``--stage``).
-START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.mpi.staging")
+START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.machine.staging")
 
 #: Removes a copy on a node. A launcher may end it on the other nodes if it fails on one.
 UNSTAGE = (
@@ -41,13 +41,13 @@ _REPEATED = frozenset({"x", "o", "container-mounts"})
 class Stage:
     """The environment that each node gets a copy of (``--stage``)."""
 
-    #: An archive, or the folder of an environment, that the first node can read.
+    #: An archive that each node can read.
     source: str
     #: The folder of the copy on each node.
     folder: str
-    #: Bytes and SHA-256 of an archive.
-    size: int = 0
-    sha256: str = ""
+    #: Bytes and SHA-256 of the archive.
+    size: int
+    sha256: str
 
     @property
     def bin(self) -> str:
@@ -178,7 +178,7 @@ def decide(
         each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
         how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
         of = request.stage
-        source = (of.source, of.folder, str(of.size), *filter(None, [of.sha256]))
+        source = (of.source, of.folder, str(of.size), of.sha256, library.partition("\n")[0].rstrip("\0"))
         stage = (starter.path, *how, python, "-c", STAGE, *source)
         unstage = (starter.path, *how, "sh", "-c", UNSTAGE, of.folder)
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]

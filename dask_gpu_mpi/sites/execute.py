@@ -182,9 +182,11 @@ def run_launch(
     ):
         if launch.stage:
             stack.callback(_unstage, runner, launch, child)
+            begin = time.monotonic()
             code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
             if code or runner.stopped_by:
                 return code or 128 + (runner.stopped_by or 0)
+            say(f"launch: --stage: each node has its copy after {time.monotonic() - begin:.1f} s")
         if launch.check:
             code = runner.run(launch.check, child, preflight=True, ranks=launch.ranks)
             if code or runner.stopped_by:

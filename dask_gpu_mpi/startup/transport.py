@@ -10,7 +10,7 @@ from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 
 
 def ucx_ability(options: Options, *, gpus: bool) -> UcxAbility:

@@ -18,7 +18,7 @@ from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import listed, natural
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.view.heartbeat import mapping
 

@@ -18,7 +18,7 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.machine.nvidia import reasons_of
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.view.heartbeat import gpus_of, integer, mapping, number, spilled_of
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION
 

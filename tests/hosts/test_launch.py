@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.bed.hosts import SSH, TestBed
-from support.jobs.clusters import CLIENT, COMMAND, facts, small_environment, workers_of
+from support.jobs.clusters import CLIENT, COMMAND, facts, packed_environment, small_environment, workers_of
 from support.jobs.mpi import Mpi
 
 SCRIPT = (
@@ -101,14 +101,14 @@ def left(hosts: TestBed, folder: str) -> str:
 
 
 def test_each_node_starts_its_copy_of_an_environment(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
-    source = small_environment(tmp_path / "env")
+    source = packed_environment(tmp_path)
     env = variables(tmp_path, pbs=False)
     line = staged(hosts, tmp_path, source, "/dev/shm")
     done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=110).check(7)
     told = facts(done)
     assert told["mine"].startswith("/dev/shm/dgm-stage-")
     assert told["found"] == [[host, told["mine"], 0o700] for host in ("h1", "h2", "h2", "h3")]
-    assert "copied to 3 nodes" in done.stderr
+    assert "each node has its copy" in done.stderr
     assert left(hosts, "/dev/shm") == ""
 
 
@@ -133,10 +133,10 @@ def test_a_node_without_space_for_the_copy(mpirun: Mpi, hosts: TestBed, tmp_path
 
 
 def test_copies_in_a_folder_that_all_nodes_share(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
-    source = small_environment(tmp_path / "env")
+    source = packed_environment(tmp_path)
     line = staged(hosts, tmp_path, source, str(tmp_path / "shared"))
     env = variables(tmp_path, pbs=False)
     done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(2)
-    assert "can't be written (File exists)" in done.stderr
+    assert "the local directory is shared by nodes" in done.stderr
     assert "--local-directory" in done.stderr
     assert list((tmp_path / "shared").iterdir()) == []

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import CLIENT, COMMAND, TELL, facts, ranks_of, small_environment
+from support.jobs.clusters import (
+    CLIENT,
+    COMMAND,
+    TELL,
+    facts,
+    packed_environment,
+    ranks_of,
+    small_environment,
+)
 from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
@@ -191,7 +199,7 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
 
 
 def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -> None:
-    source = small_environment(tmp_path / "env")
+    source = packed_environment(tmp_path)
     local = tmp_path / "local"
     text = TELL + "import sys\ntell(prefix=sys.prefix)\nsys.exit(7)\n"
     options = ["--stage", str(source), "--local-directory", str(local), "--interface", "lo", "-n", "2"]
@@ -201,9 +209,10 @@ def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -
 
 
 def test_an_environment_that_does_not_run(mpirun: Mpi, tmp_path: Path) -> None:
-    source = small_environment(tmp_path / "env")
-    (source / "bin" / "python").unlink()
-    (source / "bin" / "python").symlink_to("/bin/false")
+    env = small_environment(tmp_path / "env")
+    (env / "bin" / "python").unlink()
+    (env / "bin" / "python").symlink_to("/bin/false")
+    source = packed_environment(tmp_path)
     options = ["--stage", str(source), "--local-directory", str(tmp_path / "local")]
     done = mpirun.run("print('up')", None, command=["launch", *options], env=BARE).check(2)
     assert "Fix: install the same packages" in done.error

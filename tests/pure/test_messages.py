@@ -21,7 +21,7 @@ WITHOUT_FIX = {
     "SIGINT came before the start": "the user has ended the job",
     "came while the cluster started": "somebody has ended the job",
     "see dask-gpu-mpi plan": "it is the fix",
-    "launch: --stage: {}": "the errors of nodes, each with its fix",
+    "launch: --stage: {}: {}": "the error of a node, with its fix",
     "more ranks than GPUs": "the parenthesis says what to do",
     "may use more than the": "the user's own limits",
     "the scheduler file {} is not used": "the reason follows, with its fix",

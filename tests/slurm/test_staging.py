@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.bed.slurm import Slurm
-from support.jobs.clusters import CLIENT, facts, small_environment
+from support.jobs.clusters import CLIENT, facts, packed_environment
 
 TWO = ("--nodes=2", "--mem=1000", "--exclude=h3")
 SCRIPT = (
@@ -31,9 +31,7 @@ tell(found=found, restarts=os.environ.get("SLURM_RESTART_COUNT"))
 
 @pytest.fixture
 def packed(tmp_path: Path) -> str:
-    source = small_environment(tmp_path / "env")
-    subprocess.run(["tar", "-czf", tmp_path / "env.tar.gz", "-C", source, "."], check=True, timeout=60)
-    return str(tmp_path / "env.tar.gz")
+    return str(packed_environment(tmp_path))
 
 
 def copies(slurm: Slurm) -> set[str]:
@@ -49,7 +47,7 @@ def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
     assert [host for host, *_ in found] == ["h1", "h2"]
     # a job that may be requeued finds it by its number
     assert all(prefix.startswith(f"/dev/shm/dgm-stage-{job.number}-") for _, prefix, _ in found)
-    assert "copied to 2 nodes" in ended.output
+    assert "each node has its copy" in ended.output
     assert copies(slurm) == set()
 
 

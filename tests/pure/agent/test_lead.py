@@ -23,7 +23,7 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options, Protocol
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.startup.meeting import listen
 from dask_gpu_mpi.startup.messages import Configuration, Entry, Kind, Registration
 from support.mocks.inputs import rank as rank_inventory

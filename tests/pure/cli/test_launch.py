@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from dask_gpu_mpi.cli.main import main
 from dask_gpu_mpi.sites.command import START, UNSTAGE
 from dask_gpu_mpi.sites.launchers import scrub
-from support.jobs.clusters import small_environment
+from support.jobs.clusters import packed_environment
 from support.mocks.launchers import SAMPLES
 
 BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
@@ -223,9 +222,9 @@ def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], 
     assert "can't be read (No such file or directory)" in error
     assert run("--stage", "env.tar", "--container", "image.sif", "--dry-run", "my.py") == 2
     assert "--stage with --container" in capsys.readouterr().err
-    small_environment(tmp_path / "env")
+    archive = packed_environment(tmp_path)
     given = ["--local-directory", str(tmp_path / "local"), "my.py"]
-    found = dry("--stage", str(tmp_path / "env"), *given)
+    found = dry("--stage", str(archive), *given)
     folder = found[found.index(UNSTAGE) + 1]
     assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
     assert f"{folder}/env/bin/python" in found
@@ -234,9 +233,7 @@ def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], 
 def test_a_requeued_job_has_the_copies_of_the_same_command_line(
     dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "env.tar"
-    small_environment(tmp_path / "env")
-    subprocess.run(["tar", "-cf", archive, "-C", tmp_path / "env", "."], check=True, timeout=30)
+    archive = packed_environment(tmp_path)
     given = ["--stage", str(archive), "--local-directory", str(tmp_path), "--requeue", "2"]
 
     def name(*program: str) -> str:

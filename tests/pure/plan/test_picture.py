@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.picture import MOST_NODES, MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support import ROOT

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.nodes import display
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank

@@ -441,12 +441,12 @@ COPY = Stage("/sw/env.tar", "/nvme/dgm-stage-1", 7, "abc")
 def test_one_process_a_node_makes_the_copy_and_one_removes_it(
     where: Allocation, kind: str, expected: str
 ) -> None:
-    launch = made(where, kind, stage=COPY, check=True)
+    launch = made(where, kind, stage=COPY, check=True, library="Open MPI v5.0.11, package: x\0")
     for command in (launch.stage, launch.unstage):
         assert f" {expected} " in shlex.join(command)
     assert launch.stage[launch.stage.index("/v/python") :] == (
         *("/v/python", "-c", STAGE),
-        *("/sw/env.tar", "/nvme/dgm-stage-1", "7", "abc"),
+        *("/sw/env.tar", "/nvme/dgm-stage-1", "7", "abc", "Open MPI v5.0.11, package: x"),
     )
     assert launch.unstage[-4:] == ("sh", "-c", UNSTAGE, "/nvme/dgm-stage-1")
     # one process may need longer than another

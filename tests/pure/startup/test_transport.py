@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.startup import transport
 from dask_gpu_mpi.startup.transport import choose_transport, ucx_ability
 from support.mocks.inputs import gpu, one_host, plan, rank

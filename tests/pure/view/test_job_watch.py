@@ -15,7 +15,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.core import rpc
 
 from dask_gpu_mpi.base.plain_data import from_plain, unpack
-from dask_gpu_mpi.plan.model import Plan
+from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.view import job_watch
 from dask_gpu_mpi.view.job_watch import FACTS_OPERATION, KEPT, LONGEST, JobWatch
 from support.mocks.inputs import plan_of, worker_plan

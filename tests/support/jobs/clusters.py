@@ -51,6 +51,15 @@ def small_environment(folder: Path) -> Path:
     return folder
 
 
+def packed_environment(folder: Path) -> Path:
+    """An archive of the environment in ``env`` of a folder, which is made if it is missing."""
+    if not (folder / "env").exists():
+        small_environment(folder / "env")
+    archive = folder / "env.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", folder / "env", "."], check=True, timeout=60)
+    return archive
+
+
 def foreign_launcher(name: str, *words: str, extra: str = "") -> list[str]:
     """A command line that starts `dask_gpu_mpi` as two ranks of a launcher whose world the MPI library `name` does not find.
 

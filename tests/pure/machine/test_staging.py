@@ -1,58 +1,25 @@
-"""Copies of an environment: what is refused, what a node does with what arrives, and when it uses a copy again."""
+"""Copies of an environment: what is refused, what a node does with an archive, and when it uses a copy again."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi import staging
-from dask_gpu_mpi.mpi.staging import StagedNode, find_stage
+from dask_gpu_mpi.machine import staging
+from dask_gpu_mpi.machine.staging import find_stage, make_copy
 from dask_gpu_mpi.sites.command import Stage
 from support.jobs.clusters import small_environment
 from support.jobs.processes import run_python
-
-Change = Callable[[memoryview], None]
-
-
-class World:
-    """A world of one rank, in which the network may change bytes; or of two, of which the other one, elsewhere, reports this."""
-
-    rank = 0
-
-    def __init__(self, change: Change | None = None, other: str | None = None) -> None:
-        self.change, self.other = change, other
-        self.size = 1 if other is None else 2
-        self.chunks = 0
-        self.last = b""
-
-    def Barrier(self) -> None:
-        pass
-
-    def Allgather(self, mine: Any, everyone: Any) -> None:
-        everyone[0][: staging.RECORD] = mine[0]
-        if self.other is not None:
-            everyone[0][staging.RECORD :] = f"other\0{self.other}".encode().ljust(staging.RECORD, b"\0")
-            self.other = ""  # later it has no error
-
-    def Bcast(self, given: Any, root: int) -> None:
-        self.last = bytes(given[0])
-        if isinstance(given[0], memoryview):
-            self.chunks += 1
-            if self.change is not None:
-                self.change(given[0])
 
 
 @functools.cache
@@ -62,11 +29,8 @@ def this_library() -> str:
     return run_python(code).stdout
 
 
-def stage(wanted: Stage, world: World | None = None, library: str = "") -> World:
-    world = world or World()
-    mpi = SimpleNamespace(COMM_WORLD=world, BYTE="B", Get_library_version=lambda: library or this_library())
-    StagedNode(mpi, wanted).stage()
-    return world
+def stage(wanted: Stage, library: str = "", host: str = "h1") -> None:
+    make_copy(wanted, library or this_library().partition("\n")[0].rstrip("\0"), host)
 
 
 @pytest.fixture
@@ -116,13 +80,11 @@ def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, .
         assert os.stat(folder).st_mode & 0o700 == 0o700
 
 
-def test_a_folder(source: Path, tmp_path: Path) -> None:
+def test_conda_unpack_runs(source: Path, tmp_path: Path) -> None:
     (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
-    wanted = find(source, tmp_path, "7")
+    wanted = find(packed(source), tmp_path, "7")
     stage(wanted)
     assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
-    # its content may be another when the job is requeued
-    assert find(source, tmp_path, "7").folder != wanted.folder
 
 
 @pytest.mark.skipif(not shutil.which("mksquashfs"), reason="no mksquashfs")
@@ -144,29 +106,21 @@ def test_sources_that_are_refused(source: Path, tmp_path: Path) -> None:
             find(tmp_path / name, tmp_path)
     with pytest.raises(InputError, match="No such file"):
         find(tmp_path / "gone", tmp_path)
-    with pytest.raises(InputError, match="has no bin/python"):
-        find(tmp_path, tmp_path)
+    with pytest.raises(InputError, match=f"is a folder.*Fix: tar -C {source} -c . "):
+        find(source, tmp_path)
 
 
-def refused(tmp_path: Path, why: str, wanted: Stage, **how: Any) -> None:
-    """A copy that fails so, and of which nothing is left."""
+def refused(why: str, wanted: Stage, **how: Any) -> None:
+    """A copy that fails so, and that no node takes as complete; `launch` removes it."""
     with pytest.raises(InputError, match=why):
         stage(wanted, **how)
-    assert copies(tmp_path) == []
+    assert not os.path.exists(os.path.join(wanted.folder, "complete"))
 
 
 def test_a_part_of_a_compressed_file(source: Path, tmp_path: Path) -> None:
     archive = packed(source, "a.tar.gz", "-z")
     os.truncate(archive, archive.stat().st_size // 2)
-    refused(tmp_path, "can't be unpacked.*[Uu]nexpected end of file", find(archive, tmp_path))
-
-
-def test_bytes_that_change_on_the_way(source: Path, tmp_path: Path) -> None:
-    def change(chunk: memoryview) -> None:
-        chunk[-1] ^= 1
-
-    why = f"{os.uname().nodename}: .* SHA-256 is another"
-    refused(tmp_path, why, find(packed(source), tmp_path), world=World(change))
+    refused("can't be unpacked.*[Uu]nexpected end of file", find(archive, tmp_path))
 
 
 def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -174,9 +128,9 @@ def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) ->
     wanted = find(archive, tmp_path)
     (source / "more").touch()
     packed(source)
-    refused(tmp_path, "SHA-256 is another", wanted)
+    refused("SHA-256 is another", wanted)
     archive.unlink()
-    refused(tmp_path, "env.tar can't be read: .*No such file", wanted)
+    refused("env.tar can't be read: .*No such file", wanted)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "link/outside"])
@@ -206,12 +160,12 @@ def test_an_archive_writes_nothing_outside(source: Path, tmp_path: Path, name: s
 def test_an_environment_without_our_packages(tmp_path: Path) -> None:
     source = small_environment(tmp_path / "env")
     next(source.glob("lib/*/site-packages/these.pth")).unlink()
-    refused(tmp_path, "No module named .*Fix: install the same packages", find(source, tmp_path))
+    refused("No module named .*Fix: install the same packages", find(packed(source), tmp_path))
 
 
 def test_another_mpi_library_than_that_of_launch(source: Path, tmp_path: Path) -> None:
     why = r"its MPI library is .* \(expected Other MPI 1.0\)"
-    refused(tmp_path, why, find(source, tmp_path), library="Other MPI 1.0, of a module")
+    refused(why, find(packed(source), tmp_path), library="Other MPI 1.0, of a module")
 
 
 def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,84 +174,79 @@ def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         staging.shutil, "which", lambda name, **more: None if name == "gzip" else which(name, **more)
     )
-    refused(tmp_path, "command gzip not found in PATH. Fix: install gzip", wanted)
+    refused("command gzip not found in PATH. Fix: install gzip", wanted)
 
 
-def test_a_folder_of_another_is_not_used(source: Path, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_is_not_used(source: Path, tmp_path: Path) -> None:
+    wanted = find(packed(source), tmp_path, "42")
+    os.makedirs(os.path.join(wanted.bin, "more"))
+    (Path(wanted.folder) / "complete").write_text(f"{wanted.sha256} h1")
+    os.chmod(wanted.folder, 0o777)
+    stage(wanted)
+    assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+    assert "more" not in os.listdir(wanted.bin)
+
+
+def test_a_folder_of_another_user_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = find(packed(source), tmp_path, "42")
     os.makedirs(wanted.folder)
-    digest = hashlib.sha256(Path(wanted.source).read_bytes()).hexdigest()
-    (Path(wanted.folder) / "complete").write_text(digest)
-    os.chmod(wanted.folder, 0o777)
-    assert stage(wanted).chunks == 1
-    assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
+    monkeypatch.setattr(staging.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InputError, match="belongs to another user"):
+        stage(wanted)
 
 
-def test_a_node_that_has_its_copy_keeps_it(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_in_place_of_the_copy_is_refused(source: Path, tmp_path: Path) -> None:
+    wanted = find(packed(source), tmp_path, "42")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "local").mkdir()
+    os.symlink(tmp_path / "elsewhere", wanted.folder)
+    with pytest.raises(OSError, match="dgm-stage-42"):
+        stage(wanted)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_node_that_has_its_copy_keeps_it(source: Path, tmp_path: Path) -> None:
     """As those of a requeued job (tests/slurm/test_staging.py); of another archive it has another copy."""
     archive = packed(source)
     wanted = find(archive, tmp_path, "42")
     folder = Path(wanted.folder)
-    stage(wanted, World(other=""))
-    assert "copied to 2 nodes" in capsys.readouterr().err
+    stage(wanted)
     (folder / "ours").touch()
     assert find(archive, tmp_path, "42") == wanted
-    assert stage(wanted, World(other="")).chunks == 1  # for the other one
-    assert "copied to 1 node in" in capsys.readouterr().err
+    stage(wanted)
     assert sorted(os.listdir(folder)) == ["complete", "env", "ours"]
-    assert stage(wanted, World(other="has it")).chunks == 0
-    assert capsys.readouterr().err.endswith("all nodes have their copies already\n")
     # the first run was killed before it had all
     (folder / "complete").unlink()
-    assert stage(wanted, World(other="has it")).chunks == 1
+    stage(wanted)
     assert sorted(os.listdir(folder)) == ["complete", "env"]
     (source / "more").touch()
     packed(source)
     assert find(archive, tmp_path, "42").folder != wanted.folder
 
 
-def test_no_node_completes_a_part_of_a_folder(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tars(tmp_path, monkeypatch, 'echo "tar: x: Input/output error" >&2; exit 2')
-    world = World()
-    refused(tmp_path, "can't be read: tar: x: Input/output error", find(source, tmp_path), world=world)
-    assert world.last == b"-" * 64  # the SHA-256 of nothing that a node may have
-
-
-def test_a_file_of_a_folder_changes_meanwhile(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tars(tmp_path, monkeypatch, 'echo "tar: x: file changed as we read it" >&2; exit 1')
-    wanted = find(source, tmp_path)
+def test_a_local_directory_that_nodes_share(source: Path, tmp_path: Path) -> None:
+    wanted = find(packed(source), tmp_path)
     stage(wanted)
+    with pytest.raises(InputError, match="is the copy of node h1: the local directory is shared by nodes"):
+        stage(wanted, host="h2")
+
+
+def test_processes_of_one_node_make_one_copy(source: Path, tmp_path: Path) -> None:
+    """As those of a heterogeneous job: the second one waits for the first."""
+    wanted = find(packed(source), tmp_path)
+    words = [
+        wanted.source,
+        wanted.folder,
+        str(wanted.size),
+        wanted.sha256,
+        this_library().partition("\n")[0].rstrip("\0"),
+    ]
+    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()", *words]
+    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [(process.communicate(timeout=60)[1], process.returncode) for process in both] == [("", 0)] * 2
     assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
-
-
-def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """Let the tar that packs end so, after its output."""
-    fake = tmp_path / "bin" / "tar"
-    fake.parent.mkdir()
-    real = shutil.which("tar")
-    fake.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exec {real} "$@"\n{real} "$@"\n{end}\n')
-    fake.chmod(0o700)
-    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
-
-
-def test_a_copy_of_the_run_before_that_stays(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = find(packed(source), tmp_path, "42")
-    stage(wanted)
-    (source / "more").touch()
-    packed(source)  # by which the archive is another
-    os.truncate(os.path.join(wanted.folder, "complete"), 1)
-    monkeypatch.setattr(staging, "remove_scratch", lambda folder, within: None)
-    with pytest.raises(InputError, match="can't be removed. Fix: remove it there"):
-        stage(wanted)
-    assert os.listdir(wanted.folder) == ["env"]  # nobody takes it as complete
 
 
 def test_a_local_directory_that_every_user_may_change(
@@ -306,7 +255,7 @@ def test_a_local_directory_that_every_user_may_change(
     local = str(tmp_path / "local")
     wanted = find_stage(str(packed(source)), local, job="")
     monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
-    refused(tmp_path, f"other users .* Fix: chmod \\+t {local}, or another", wanted)
+    refused(f"other users .* Fix: chmod \\+t {local}, or another", wanted)
 
 
 def test_programs_of_the_copy_end_with_the_process() -> None:
@@ -314,13 +263,13 @@ def test_programs_of_the_copy_end_with_the_process() -> None:
     assert staging._run([sys.executable, "-c", code], "") == "9\n"
 
 
-def test_an_unexpected_exception_ends_all_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes: list[int] = []
-    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=codes.append))
-    monkeypatch.setattr("dask_gpu_mpi.mpi.library.load_mpi", lambda *_: mpi)
-    monkeypatch.setattr(sys, "argv", ["-c", "env.tar", "/local/dgm-stage-1", "7", "abc"])
-    staging.main()  # this world has no rank
-    assert codes == [1]
-    assert "AttributeError" in capsys.readouterr().err
+def test_the_error_has_its_node(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()"]
+    words = [str(tmp_path / "gone.tar"), str(tmp_path / "dgm-stage-1"), "7", "abc", "MPI"]
+    done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert (
+        f"error: launch: --stage: {os.uname().nodename}: {words[0]} can't be read: No such file"
+        in done.stderr
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,289 @@
+"""``launch --stage``: the nodes get a copy of an environment, so that ranks open no files of a shared file system.
+
+`launch` inspects the archive (`find_stage`) and starts one process on each node (`main`). This process reads the archive once. It
+pipes what it reads into the programs that unpack it. The SHA-256 comes by the command line, and nothing of the copy is run before
+it is compared. A marker, written last, makes a copy complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import IO, Any
+
+from dask_gpu_mpi.base.failures import report_error
+from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
+from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch
+from dask_gpu_mpi.sites.batch import run_command
+from dask_gpu_mpi.sites.command import Stage
+from dask_gpu_mpi.sites.launchers import library_name, scrub
+
+#: Bytes of a read.
+CHUNK = 1 << 23
+#: Bytes of a program's messages that are read.
+RECORD = 1024
+#: The program that decompresses a tar file, by its first bytes.
+PROGRAMS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+SQUASHFS = b"hsqs"
+#: The end of each tar file, without which a part of it is missing.
+TAR_END = bytes(1024)
+#: Seconds for a program of the copy.
+PROGRAM_TIMEOUT = 300.0
+#: Imports what a rank does; loading the library fails on a disk from which nothing may be run.
+PROBE = """
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+import dask_gpu_mpi.cli.main
+print("dask-gpu-mpi:" + MPI.Get_library_version().partition("\\n")[0].rstrip("\\0"))
+"""
+
+
+def find_stage(source: str, local: str, *, job: str) -> Stage:
+    """The archive of ``--stage`` and the folder of its copies below the local directory; InputError if it can't be used.
+
+    `job`: what a requeued job, which uses its copies again, has in common with this one; empty: nothing.
+    """
+    path = os.path.abspath(source)
+    try:
+        if os.path.isdir(path):
+            raise InputError(
+                f"launch: --stage {source}: is a folder, whose files each node would open",
+                expected="an archive of it",
+                fix=f"tar -C {source} -c . | zstd > ENV.tar.zst",
+            )
+        with open(path, "rb") as file:
+            head = file.read(512)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(TAR_END)))
+            is_tar = head[257:262] == b"ustar" and file.read() == TAR_END
+            if not is_tar and not head.startswith((*PROGRAMS, SQUASHFS)):
+                raise InputError(
+                    f"launch: --stage {source}: is not a complete archive",
+                    expected="a tar file, which may be compressed, or a SquashFS image",
+                    fix="pack it again: tar -C FOLDER -c . | zstd > ENV.tar.zst",
+                )
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"launch: --stage {source}: can't be read ({error.strerror})",
+            expected="an archive that this node and those of the job can read",
+        ) from None
+    name = f"{job}-{digest[:16]}" if job else os.urandom(8).hex()
+    return Stage(path, os.path.join(os.path.abspath(local), f"dgm-stage-{name}"), size, digest)
+
+
+def main() -> None:
+    """The process on a node: its arguments are the words of `Stage`, and the version text of the MPI library."""
+    source, folder, size, digest, library = sys.argv[1:]
+    die_with_parent(os.getppid())
+    host = socket.gethostname()
+    try:
+        try:
+            make_copy(Stage(source, folder, int(size), digest), library, host)
+        except (InputError, OSError) as error:
+            raise InputError(f"launch: --stage: {host}: {error}") from None
+    except DaskGpuMpiError as error:
+        report_error(error)
+        sys.exit(error.exit_code)
+
+
+def make_copy(wanted: Stage, library: str, host: str) -> None:
+    """Make the copy on this node, unless it is complete; `launch` removes the part of one that fails."""
+    parent, marker = os.path.dirname(wanted.folder), os.path.join(wanted.folder, "complete")
+    if exposed := exposed_folder(parent):
+        raise InputError(exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory")
+    if not os.path.lexists(wanted.folder):
+        try:
+            make_scratch(wanted.folder)
+        except InputError:
+            if not os.path.lexists(wanted.folder):
+                raise
+    folder = os.open(wanted.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        # a heterogeneous job has several processes on a node: the first one makes the copy, and the others wait
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
+            raise InputError(f"{wanted.folder} belongs to another user", fix="another --local-directory")
+        private = stat.S_IMODE(status.st_mode) == 0o700
+        found = _marker(marker).split() if private else []
+        if found[1:] and found[1] != host:
+            raise InputError(
+                f"{wanted.folder} is the copy of node {found[1]}: the local directory is shared by nodes",
+                fix="a directory of each node's own disk (--local-directory)",
+            )
+        if found[:1] == [wanted.sha256]:
+            return
+        os.fchmod(folder, 0o700)
+        remove(marker)
+        if os.listdir(folder):
+            _run(["chmod", "-R", "u+rwX", wanted.folder], "remove it there")
+            _run(["find", wanted.folder, "-mindepth", "1", "-delete"], "remove it there")
+        _unpack(wanted)
+        _complete(wanted, library)
+        replace(marker, f"{wanted.sha256} {host}".encode())
+    finally:
+        os.close(folder)
+
+
+def _marker(path: str) -> str:
+    try:
+        return read_trusted(path)
+    except (OSError, ValueError, UntrustedFileError):
+        return ""
+
+
+def _unpack(wanted: Stage) -> None:
+    """Read the archive once, unpack it meanwhile, and compare its size and SHA-256."""
+    found, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
+    unpacker = Unpacker(wanted.folder)
+    try:
+        with open(wanted.source, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                chunk = memoryview(buffer)[:count]
+                found.update(chunk)
+                size += count
+                unpacker.write(chunk)
+    except OSError as error:
+        raise InputError(
+            f"{wanted.source} can't be read: {error.strerror}", fix="put it where all nodes can read it"
+        ) from None
+    unpacker.finish()
+    if (size, found.hexdigest()) != (wanted.size, wanted.sha256):
+        raise InputError(
+            f"{size} of {wanted.size} bytes were read, and their SHA-256 is another",
+            fix="start again; if it stays, pack it again",
+        )
+
+
+def _complete(wanted: Stage, library: str) -> None:
+    """Move the environment to its place, and test it."""
+    unpacked, place = os.path.join(wanted.folder, "unpacked"), os.path.dirname(wanted.bin)
+    names = os.listdir(unpacked)
+    if "bin" not in names and len(names) == 1:
+        unpacked = os.path.join(unpacked, names[0])
+    os.rename(unpacked, place)
+    python = os.path.join(wanted.bin, "python")
+    relocate = os.path.join(wanted.bin, "conda-unpack")
+    if os.path.exists(relocate):
+        _run([python, relocate], "pack it again with conda-pack")
+    fix = "install the same packages and dask-gpu-mpi in the environment; a venv needs its base Python on each node, too"
+    printed = _run([python, "-P", "-c", PROBE], fix)
+    if f"dask-gpu-mpi:{library}\n" not in printed:
+        found = printed.rpartition("dask-gpu-mpi:")[2]
+        raise InputError(f"its MPI library is {library_name(found)}", expected=library_name(library), fix=fix)
+
+
+class Unpacker:
+    """Unpacks an archive that arrives in parts into the folder `unpacked` of a copy."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._log = os.memfd_create("unpack")
+        self._programs: list[Any] = []
+        self._file: IO[bytes] | None = None
+        self._image = ""
+        self._error: Exception | None = None
+
+    def write(self, chunk: memoryview) -> None:
+        """Unpack the next part; `finish` raises an error."""
+        if self._error is not None:
+            return
+        try:
+            if self._file is None:
+                self._begin(bytes(chunk[:16]))
+            assert self._file is not None
+            self._file.write(chunk)
+        except (InputError, OSError) as error:
+            self._error = error
+
+    def _begin(self, head: bytes) -> None:
+        unpacked = os.path.join(self._folder, "unpacked")
+        if head.startswith(SQUASHFS):
+            _find("unsquashfs")
+            self._image = os.path.join(self._folder, "image")
+            self._file = open(self._image, "xb")  # noqa: SIM115
+            return
+        os.mkdir(unpacked)
+        # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
+        lines = [["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]]
+        if program := next((each for magic, each in PROGRAMS.items() if head.startswith(magic)), ""):
+            lines.insert(0, [program, "-dc"])
+        for line in lines:
+            _find(line[0])
+        for line in reversed(lines):
+            stdout = self._programs[-1].stdin if self._programs else subprocess.DEVNULL
+            self._programs.append(_start(line, self._log, stdin=subprocess.PIPE, stdout=stdout))
+            if self._programs[1:]:
+                self._programs[-2].stdin.close()
+        self._file = self._programs[-1].stdin
+
+    def finish(self) -> None:
+        """Wait until all is unpacked; raise an InputError or OSError if it can't be."""
+        for file in (self._file, *(program.stdin for program in self._programs)):
+            try:
+                if file is not None:
+                    file.close()
+            except OSError as error:
+                self._error = self._error or error
+        if self._image and self._error is None:
+            line = [
+                "unsquashfs",
+                "-no-progress",
+                "-no-xattrs",
+                "-d",
+                os.path.join(self._folder, "unpacked"),
+                self._image,
+            ]
+            self._programs.append(_start(line, self._log, stdout=subprocess.DEVNULL))
+        codes = [program.wait() for program in self._programs]
+        if any(codes) and (self._error is None or isinstance(self._error, BrokenPipeError)):
+            status = os.statvfs(self._folder)
+            left = format_bytes(status.f_bavail * status.f_frsize)
+            raise InputError(
+                f"it can't be unpacked, and {left} are left there: {_first_line(self._log)}",
+                fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
+            )
+        if self._error is not None:
+            raise self._error
+        if self._image:
+            os.unlink(self._image)
+        # nothing can be renamed in, or removed from, a folder that its owner may not write
+        _run(["chmod", "-R", "u+rwX", self._folder], "pack it again")
+
+
+def _find(program: str) -> None:
+    if shutil.which(program) is None:
+        raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
+
+
+def _start(line: Sequence[str], log: int, **pipes: Any) -> Any:
+    return subprocess.Popen(line, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **pipes)
+
+
+def _first_line(log: int) -> str:
+    lines = os.pread(log, RECORD, 0).decode(errors="replace").split("\n")
+    return next(filter(None, map(str.strip, lines)), "no message")
+
+
+def _run(line: Sequence[str], fix: str) -> str:
+    """Run a program of the copy, which must not count as a rank; return its output."""
+    die = partial(die_with_parent, os.getpid())
+    done = run_command(line, scrub(os.environ), PROGRAM_TIMEOUT, prepare=die)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()
+        raise InputError(f"{line[0]} fails: {last[-1].strip() if last else done.returncode}", fix=fix)
+    return done.stdout
