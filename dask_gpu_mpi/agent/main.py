@@ -60,6 +60,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
+    "dask_gpu_mpi.network.worker_comm",
     "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
