@@ -358,7 +358,10 @@ def between(document: Any) -> Iterator[Row]:
     """Data between two nodes: medians of the rounds, by way."""
     for way, rounds in document["trials"].items():
         names = dict.fromkeys(name for found in rounds for name in found)
-        yield {"way": known(way), **{name: statistics.median(found[name] for found in rounds) for name in names}}
+        yield {
+            "way": known(way),
+            **{name: statistics.median(found[name] for found in rounds) for name in names},
+        }
 
 
 def recorded(document: Any) -> Iterator[Row]:
