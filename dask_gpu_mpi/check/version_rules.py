@@ -61,7 +61,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     ),
     KnownBad(
         {PYTHON: ">=3.14"}, "warning",
-        "each rank imports Dask once more at start-up, and Dask's warnings at the end of a job are not silenced",
+        "this is not tested, and Dask's warnings at the end of a job are not silenced",
         "use Python 3.11, 3.12 (from 3.12.3) or 3.13",
     ),
     KnownBad(

@@ -66,7 +66,7 @@ class DaskSettings:
         """Restore the configuration; values that the script has changed since stay. May be called again."""
         import dask.config
 
-        dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
+        self._defaults.clear()  # dask.config keeps this very dict
         for key, value, change in reversed(self._changes):
             if dask.config.get(key, None) == value:
                 change.__exit__(None, None, None)
