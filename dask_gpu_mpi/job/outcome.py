@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -127,17 +126,12 @@ def is_reporting() -> bool:
 
 # `sys.excepthook` while this process is part of a cluster.
 
-#: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
-ADVICE = {
-    r"undefined symbol: uc[mpst]_": (
-        "this import needs the UCX of its packages, but the MPI library has loaded another one: the script imported "
-        "mpi4py.MPI first. Fix: `import ucxx` before mpi4py.MPI"
-    ),
-    r"without a global spill manager": (
-        "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
-        "cudf.set_option('spill', True) in the script"
-    ),
-}
+#: Part of an error of cuDF that a worker option causes in the script, and the advice.
+SPILL_ERROR = "without a global spill manager"
+SPILL_ADVICE = (
+    "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
+    "cudf.set_option('spill', True) in the script"
+)
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
@@ -180,10 +174,8 @@ class ExceptHook:
             raise SystemExit(error.exit_code)
         if (label := self._label()) is not None:
             say(label)
-        texts = "\n".join(map(text_of, _with_causes(error)))
-        for pattern, advice in ADVICE.items():
-            if re.search(pattern, texts):
-                say(f"error: {advice}")
+        if any(SPILL_ERROR in text_of(each) for each in _with_causes(error)):
+            say(f"error: {SPILL_ADVICE}")
 
     def retire(self) -> None:
         """Do nothing from now on; a hook of the script that calls this one stays."""

@@ -278,7 +278,7 @@ class ClientEnd:
 
 
 def _disown() -> None:
-    """Called in a forked child: the cluster belongs to the parent, and so do threads that hold a lock of this package."""
+    """In a forked child: forget the cluster, which is the parent's. Take no lock, since a thread of the parent may hold it."""
     if _current_end is not None:
         _current_end.state = State.ENDED
         # Dask closes clients at the end of a process, and waits for their event loop, which a child does not have.

@@ -110,7 +110,7 @@ def test_a_hook_around_ours_stays_and_runs_once(
     [
         (SpmdError("spmd: rank 0 raised ValueError()"), ""),  # of a gang's function
         (ImportError("no module named cudf"), ""),
-        (ImportError("libuct.so: undefined symbol: ucs_ifname"), "Fix: `import ucxx` before mpi4py.MPI"),
+        (RuntimeError("can't unspill without a global spill manager"), "Fix: cudf.set_option('spill', True)"),
     ],
     ids=repr,
 )
