@@ -57,6 +57,9 @@ class Stream:
     def __init__(self, sock: socket.socket, keys: Keys) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+        if keys.sent is not None and not hasattr(AESGCM, "encrypt_into"):
+            sock.close()
+            raise OSError("cryptography is older than 47 (expected 47 or newer)")
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
@@ -330,13 +333,15 @@ class _Pinned:
     def received(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
         """The chunks of memory that is received: while one is filled, those before are copied to the device."""
         self._begin(pointer)
-        for number, place in enumerate(range(start, end, CHUNK)):
-            slot = number % self.COUNT
-            if number >= self.COUNT:
-                self._call("cuEventSynchronize", self._events[slot])
-            yield self._buffers[slot][: min(CHUNK, end - place)]
-            self._copy("cuMemcpyHtoDAsync_v2", pointer, place, end, number, to_host=False)
-        self._call("cuStreamSynchronize", self._stream)
+        try:
+            for number, place in enumerate(range(start, end, CHUNK)):
+                slot = number % self.COUNT
+                if number >= self.COUNT:
+                    self._call("cuEventSynchronize", self._events[slot])
+                yield self._buffers[slot][: min(CHUNK, end - place)]
+                self._copy("cuMemcpyHtoDAsync_v2", pointer, place, end, number, to_host=False)
+        finally:  # also after an error: RMM may give the memory to others then
+            self._call("cuStreamSynchronize", self._stream)
 
     def _copy(self, name: str, pointer: int, place: int, end: int, number: int, *, to_host: bool) -> None:
         slot = number % self.COUNT

@@ -277,6 +277,8 @@ class WorkerComm(TLS):
     async def _open_streams(self) -> str:
         """Make the streams, at the end that has made the connection; returns why that has failed."""
         assert self.connection_args is not None  # the other end asks only then
+        if not self._name:
+            return "they could not be made before"
         streams: list[Stream] = []
         comm: Any = None
         try:
@@ -289,8 +291,10 @@ class WorkerComm(TLS):
                         else [None, None]
                     )
                     await comm.write({"op": STREAM_OPERATION, "name": self._name, "keys": keys})
-                    await comm.read()
-                    streams.append(Stream(_detached(comm), Keys(*keys)))
+                    if (answer := await comm.read()) != "OK":
+                        raise OSError(answer)
+                    streams.append(Stream(_socket_of(comm), Keys(*keys)))
+                    comm.abort()
         except BaseException as error:
             if comm is not None:
                 comm.abort()
@@ -305,11 +309,18 @@ class WorkerComm(TLS):
     async def _become_stream(self, message: dict[str, Any]) -> None:
         """At the other end: this connection is a stream of another one from now on. Raises a CommClosedError, for distributed."""
         name, (received, sent) = message["name"], message["keys"]
+        try:
+            stream = Stream(_socket_of(self), Keys(sent, received))
+        except OSError as error:  # no descriptor is left, for example: the other end stays with TLS
+            await super().write(f"at the other end: {error}")
+            return
         # Sent at once, in this turn of the event loop: the other end uses the socket without TLS after it.
         await super().write("OK")
         if self.stream is None or self.stream.writing():
+            stream.socket.close()
             raise CommClosedError("the connection is too slow for a stream")
-        self._came.setdefault(name, []).append(Stream(_detached(self), Keys(sent, received)))
+        self.abort()
+        self._came.setdefault(name, []).append(stream)
         asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._came, name)
         raise CommClosedError("became a stream")
 
@@ -484,12 +495,10 @@ def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:
         stream.socket.close()
 
 
-def _detached(comm: TLS) -> socket.socket:
-    """The socket of a connection, which is closed for Dask and TLS."""
+def _socket_of(comm: TLS) -> socket.socket:
+    """The socket of a connection, which stays open when Dask closes the connection."""
     stream: Any = comm.stream
-    sock = socket.socket(fileno=os.dup(stream.socket.fileno()))
-    comm.abort()
-    return sock
+    return socket.socket(fileno=os.dup(stream.socket.fileno()))
 
 
 def _warn_once(peer: str, reason: str, way: str, fix: str) -> None:

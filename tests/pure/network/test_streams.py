@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -137,6 +139,26 @@ async def test_streams_that_can_not_be_made(
     assert sent == []
     (line,) = capsys.readouterr().err.splitlines()
     assert "127.0.0.1 go over TLS, not streams: refused by a firewall" in line
+
+
+@pytest.mark.parametrize("first", ["there", "back"])
+async def test_an_end_that_has_no_descriptor_left(
+    first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or an older cryptography: both stay with TLS."""
+
+    def fails(comm: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(worker_comm, "_socket_of", fails)
+    async with pair() as comm:
+        for _ in range(2):
+            if first == "back":
+                await comm.write({"size": 2 * LEAST})
+                assert (await comm.read())["back"].sum() == 7 * 2 * LEAST
+            assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+    assert sent == []
+    assert "Too many open files" in capsys.readouterr().err
 
 
 async def test_a_peer_that_stops_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
