@@ -376,19 +376,21 @@ class Part:
         self._send(Kind.REGISTRATION, found[0])
 
     def _with_warnings(self, inventory: Inventory) -> Inventory:
-        folder = exposed_folder(os.path.dirname(self._scratch))
-        exposed = Problem(
-            f"host {inventory.host}: {exposed_text(folder)}",
-            fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
-            what="scratch",
-            hosts=(inventory.host,),
-        )
+        warnings = [*inventory.warnings]
+        if folder := exposed_folder(os.path.dirname(self._scratch)):
+            warnings.append(
+                Problem(
+                    f"host {inventory.host}: {exposed_text(folder)}",
+                    fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+                    what="scratch",
+                    hosts=(inventory.host,),
+                )
+            )
         # ranks that stay MPI processes may start others, which connect to the launcher
-        opened = (
-            close_launcher(self._rank) if self._entry is not None and self._entry.closes_launcher else None
-        )
-        warnings = [exposed] * bool(folder) + ([] if opened is None else [opened])
-        return replace(inventory, warnings=(*inventory.warnings, *warnings))
+        closes = self._entry is not None and self._entry.closes_launcher
+        if closes and (opened := close_launcher(self._rank)) is not None:
+            warnings.append(opened)
+        return replace(inventory, warnings=tuple(warnings))
 
     async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""
@@ -525,8 +527,12 @@ class Part:
         self.answer(Kind.CLOSED)
 
     async def _close_workers(self) -> None:
-        await self._workers.close()
-        await asyncio.to_thread(end_left_behind)
+        """Close the workers, and end what their tasks have left, once."""
+        try:
+            await self._workers.close()
+        finally:
+            if not self._workers_closed.is_set():  # it inspects all processes of the node
+                await asyncio.to_thread(end_left_behind)
 
     async def _end_part(self) -> None:
         """End this rank's part; rank 0's ends when the job does (`_on_over`)."""

@@ -52,7 +52,7 @@ class Keys:
 
 
 class Stream:
-    """One end of one socket. Its parts go one after the other; `transfer` runs in a thread."""
+    """One end of one socket. Its parts go one after the other; `send` and `receive` run in a thread."""
 
     def __init__(self, sock: socket.socket, keys: Keys) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -74,7 +74,7 @@ class Stream:
             if self._seal is None:
                 self._send(chunk)
                 continue
-            sealed = memoryview(_buffers().sealed)[: len(chunk) + TAG]
+            sealed = memoryview(_buffers.sealed)[: len(chunk) + TAG]
             self._seal.encrypt_into(_nonce(self._sealed), chunk, None, sealed)
             self._sealed += 1
             self._send(sealed)
@@ -88,7 +88,7 @@ class Stream:
             if self._open is None:
                 self._receive(chunk)
                 continue
-            sealed = memoryview(_buffers().sealed)[: len(chunk) + TAG]
+            sealed = memoryview(_buffers.sealed)[: len(chunk) + TAG]
             self._receive(sealed)
             try:
                 self._open.decrypt_into(_nonce(self._opened), sealed, None, chunk)
@@ -166,24 +166,18 @@ class Streams:
         if not await self._run(asyncio.get_running_loop().sock_recv(stream.socket, len(_READY))):
             raise StreamError("the other end has closed it")
         async with _slots()[0]:
-            await self._run(_in_thread(lambda: stream.send(sent(frame, start, end))))
+            await self._run(_in_thread(lambda: stream.send(chunks(frame, start, end, to_host=True))))
 
     async def _receive_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
         async with _slots()[1]:
             await self._run(asyncio.get_running_loop().sock_sendall(stream.socket, _READY))
-            await self._run(_in_thread(lambda: stream.receive(received(frame, start, end))))
+            await self._run(_in_thread(lambda: stream.receive(chunks(frame, start, end, to_host=False))))
 
     async def _run(self, operation: Any) -> Any:
         try:
             return await operation
         except OSError as error:
             raise StreamError(error.strerror or str(error)) from None
-
-    def device_array(self, size: int) -> Any:
-        """Allocate bytes on this process's GPU."""
-        import rmm
-
-        return rmm.DeviceBuffer(size=size)
 
     def synchronize(self) -> None:
         """The threads wait for the default stream themselves."""
@@ -194,9 +188,8 @@ class Streams:
             self._closed = True
             for stream in self._streams:
                 with contextlib.suppress(OSError):
-                    stream.socket.shutdown(
-                        socket.SHUT_RDWR
-                    )  # wakes the threads, and who waits in the event loop
+                    # wakes the threads, and the event loop's waits
+                    stream.socket.shutdown(socket.SHUT_RDWR)
             self._close()
 
     def _close(self) -> None:
@@ -241,37 +234,36 @@ class _Buffers(threading.local):
         return _Pinned()
 
 
-_of_thread = _Buffers()
-
-
-def _buffers() -> _Buffers:
-    return _of_thread
+_buffers = _Buffers()
 
 
 # -- the chunks of a frame ----------------------------------------------------------------------------------------------
 
 
-def sent(frame: Any, start: int, end: int) -> Iterator[memoryview]:
-    """The bytes of a frame that is sent, from `start` to `end`, in chunks; each is valid until the next."""
-    if hasattr(frame, "__cuda_array_interface__"):
-        return _buffers().of_device.sent(_pointer(frame), start, end)
-    return _chunks(memoryview(frame).cast("B"), start, end)
+def on_device(frame: Any) -> bool:
+    """Whether a frame is in the memory of a GPU."""
+    return hasattr(frame, "__cuda_array_interface__")
 
 
-def received(frame: Any, start: int, end: int) -> Iterator[memoryview]:
-    """The bytes of a frame that is received, to be filled one after the other."""
-    if hasattr(frame, "__cuda_array_interface__"):
-        return _buffers().of_device.received(_pointer(frame), start, end)
-    return _chunks(memoryview(frame).cast("B"), start, end)
+def device_array(size: int) -> Any:
+    """Allocate bytes on this process's GPU."""
+    import rmm
+
+    return rmm.DeviceBuffer(size=size)
 
 
-def _chunks(data: memoryview, start: int, end: int) -> Iterator[memoryview]:
+def chunks(frame: Any, start: int, end: int, *, to_host: bool) -> Iterator[memoryview]:
+    """The bytes of a frame from `start` to `end`, in chunks that are read or filled one after the other.
+
+    `to_host`: the frame is sent. Each chunk is valid until the next.
+    """
+    if on_device(frame):
+        pinned, pointer = _buffers.of_device, int(frame.__cuda_array_interface__["data"][0])
+        yield from (pinned.sent if to_host else pinned.received)(pointer, start, end)
+        return
+    data = memoryview(frame).cast("B")
     for place in range(start, end, CHUNK):
         yield data[place : min(place + CHUNK, end)]
-
-
-def _pointer(frame: Any) -> int:
-    return int(frame.__cuda_array_interface__["data"][0])
 
 
 class _Pinned:

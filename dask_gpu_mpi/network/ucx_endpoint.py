@@ -142,12 +142,6 @@ class Ucx:
             raise UcxError(f"{type(error).__name__}: {error}") from error
         return Endpoint(self, endpoint, send_tag, receive_tag)
 
-    def device_array(self, size: int) -> Any:
-        """Allocate bytes on this process's GPU."""
-        import rmm
-
-        return rmm.DeviceBuffer(size=size)
-
     def synchronize(self) -> None:
         """Wait for the default stream, whose order UCX does not follow."""
         self._backend.synchronize_stream()
@@ -294,10 +288,6 @@ class Endpoint:
         if (error := task.exception()) is not None:
             return f"{type(error).__name__}: {error}"
         return "" if not self._closed.done() and self._endpoint.alive else "the endpoint was closed"
-
-    def device_array(self, size: int) -> Any:
-        """Allocate bytes on this process's GPU."""
-        return self.ucx.device_array(size)
 
     def synchronize(self) -> None:
         """Wait for the default stream, whose order UCX does not follow."""

@@ -43,7 +43,18 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import STREAMS_START, UCX_AGREEMENT, UCX_PROOF, UCX_START
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.network.listeners import TLSListener
-from dask_gpu_mpi.network.streams import KEY, LEAST, PLAIN, SEALED, Keys, Stream, StreamError, Streams
+from dask_gpu_mpi.network.streams import (
+    KEY,
+    LEAST,
+    PLAIN,
+    SEALED,
+    Keys,
+    Stream,
+    StreamError,
+    Streams,
+    device_array,
+    on_device,
+)
 from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
 #: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
@@ -172,22 +183,21 @@ class WorkerComm(TLS):
         endpoint = self._endpoint
         with self._aborting_on_error():
             large = []
-            for size, on_device in header["large"]:
-                assert endpoint is not None  # just made, at the latest
+            for size, on_gpu in header["large"]:
                 # not the memoryview itself: see `Endpoint`
-                large.append(endpoint.device_array(size) if on_device else host_array(size).obj)
-            if endpoint is not None and any(on_device for _, on_device in header["large"]):
+                large.append(device_array(size) if on_gpu else host_array(size).obj)
+            if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
             for frame in filter(nbytes, large):
                 assert endpoint is not None  # as above
                 async with _time_for(frame):
                     await endpoint.receive(frame)
             if not self._uses_ucx:  # as TLS gives them to deserialisers
-                large = [frame if _on_device(frame) else memoryview(frame) for frame in large]
+                large = [frame if on_device(frame) else memoryview(frame) for frame in large]
             others, over_tls = iter(large), iter(message.frames)
             frames = [next(others if is_large else over_tls) for is_large in header["is_large"]]
             # GPU memory is not copied, so a thread for it would only cost its start.
-            on_host = sum(nbytes(frame) for frame in frames if not _on_device(frame))
+            on_host = sum(nbytes(frame) for frame in frames if not on_device(frame))
             return await from_frames(
                 frames,
                 deserialize=self.deserialize,
@@ -222,15 +232,15 @@ class WorkerComm(TLS):
             return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
         large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
         if not self._uses_ucx:  # contiguous, whatever a serialiser of the user's has made
-            large = [frame if _on_device(frame) else ensure_memoryview(frame) for frame in large]
+            large = [frame if on_device(frame) else ensure_memoryview(frame) for frame in large]
         over_tls = [frame for frame, is_one in zip(frames, is_large, strict=True) if not is_one]
         header = {
             "serializer": FAMILY,
             "is_large": bytes(is_large),
-            "large": [(nbytes(frame), _on_device(frame)) for frame in large],
+            "large": [(nbytes(frame), on_device(frame)) for frame in large],
         }
         endpoint = self._endpoint
-        if endpoint is not None and any(map(_on_device, large)):
+        if endpoint is not None and any(map(on_device, large)):
             endpoint.synchronize()  # the frames are complete
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
@@ -242,7 +252,7 @@ class WorkerComm(TLS):
 
     def _is_large(self, frame: Any) -> bool:
         """Whether a frame goes another way than TLS."""
-        if _on_device(frame):
+        if on_device(frame):
             return True  # even an empty one, of which only the header is sent: it is GPU memory at the other end, too
         buffer = frame.obj if isinstance(frame, memoryview) else frame
         # Without encryption TLS alone authenticates data, and other buffers may determine how a message is deserialised.
@@ -458,10 +468,6 @@ def _proof(key: bytes, sender: bytes) -> bytes:
 
 def _time_for(frame: Any) -> asyncio.Timeout:
     return asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST)
-
-
-def _on_device(frame: Any) -> bool:
-    return hasattr(frame, "__cuda_array_interface__")
 
 
 def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint | Streams) -> None:

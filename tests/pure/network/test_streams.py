@@ -11,7 +11,9 @@ import errno
 import os
 import secrets
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask.config
@@ -77,6 +79,16 @@ async def there_and_back(comm: Any, data: Any) -> Any:
     return (await comm.read())["back"]
 
 
+async def exchange(first: str) -> None:
+    """Arrays that arrive as they were sent, twice; the end that is first to send a large one: the other one ("back"), or this."""
+    async with pair() as comm:
+        for _ in range(2):
+            if first == "back":
+                await comm.write({"size": 2 * LEAST})
+                assert (await comm.read())["back"].sum() == 7 * 2 * LEAST
+            assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+
+
 @pytest.mark.parametrize("sealed", [True, False])
 async def test_large_arrays_in_both_directions(sealed: bool, sent: list[int]) -> None:
     use_streams_between_workers(sealed=sealed, has_gpu=False)
@@ -130,12 +142,7 @@ async def test_streams_that_can_not_be_made(
         raise OSError("refused by a firewall")
 
     monkeypatch.setattr(worker_comm, "connect", refused)
-    async with pair() as comm:
-        for _ in range(2):
-            if first == "back":
-                await comm.write({"size": 2 * LEAST})
-                assert (await comm.read())["back"].sum() == 7 * 2 * LEAST
-            assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+    await exchange(first)
     assert sent == []
     (line,) = capsys.readouterr().err.splitlines()
     assert "127.0.0.1 go over TLS, not streams: refused by a firewall" in line
@@ -151,12 +158,7 @@ async def test_an_end_that_has_no_descriptor_left(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(worker_comm, "_socket_of", fails)
-    async with pair() as comm:
-        for _ in range(2):
-            if first == "back":
-                await comm.write({"size": 2 * LEAST})
-                assert (await comm.read())["back"].sum() == 7 * 2 * LEAST
-            assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
+    await exchange(first)
     assert sent == []
     assert "Too many open files" in capsys.readouterr().err
 
@@ -245,6 +247,11 @@ async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPat
         assert [len(found) for found in came.values()] == [SEALED]
         while came:
             await asyncio.sleep(0.01)
+
+
+async def test_memory_of_the_gpu_is_rmms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rmm", SimpleNamespace(DeviceBuffer=lambda *, size: ("buffer", size)))
+    assert streams.device_array(8) == ("buffer", 8)
 
 
 # -- one socket -----------------------------------------------------------------------------------------------------------

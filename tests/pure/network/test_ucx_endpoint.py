@@ -300,8 +300,3 @@ async def test_an_endpoint_whose_data_never_come_is_closed_after_a_while(
     assert len(other._tasks) == 1
     await asyncio.gather(sending, return_exceptions=True)
     library.waits = 0
-
-
-async def test_memory_of_the_gpu_is_rmms(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rmm", SimpleNamespace(DeviceBuffer=lambda *, size: ("buffer", size)))
-    assert (await Ucx.begin()).device_array(8) == ("buffer", 8)

@@ -91,9 +91,6 @@ class Endpoint:
         target = buffer.data if isinstance(buffer, DeviceMemory) else memoryview(buffer).cast("B")
         target[:] = message.result()
 
-    def device_array(self, size: int) -> DeviceMemory:
-        return DeviceMemory(bytes(size))
-
     def synchronize(self) -> None:
         pass
 
@@ -123,6 +120,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
             raise error
         return Ucx(network)
 
+    monkeypatch.setattr(worker_comm, "device_array", lambda size: DeviceMemory(bytes(size)))
     monkeypatch.setattr(worker_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
     for name in ("loopback", "leads", "warned"):
         monkeypatch.setattr(worker_comm.Ucx, name, False)
