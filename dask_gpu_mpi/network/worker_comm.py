@@ -35,7 +35,7 @@ from distributed.comm import registry
 from distributed.comm.core import CommClosedError, connect
 from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
 from distributed.comm.utils import OFFLOAD_THRESHOLD, from_frames, to_frames
-from distributed.protocol.serialize import Serialize, Serialized, ToPickle, register_serialization_family
+from distributed.protocol.serialize import Serialize, Serialized, register_serialization_family
 from distributed.protocol.utils import host_array
 from distributed.utils import ensure_memoryview, nbytes
 
@@ -487,12 +487,14 @@ def _may_be_large(message: Any, least: int) -> bool:
     """Whether a message may have frames of `least` bytes: most between workers have none, and go as distributed sends them."""
     if isinstance(message, dict):
         return any(_may_be_large(value, least) for value in message.values())
+    if isinstance(message, list | tuple | set | frozenset):
+        return any(_may_be_large(value, least) for value in message)
     if isinstance(message, Serialize):
         size = getattr(message.data, "nbytes", None)
         if isinstance(message.data, int | float | str | bytes | None):
             size = sys.getsizeof(message.data)
         return not isinstance(size, int) or size >= least
-    return isinstance(message, Serialized | ToPickle)
+    return not isinstance(message, int | float | str | bytes | None)
 
 
 def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:
@@ -512,7 +514,7 @@ def _warn_once(peer: str, reason: str, way: str, fix: str) -> None:
     if host not in without_ucx:
         without_ucx[host] = reason
         say(
-            f"warning: {socket.gethostname()}: transfers between it and {host} go over TLS, not {way}: "
+            f"warning: {socket.gethostname()}: transfers between it and {host} do not go over {way}: "
             f"{reason}. Fix: {fix}"
         )
 

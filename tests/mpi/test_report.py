@@ -178,13 +178,12 @@ def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None
 
 INITIALIZED = {
     "an error after that": (ENDINGS["a caught signal"][0] + "raise KeyError('x')\n", 1, "KeyError: 'x'", 1),
-    "walltime": (ENDINGS["walltime"][0], 75, "its time was running out", None),
+    "walltime": (ENDINGS["walltime"][0], 75, "its time was running out", 75),
 }
 
 
 @pytest.mark.parametrize("ending", INITIALIZED)
 def test_how_a_script_with_initialize_has_ended(ending: str, mpirun: Mpi) -> None:
-    """Python does not keep the code of a SystemExit: the report does not know it."""
     more, code, how, reported = INITIALIZED[ending]
     script = "import os, sys, time\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
     job = mpirun.start(script + more, 1, env={"DASK_GPU_MPI__REPORT": "report.json"})

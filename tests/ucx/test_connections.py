@@ -103,7 +103,7 @@ async def test():
 """,
         tmp_path,
     )
-    assert "go over TLS, not UCX: UCX has not started within 0.5 s" in said
+    assert "do not go over UCX: UCX has not started within 0.5 s" in said
 
 
 def test_a_transfer_after_another_does_not_wait_for_it(tmp_path: Path) -> None:

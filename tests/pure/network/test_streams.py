@@ -145,7 +145,7 @@ async def test_streams_that_can_not_be_made(
     await exchange(first)
     assert sent == []
     (line,) = capsys.readouterr().err.splitlines()
-    assert "127.0.0.1 go over TLS, not streams: refused by a firewall" in line
+    assert "127.0.0.1 do not go over streams: refused by a firewall" in line
 
 
 @pytest.mark.parametrize("first", ["there", "back"])

@@ -223,7 +223,7 @@ async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
     assert network.sent == []
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1  # once for each host
-    assert "127.0.0.1 go over TLS, not UCX" in lines[0]
+    assert "127.0.0.1 do not go over UCX" in lines[0]
     assert "no device" in lines[0]
 
 

@@ -12,7 +12,7 @@ def over_ucx(dask_worker):
 
     from dask_gpu_mpi.network.worker_comm import WorkerComm
 
-    return sum(isinstance(each, WorkerComm) and each._endpoint is not None for each in gc.get_objects())
+    return sum(isinstance(each, WorkerComm) and each._uses_ucx for each in gc.get_objects())
 
 
 def processes_with_ucx(client):

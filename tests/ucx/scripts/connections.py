@@ -19,7 +19,7 @@ async def echo(pipe):
     async def handle(comm):
         try:
             while True:
-                await comm.write({"back": (await comm.read())["data"]})
+                await comm.write({"back": to_serialize((await comm.read())["data"])})
         except CommClosedError:
             pass
 
