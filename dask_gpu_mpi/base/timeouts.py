@@ -76,6 +76,8 @@ TERM_GRACE = 5.0
 LOST_GRACE = 30.0
 #: A rank that has lost rank 0 ends: its launcher may end the job with the first, and rank 0 knows more.
 FAILED_GRACE = 0.5
+#: The launcher reads what a rank has printed before that rank ends the job.
+READING = 1.0
 
 # Force.
 

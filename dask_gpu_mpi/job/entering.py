@@ -142,7 +142,6 @@ class Entering:
             if self._agent is not None:
                 self._agent.close(1.0)
             if isinstance(error, DaskGpuMpiError) and error.fatal:
-                flush()
                 self._world.abort(error.exit_code)
                 end_job(error.exit_code, self._environ)
             if not ours and isinstance(error, Exception) and self._world.size > 1:
@@ -150,7 +149,6 @@ class Entering:
                 import traceback
 
                 traceback.print_exc()
-                flush()
                 self._world.abort(1)
                 end_job(1, self._environ)
             self._world.end()

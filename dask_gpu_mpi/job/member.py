@@ -21,7 +21,7 @@ from dask_gpu_mpi.agent.ending import LOST, report_lost_cluster
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.frames import Held, wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
-from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, NODE_LOST, TERM_GRACE, closing_slack
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
@@ -391,8 +391,6 @@ class Member:
             f"error: rank {self.rank} of {self.joined.size} has failed (exit code {code}), and other ranks may wait for it in "
             "MPI; aborting the job. Fix: catch the exception on that rank, if all are to continue"
         )
-        flush()
-        wait_until_read((1, 2), FAILED_GRACE)
         self.joined.world.abort(code)
 
     def _leave(self, *, final: bool = True) -> None:

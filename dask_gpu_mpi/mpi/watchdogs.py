@@ -20,7 +20,7 @@ import psutil
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
+from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED, READING
 from dask_gpu_mpi.errors import LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.sites.launchers import detect
@@ -97,8 +97,6 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
             os.close(fd)
 
 
-#: Seconds for the launcher to read what a rank has printed before it ends the job.
-READING = 1.0
 #: Seconds for a command of the batch system to end a step.
 ENDING_STEP = 10.0
 

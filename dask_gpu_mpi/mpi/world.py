@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING, READING
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
 from dask_gpu_mpi.sites.local import RANK, TRANSPORT
@@ -149,6 +150,7 @@ class PacketWorld(World):
 
     def abort(self, code: int) -> None:
         """As in the base class."""
+        flush()
         if self._socket is None or not self.size:  # its process is inside ``MPI_Init``
             return
         self.send(TRANSPORT, RANK.pack(code))
@@ -407,10 +409,12 @@ class Endpoint:
             time.sleep(0.002)
 
     def abort(self, code: int) -> None:
-        """End all ranks."""
+        """End all ranks, after the launcher has read what this rank has printed: Hydra may lose it otherwise."""
         from mpi4py import MPI
 
         if MPI.Is_initialized() and not MPI.Is_finalized():
+            flush()
+            wait_until_read((1, 2), READING)
             MPI.COMM_WORLD.Abort(code)
 
 
