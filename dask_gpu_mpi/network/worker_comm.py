@@ -65,6 +65,8 @@ STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 1
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
 #: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
 FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
+#: Transfers from a peer, one after the other, for which there is no memory, before tasks fail.
+MOST_WITHOUT_MEMORY = 3
 #: Bytes of a proof.
 PROOF_SIZE = 64
 #: distributed's serialisers that leave memory on the GPU.
@@ -118,6 +120,8 @@ class WorkerComm(TLS):
     connection_args: dict[str, Any] | None = None
     #: Streams that have come to this process, by the connection that they belong to.
     _came: dict[bytes, list[Stream]] = {}  # noqa: RUF012
+    #: Transfers one after the other for which there was no memory, by the address of the peer.
+    _without_memory: dict[str, int] = {}  # noqa: RUF012
     _tls_has_ended = False
 
     def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
@@ -182,10 +186,8 @@ class WorkerComm(TLS):
             self._use_those_that_came()
         endpoint = self._endpoint
         with self._aborting_on_error():
-            large = []
-            for size, on_gpu in header["large"]:
-                # not the memoryview itself: see `Endpoint`
-                large.append(device_array(size) if on_gpu else host_array(size).obj)
+            large = [self._memory_for(size, on_gpu) for size, on_gpu in header["large"]]
+            self._without_memory.pop(self.peer_address, None)
             if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
             for frame in filter(nbytes, large):
@@ -204,6 +206,27 @@ class WorkerComm(TLS):
                 deserializers=self._serializers if deserializers is None else deserializers,
                 allow_offload=bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
             )
+
+    def _memory_for(self, size: int, on_gpu: bool) -> Any:
+        """Allocate a frame; if there is no memory, Dask tries again, and the third time the tasks that need the data fail."""
+        try:
+            # not the memoryview itself: see `Endpoint`
+            return device_array(size) if on_gpu else host_array(size).obj
+        except MemoryError as error:
+            memory, fix = ("GPU", "a larger rmm_pool_size, ") if on_gpu else ("host", "")
+            found = (
+                f"{socket.gethostname()}: no {memory} memory for {size:,} bytes from the worker at {self.peer_address}: {error}. "
+                f"Fix: smaller chunks or partitions, {fix}or fewer workers on each node"
+            )
+            times = self._without_memory[self.peer_address] = (
+                self._without_memory.get(self.peer_address, 0) + 1
+            )
+            if times == MOST_WITHOUT_MEMORY:
+                del self._without_memory[self.peer_address]
+                raise MemoryError(found) from None
+            if times == 1:
+                say(f"warning: {found}")
+            raise CommClosedError(found) from None
 
     @property
     def _serializers(self) -> Sequence[str] | None:

@@ -19,7 +19,7 @@ from typing import Any
 import dask.config
 import numpy as np
 import pytest
-from distributed import Security
+from distributed import Client, Scheduler, Security, Worker, wait
 from distributed.comm import CommClosedError, connect, listen, registry
 from distributed.comm.tcp import TLS
 from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
@@ -28,6 +28,7 @@ from dask_gpu_mpi.network import streams, worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.streams import CHUNK, KEY, LEAST, PLAIN, SEALED, TAG, Keys, Stream, StreamError
 from dask_gpu_mpi.network.worker_comm import WorkerComm, use_streams_between_workers
+from dask_gpu_mpi.workers.plugins import FailedTransfers
 
 # -- between two workers ------------------------------------------------------------------------------------------------
 
@@ -210,6 +211,45 @@ async def test_a_sender_whose_receiver_is_never_ready() -> None:
         await comm.read()
         (error,) = await asyncio.wait_for(server, 10)
     assert isinstance(error, StreamError)
+
+
+@pytest.mark.parametrize("failures", [1, 1000])
+async def test_no_memory_for_what_arrives(
+    failures: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job goes on when there is memory again; otherwise the task fails, and the worker goes on."""
+    left, allocate = [failures], worker_comm.host_array
+
+    def host_array(size: int) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise MemoryError("nothing is left")
+        return allocate(size)
+
+    monkeypatch.setattr(worker_comm, "host_array", host_array)
+    monkeypatch.setattr(WorkerComm, "_without_memory", {})
+    host: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False}
+    async with (
+        Scheduler(protocol="tls", port=0, **host) as scheduler,
+        Worker(scheduler.address, **host) as here,
+        Worker(scheduler.address, plugins=[FailedTransfers()], **host) as there,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        data = client.submit(np.ones, LEAST, workers=[here.address])
+        await wait(data)
+        total = client.submit(np.sum, data, workers=[there.address])
+        if failures == 1:
+            assert await asyncio.wait_for(total.result(), 30) == LEAST
+        else:
+            with pytest.raises(
+                MemoryError, match=rf"no host memory for {8 * LEAST:,} bytes .*: nothing is left"
+            ):
+                await asyncio.wait_for(total.result(), 30)
+            left[0] = 0
+            again = client.submit(np.max, data, workers=[there.address])
+            assert await asyncio.wait_for(again.result(), 30) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dask_gpu_mpi: ")]
+    assert f"no host memory for {8 * LEAST:,} bytes from the worker at {here.address}" in line
 
 
 class Strange:
