@@ -48,6 +48,7 @@ from dask_gpu_mpi.network.streams import (
     LEAST,
     PLAIN,
     SEALED,
+    WORTH,
     Keys,
     Stream,
     StreamError,
@@ -134,6 +135,8 @@ class WorkerComm(TLS):
         self._name = b""
         #: Whether they are encrypted, and whether both ends have a GPU.
         self._is_sealed = self._has_gpus = False
+        #: Bytes of the large frames that this end has sent before there were streams.
+        self._large_bytes = 0
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
 
     def handshake_info(self) -> dict[str, Any]:
@@ -251,8 +254,12 @@ class WorkerComm(TLS):
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
         )
         is_large = [self._is_large(frame) for frame in frames]
-        if any(is_large) and self._endpoint is None and not await self._has_streams():
-            return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
+        if any(is_large) and self._endpoint is None:
+            self._large_bytes += sum(
+                nbytes(frame) for frame, is_one in zip(frames, is_large, strict=True) if is_one
+            )
+            if self._large_bytes < WORTH or not await self._has_streams():
+                return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
         large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
         if not self._uses_ucx:  # contiguous, whatever a serialiser of the user's has made
             large = [frame if on_device(frame) else ensure_memoryview(frame) for frame in large]
@@ -292,7 +299,8 @@ class WorkerComm(TLS):
             reason = await self._open_streams()
         else:
             with self._aborting_on_error():
-                async with asyncio.timeout(STREAMS_START):
+                # longer than the other end tries
+                async with asyncio.timeout(2 * STREAMS_START):
                     await super().write(Serialized({"serializer": FAMILY, "open": True}, []))
                     answer = await super().read()
                 if not (isinstance(answer, _Announced | Serialized) and "opened" in answer.header):
@@ -302,9 +310,8 @@ class WorkerComm(TLS):
                 self._use_those_that_came()
         if reason:
             self._name = b""
-            _warn_once(
-                self.peer_address, reason, "streams", "find out why these nodes refuse further connections"
-            )
+            fix = "find out why these nodes refuse further connections, or are too busy for them"
+            _warn_once(self.peer_address, reason, "streams", fix)
         return not reason
 
     async def _open_streams(self) -> str:

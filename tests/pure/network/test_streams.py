@@ -48,6 +48,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     for name in ("offers_ucx", "offers_streams", "sealed", "has_gpu"):
         monkeypatch.setattr(WorkerComm, name, False)
     monkeypatch.setattr(worker_comm, "without_ucx", {})
+    monkeypatch.setattr(worker_comm, "WORTH", 0, raising=False)
     monkeypatch.setattr(worker_comm.Ucx, "_loop", None)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):
@@ -150,6 +151,33 @@ async def test_streams_that_can_not_be_made(
 
 
 @pytest.mark.parametrize("first", ["there", "back"])
+async def test_streams_that_are_not_made_in_time(
+    first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sixty workers that all connect at once on few cores, for example: what is sent arrives over TLS."""
+
+    async def slow(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(worker_comm, "connect", slow)
+    monkeypatch.setattr(worker_comm, "STREAMS_START", 0.5)
+    await exchange(first)
+    assert sent == []
+    assert "do not go over streams: not opened within 0.5 s" in capsys.readouterr().err
+
+
+async def test_little_data_do_not_need_streams(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are worth their connections only after some data."""
+    monkeypatch.setattr(worker_comm, "WORTH", 3 * LEAST)
+    async with pair() as comm:
+        for _ in range(2):
+            assert (await there_and_back(comm, np.ones(LEAST, "u1"))).sum() == LEAST
+        assert sent == []
+        assert (await there_and_back(comm, np.ones(LEAST, "u1"))).sum() == LEAST
+    assert sum(sent) == 2 * LEAST
+
+
+@pytest.mark.parametrize("first", ["there", "back"])
 async def test_an_end_that_has_no_descriptor_left(
     first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,7 +258,7 @@ async def test_no_memory_for_what_arrives(
     monkeypatch.setattr(WorkerComm, "_without_memory", {})
     host: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False}
     async with (
-        Scheduler(protocol="tls", port=0, **host) as scheduler,
+        Scheduler(protocol="tls", port=0, dashboard_address=":0", **host) as scheduler,
         Worker(scheduler.address, **host) as here,
         Worker(scheduler.address, plugins=[FailedTransfers()], **host) as there,
         Client(scheduler.address, asynchronous=True) as client,
