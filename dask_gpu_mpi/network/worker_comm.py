@@ -348,7 +348,14 @@ class WorkerComm(TLS):
 
     async def _become_stream(self, message: dict[str, Any]) -> None:
         """At the other end: this connection is a stream of another one from now on. Raises a CommClosedError, for distributed."""
-        name, (received, sent) = message["name"], message["keys"]
+        match message:
+            case {"name": bytes(name), "keys": [received, sent]} if self._is_key(received) and self._is_key(
+                sent
+            ):
+                pass
+            case _:
+                self.abort()
+                raise CommClosedError("a stream without its keys")
         try:
             stream = Stream(_socket_of(self), Keys(sent, received))
         except OSError as error:  # no descriptor is left, for example: the other end stays with TLS
@@ -363,6 +370,9 @@ class WorkerComm(TLS):
         self._came.setdefault(name, []).append(stream)
         asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._came, name)
         raise CommClosedError("became a stream")
+
+    def _is_key(self, key: Any) -> bool:
+        return isinstance(key, bytes) and len(key) == KEY if self._is_sealed else key is None
 
     def _use_those_that_came(self) -> None:
         streams = self._came.pop(self._name, [])

@@ -306,7 +306,7 @@ async def test_buffers_of_other_serialisers(sent: list[int]) -> None:
 
 
 async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_comm, "STREAMS_START", 0.1)
+    monkeypatch.setattr(worker_comm, "STREAMS_START", 2.0)
     came: dict[bytes, list[Stream]] = {}
     monkeypatch.setattr(WorkerComm, "_came", came)
     async with pair() as comm:
@@ -315,6 +315,32 @@ async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPat
         assert [len(found) for found in came.values()] == [SEALED]
         while came:
             await asyncio.sleep(0.01)
+
+
+async def test_a_process_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no certificate of this one: it can't even say that its connection is to be a stream."""
+    came: dict[bytes, list[Stream]] = {}
+    monkeypatch.setattr(WorkerComm, "_came", came)
+    async with listen("tls://127.0.0.1:0", serve, **Security().get_listen_args("worker")) as listener:
+        with dask.config.set(make_credentials()):
+            others = Security().get_connection_args("worker")
+        with pytest.raises(OSError, match=r"(?i)certificate|timed out|closed"):
+            await connect(listener.contact_address, timeout=2, **others)
+    assert came == {}
+
+
+@pytest.mark.parametrize("keys", [[b"short", b"short"], [None, None], ["text", 3], None], ids=repr)
+async def test_garbage_in_place_of_keys(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed, also if it would be a stream without encryption, and the others are not affected."""
+    came: dict[bytes, list[Stream]] = {}
+    monkeypatch.setattr(WorkerComm, "_came", came)
+    async with pair() as comm:
+        stranger = await connect(comm.peer_address, **comm.connection_args)
+        await stranger.write({"op": worker_comm.STREAM_OPERATION, "name": comm._name, "keys": keys})
+        with pytest.raises(CommClosedError):
+            await asyncio.wait_for(stranger.read(), 10)
+        assert came == {}
+        assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
 
 
 async def test_memory_of_the_gpu_is_rmms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +406,13 @@ def test_nobody_on_the_way_reads_or_repeats_it(ends: Callable[..., Ends]) -> Non
     _, _, receiver = ends()
     with pytest.raises(StreamError, match="not those that this peer has sent"):
         arrived(receiver, first)  # of another job
+
+
+def test_chunks_out_of_order(ends: Callable[..., Ends]) -> None:
+    sender, wire, receiver = ends()
+    _, second = (over_the_wire(sender, wire) for _ in range(2))
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        arrived(receiver, second)
 
 
 @pytest.mark.parametrize(
