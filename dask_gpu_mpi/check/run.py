@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,12 +60,6 @@ def run_check(
     options can't be used.
     """
     began = time.monotonic()
-    options = Options()
-
-    def read() -> Options:
-        nonlocal options
-        options = options_of_check(read_options())
-        return options
 
     def show_failure(error: DaskGpuMpiError) -> bool:
         if isinstance(error, OptionError):
@@ -78,13 +71,13 @@ def run_check(
     prepare_process()
     with report_by(show_failure):
         try:
-            member, session = start(read, quiet=True)
+            member, session = start(lambda: options_of_check(read_options()), quiet=True)
         except DaskGpuMpiError as error:
             report_error(error)  # of a rank that has not met the others
             raise
     if session is None:
         return member.serve()
-    evidence = replace(collect(session, options, kernel=kernel), expect_gpus=expect_gpus)
+    evidence = collect(session, member.joined.options, kernel=kernel, expect_gpus=expect_gpus)
     report = Report(apply_rules(evidence), evidence, time.monotonic() - began)
     show(report)
     flush()
@@ -115,7 +108,7 @@ def report_of_failure(error: DaskGpuMpiError, seconds: float) -> Report:
     return Report(tuple(findings), seconds=seconds)
 
 
-def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
+def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: int | None) -> Evidence:
     """Run the tasks on the workers of this session, and return all that is known of the job."""
     evidence = Evidence(
         plan=session.plan,
@@ -127,6 +120,7 @@ def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
         library=library_name(session.mpi_library),
         ready_seconds=session.ready_seconds,
         kernel=kernel,
+        expect_gpus=expect_gpus,
     )
     try:
         client = session.client(set_as_default=False, timeout=CHECK_TASKS)
@@ -181,9 +175,6 @@ class Rounds:
         self._evidence = evidence
         self._plan = evidence.plan
         self._began = time.monotonic()
-        # other checks may run on this cluster (--no-scheduler)
-        self._prefix = f"check-{uuid.uuid4().hex[:8]}"
-        self._number = 0
 
     def run(self) -> Evidence:
         """The evidence, with the results of all rounds."""
@@ -193,8 +184,8 @@ class Rounds:
         if self._evidence.kernel:
             kernels, failed = self._compute(usable)
             usable = [worker for worker in usable if worker.name not in failed]
-        bad = {uuid for uuid, result in kernels.items() if result.kind}
-        computing = {one.name for one in usable if kernels and one.devices and not bad & {*one.devices}}
+        right = {uuid for uuid, result in kernels.items() if not result.kind}
+        computing = {one.name for one in usable if one.devices and right.issuperset(one.devices)}
         within, between = neighbours(self._plan, usable)
         transfers = [
             *self._transfer(within, computing, CHECK_WITHIN_NODES),
@@ -273,9 +264,7 @@ class Rounds:
         return [replace(one, error=failed.get(place, one.error)) for place, one in enumerate(made)]
 
     def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        self._number += 1
-        key = f"{function.__name__}-{self._prefix}-{self._number}"
-        return self._client.submit(function, *arguments, key=key, workers=[worker.name], pure=False)
+        return self._client.submit(function, *arguments, workers=[worker.name], pure=False)
 
     def _left(self, limit: float) -> float:
         """Seconds until `limit` seconds after the beginning of all rounds."""

@@ -131,10 +131,10 @@ class MockClient:
         self.results = results
         self.pool = ThreadPoolExecutor(1)
 
-    def submit(self, function: Any, *arguments: Any, key: str, workers: list[Any], **_: Any) -> Any:
+    def submit(self, function: Any, *arguments: Any, workers: list[Any], **_: Any) -> Any:
         result = self.results[function.__name__](workers[0])
         status = "pending" if result is None else "error" if isinstance(result, Exception) else "finished"
-        return MockFuture(key=key, status=status, result=result)
+        return MockFuture(key="", status=status, result=result)
 
 
 class MockFuture(SimpleNamespace):
