@@ -151,7 +151,7 @@ def run(way: str, options: Any, checkouts: dict[str, str], environ: dict[str, st
                 line = ours(WAYS.get(way, []), options, devices, folder, work)
             # a script that does not end is a result as well
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(line, env=env, stdin=subprocess.DEVNULL, timeout=LIMIT, check=True)
+                subprocess.run(line, cwd=folder, env=env, stdin=subprocess.DEVNULL, timeout=LIMIT, check=True)
         finally:
             for process in processes:
                 process.terminate()

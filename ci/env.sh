@@ -64,8 +64,8 @@ if [[ -n ${PIP_CONSTRAINT:-} ]]; then constraint=(--constraint "$PIP_CONSTRAINT"
 "$uv" pip install -q --python "$dir/bin/python" "${constraint[@]}" --editable "$spec"
 "$uv" pip check -q --python "$dir/bin/python"
 # compiles what jobs import at their start: their deadlines are not to count that
-"$dir/bin/python" -c 'import dask.array, distributed, mpi4py'
-if [[ " ${extras[*]} " == *" test "* ]]; then "$dir/bin/python" -c 'import bokeh.server.server'; fi
+"$dir/bin/python" -c 'import distributed, mpi4py'
+if [[ " ${extras[*]} " == *" test "* ]]; then "$dir/bin/python" -c 'import dask.array, bokeh.server.server'; fi
 if [[ " ${extras[*]} " == *" gpu "* ]]; then
   "$dir/bin/python" -c 'import dask_cuda'
   # the numba-cuda of RAPIDS 25.10 can't be imported without the libraries of CUDA, nor with numba 0.66; it is compiled all the same

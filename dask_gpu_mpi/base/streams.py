@@ -17,6 +17,8 @@ from typing import Any
 
 #: Variable by which `launch`, which has the job's standard error, informs the ranks that others may read it.
 PUBLIC = "DGM_PUBLIC_OUTPUT"
+#: Variable by which `launch` names this run: other runs may use the same log directory.
+RUN = "DGM_RUN"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
 #: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
@@ -48,6 +50,16 @@ def print_by_line() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def of_run(name: str, environ: Mapping[str, str]) -> str:
+    """The name of a file of this run, which another run with the same log directory does not use.
+
+    >>> of_run("ended", {RUN: "5e8f"}), of_run("ended", {})
+    ('ended-5e8f', 'ended')
+    """
+    run = environ.get(RUN, "")
+    return f"{name}-{run}" if run.isalnum() else name
 
 
 def is_public(environ: Mapping[str, str]) -> bool:

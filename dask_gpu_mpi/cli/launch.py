@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -258,6 +259,7 @@ def _launch(
         root=os.geteuid() == 0,
         is_public=not dry_run and is_public(environ),
         has_input=not os.path.samestat(os.fstat(0), os.stat(os.devnull)),
+        run_name="" if dry_run else secrets.token_hex(8),
         ask=_ask,
     )
     if dry_run:

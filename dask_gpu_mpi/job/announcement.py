@@ -8,7 +8,7 @@ import os
 from html import escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.streams import is_public, say
+from dask_gpu_mpi.base.streams import is_public, of_run, say
 from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
@@ -79,7 +79,7 @@ def _link_for_output(joined: Joined, link: str) -> str:
     # the log directory can be read from a login node; the other one is removed with the job
     for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
         if folder:
-            path = os.path.join(os.path.abspath(folder), "dashboard-link")
+            path = os.path.join(os.path.abspath(folder), of_run("dashboard-link", joined.environ))
             with contextlib.suppress(OSError):
                 replace(path, f"{link}\n".encode())
                 return f"{hidden}{host}{path}"

@@ -26,6 +26,7 @@ import hmac
 import os
 import secrets
 import socket
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -205,7 +206,7 @@ class WorkerComm(TLS):
         """Send a message; returns its bytes."""
         if self._offered:
             await self._agree_once()
-        if not (self._endpoint or self._name) or not _may_be_large(msg):
+        if not (self._endpoint or self._name) or not _may_be_large(msg, 0 if self._uses_ucx else LEAST):
             size: int = await super().write(msg, serializers=serializers, on_error=on_error)
             return size
         frames = await to_frames(
@@ -456,11 +457,16 @@ def _on_close(reference: weakref.ref[WorkerComm]) -> None:
         comm._abort_endpoint()
 
 
-def _may_be_large(message: Any) -> bool:
-    """Whether a message may have frames of its own: most between workers have none, and go as distributed sends them."""
+def _may_be_large(message: Any, least: int) -> bool:
+    """Whether a message may have frames of `least` bytes: most between workers have none, and go as distributed sends them."""
     if isinstance(message, dict):
-        return any(map(_may_be_large, message.values()))
-    return isinstance(message, Serialize | Serialized | ToPickle)
+        return any(_may_be_large(value, least) for value in message.values())
+    if isinstance(message, Serialize):
+        size = getattr(message.data, "nbytes", None)
+        if isinstance(message.data, int | float | str | bytes | None):
+            size = sys.getsizeof(message.data)
+        return not isinstance(size, int) or size >= least
+    return isinstance(message, Serialized | ToPickle)
 
 
 def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:

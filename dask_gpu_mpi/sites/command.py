@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dask_gpu_mpi.base.streams import PUBLIC
+from dask_gpu_mpi.base.streams import PUBLIC, RUN, of_run
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem
@@ -143,6 +143,7 @@ def decide(
     root: bool = False,
     is_public: bool = False,
     has_input: bool = True,
+    run_name: str = "",
     ask: Ask = lambda command: "",
 ) -> Launch:
     """The commands of a job with an MPI library of this version text; LauncherError if the launcher can't start it.
@@ -150,7 +151,8 @@ def decide(
     Without a launcher (`LOCAL`), the library does not matter.
 
     `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
-    detect. `has_input`: the standard input is not empty. `ask` returns the output of a command of the batch system.
+    detect. `has_input`: the standard input is not empty. `run_name`: of this run, which nobody can guess.
+    `ask` returns the output of a command of the batch system.
     """
     batch, launcher, mpi = allocation.batch, starter.launcher, starter.mpi
     launcher.check(allocation, starter.path, mpi)
@@ -159,6 +161,8 @@ def decide(
         changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
+    if run_name:
+        changes[RUN] = run_name
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
@@ -215,7 +219,7 @@ def decide(
         logs=logs,
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
-        mark=os.path.join(logs, "ended")
+        mark=os.path.join(logs, of_run("ended", after))
         if logs
         and request.command == "run"
         and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
@@ -227,9 +226,12 @@ def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None
 def _noted(mark: str) -> tuple[int | None, bool]:
     """The exit code in the mark of a job that has lost ranks (None: there is none), and whether it could not continue."""
     words: list[str] = []
-    with contextlib.suppress(OSError):
-        if _is_our_mark(mark):
-            words = Path(mark).read_text("ascii", "replace")[:100].split()
+    with (
+        contextlib.suppress(OSError),
+        open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file,
+    ):
+        if _is_ours(os.fstat(file.fileno())):
+            words = file.read(100).split()
     if not words or not words[0].isdecimal():
         return None, False
     return int(words[0]) & 0xFF, "lost" in words
@@ -237,8 +239,10 @@ def _noted(mark: str) -> tuple[int | None, bool]:
 
 def _is_our_mark(path: str) -> bool:
     """Whether the file exists and is ours: another user could otherwise make a lost job count as completed."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return _is_ours(os.lstat(path))
+    return False
+
+
+def _is_ours(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and is_ours(status)

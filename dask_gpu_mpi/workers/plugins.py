@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -186,6 +187,9 @@ def end_as_python() -> None:
 
 
 def _end() -> None:
+    if (colorama := sys.modules.get("colorama.initialise")) is not None:
+        # Numba's use of it: an escape sequence in the job's output, for which Open MPI has a terminal.
+        atexit.unregister(colorama.reset_all)
     if sys.exc_info()[1] is None:  # else multiprocessing prints the error
         ctypes.pythonapi.Py_Exit(0)
 

@@ -354,6 +354,16 @@ def comms(document: Any) -> Iterator[Row]:
             }
 
 
+def between(document: Any) -> Iterator[Row]:
+    """Data between two nodes: medians of the rounds, by way."""
+    for way, rounds in document["trials"].items():
+        names = dict.fromkeys(name for found in rounds for name in found)
+        yield {
+            "way": known(way),
+            **{name: statistics.median(found[name] for found in rounds) for name in names},
+        }
+
+
 def recorded(document: Any) -> Iterator[Row]:
     """The scheduler with the recorder of a report, and without."""
     for row in document["report"]["cpu"]:

@@ -58,15 +58,19 @@ def test_a_worker_ends_as_python_does(mpirun: Mpi, tmp_path: Path) -> None:
         from distributed import Client
 
         def task(folder, dask_worker):
-            import atexit, builtins
+            import atexit, builtins, sys, types
             builtins.kept = open(f"{folder}/kept-{dask_worker.name}", "w")
             builtins.kept.write("a line")
             atexit.register(Path(folder, f"atexit-{dask_worker.name}").touch)
+            # as numba's, which would write an escape sequence into the job's output
+            sys.modules["colorama.initialise"] = module = types.ModuleType("colorama.initialise")
+            module.reset_all = lambda: print("reset")
+            atexit.register(module.reset_all)
 
         with Client() as client:
             client.run(task, str(Path.cwd()))
     """
-    mpirun.run(program, 2, cwd=tmp_path).check()
+    assert mpirun.run(program, 2, cwd=tmp_path).check().stdout == ""
     assert {file.name for file in tmp_path.glob("atexit-*")} == {"atexit-0", "atexit-1"}
     assert [file.read_text() for file in tmp_path.glob("kept-*")] == ["a line", "a line"]
 

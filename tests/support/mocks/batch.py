@@ -49,7 +49,7 @@ if answer is None and inner and name in ("srun", "mpirun", "mpiexec", "flux", "a
 text, code = answer or ("", 0)
 if starts and argv[2:4] == ["run", "--log-directory"] and code == 0:
     os.makedirs(argv[4], exist_ok=True)
-    open(os.path.join(argv[4], "ended"), "w").close()
+    open(os.path.join(argv[4], "ended-" + os.environ["DGM_RUN"]), "w").close()
 sys.stdout.write(text)
 sys.exit(code)
 """
