@@ -12,6 +12,7 @@ from typing import Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted, ranks_text
 from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.startup.messages import COORDINATOR, Event, Kind
 
@@ -29,32 +30,31 @@ def report_lost_cluster(lost: str) -> None:
 class EndCoordinator:
     """Decides when the cluster of this plan ends, and which ranks are lost.
 
-    `send`: ``send(rank, kind, payload)``; rank None: to all. `tolerated`: ranks that may be lost. `has_client`: some rank runs a
-    script. `is_owner`: the job has started the cluster's scheduler. `absent`: ranks that take no part. `closing_time`: seconds in
-    which all ranks have closed.
+    `send`: ``send(rank, kind, payload)``; rank None: to all. `has_client`: some rank runs a script. `absent`: ranks that take no
+    part. `closing_time`: seconds in which all ranks have closed.
     """
 
     def __init__(
         self,
         plan: Plan,
         send: Callable[[int | None, Kind, Any], None],
+        options: Options,
         *,
-        tolerated: int,
         has_client: bool,
-        is_owner: bool,
         absent: Collection[int],
         closing_time: float,
     ) -> None:
         self._plan = plan
         self._send = send
-        self._tolerated = tolerated
+        self._tolerated = options.tolerate_lost_ranks
         self._has_client = has_client
-        self._is_owner = is_owner
+        #: Whether the job has started the cluster's scheduler.
+        self._is_owner = options.scheduler
         self._closing_time = closing_time
         self._ranks = frozenset(range(plan.world_size))
-        #: The cluster was over before its script; the job ends. The exit code of the script, as far as it is known.
+        #: The cluster was over before its script; the job ends. The exit code of the script; None: it is not known.
         self.stopped = self.ended = False
-        self.code = 0
+        self.code: int | None = None
         #: The payload of END.
         self.last_words: tuple[int, int | None] = (0, None)
         #: How the cluster was lost, if it was.
@@ -121,22 +121,29 @@ class EndCoordinator:
     # -- the decision -------------------------------------------------------------------------------------------
 
     def end_cluster(
-        self, now: float, *, final: bool, lost: str | None = None, signal: int | None = None, code: int = 0
+        self,
+        now: float,
+        *,
+        final: bool,
+        lost: str | None = None,
+        signal: int | None = None,
+        code: int | None = None,
     ) -> None:
         """End the cluster on all ranks, unless it is over.
 
         `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
-        `code`: the exit code of the script, as far as it is known.
+        `code`: the exit code of the script; None: it is not known.
         """
         if lost is not None and not (self.stopped or self.ended):
             self.lost = lost
             report_lost_cluster(lost)
         if final or not self._has_client:
             if not self.ended:
-                self.ended, self.code = True, code
+                self.ended = True
+                self.code = code if self._has_client else 0
                 self._begin_closing(now)
                 failed = self.lost and not self._has_client
-                self.last_words = ClusterLostError.exit_code if failed else code, signal
+                self.last_words = ClusterLostError.exit_code if failed else code or 0, signal
                 self._send(None, Kind.END, self.last_words)
         elif not (self.stopped or self.ended):
             self.stopped = True
@@ -176,6 +183,11 @@ class EndCoordinator:
             # The owner of the cluster has shut it down. In a cluster that this job has started, the scheduler's end counts.
             self.end_cluster(now, final=False)
 
+    @property
+    def has_lost_too_many(self) -> bool:
+        """Whether the cluster can't go on without the ranks that are lost."""
+        return len(self.lost_ranks) > self._tolerated
+
     # -- lost ranks ---------------------------------------------------------------------------------------------
 
     def _lose(self, rank: int, now: float, why: str) -> None:
@@ -208,7 +220,7 @@ class EndCoordinator:
         self.lost_ranks.add(rank)
         workers = self._plan.for_rank(rank)
         text = f"{self._called(rank)} lost: {why}"
-        if len(self.lost_ranks) > self._tolerated:
+        if self.has_lost_too_many:
             lost = f"{text}; {len(self.lost_ranks)} ranks are lost (expected at most {self._tolerated}, tolerate_lost_ranks)"
             self.end_cluster(now, final=False, lost=lost)
             return

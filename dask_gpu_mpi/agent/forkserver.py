@@ -5,8 +5,8 @@ cores, or on a thousand hosts with one file system, that is most of the start. S
 and then forks: the child becomes the fork server, the parent stays the agent. Both share their pages, and every worker starts
 from them in milliseconds. `multiprocessing`'s resource tracker is made in the same way.
 
-Both run the loops of the standard library. Private attributes of their clients are set here, and nowhere else. If those of the
-fork server have changed (Python 3.14 added a key), the standard one is used instead: slower by one import, otherwise the same.
+Both run the loops of the standard library. Their clients are this module's own: a function for the fork server, and two private
+attributes for the resource tracker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import inspect
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import active_children, current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from dask_gpu_mpi.base.signals import NUMBERS, action_before, adopt_orphans, die_with_parent, is_ours, kept
-from dask_gpu_mpi.base.streams import away_from_here, flush, say
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import counted, listed
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -77,25 +77,57 @@ def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
         os._exit(0)
 
 
-def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
-    """Fork the server of this process's future children; False if the standard one has to be used, which imports `preload`.
+@dataclass(frozen=True)
+class _Server:
+    """The fork server of this process."""
+
+    pid: int
+    #: Its socket's name in this process.
+    address: str
+    #: The pipe whose other end the server alone has: all clients have this end, and the server ends after the last of them.
+    alive: int
+
+    def connect(self, fds: Sequence[int]) -> tuple[int, int]:
+        """Let the server fork a child that inherits these descriptors; replaces the standard ``connect_to_new_process``.
+
+        Returns the pipe from which the child's process id and later its exit code are read, and the pipe to which its work is
+        written.
+        """
+        tracker = resource_tracker.getfd()
+        assert tracker is not None  # it starts one if there is none
+        with contextlib.ExitStack() as unless_sent, socket.socket(socket.AF_UNIX) as client:
+            client.connect(self.address)
+            status, childs_status = os.pipe()
+            childs_work, work = os.pipe()
+            for fd in (status, work):
+                unless_sent.callback(os.close, fd)
+            try:
+                sent = [childs_work, childs_status, self.alive, tracker, *fds]
+                socket.send_fds(client, [bytes([len(sent) % 256])], sent)
+            finally:
+                os.close(childs_work)
+                os.close(childs_status)
+            unless_sent.pop_all()
+        return status, work
+
+
+#: None: there is none yet.
+_server: _Server | None = None
+
+
+def become_fork_server(directory: str, close: Sequence[int]) -> None:
+    """Fork the server of this process's future children.
 
     Call it from the main thread, before any other thread is started, and after `become_resource_tracker`. The server's socket is
     in `directory`, which other users can't read. It closes the descriptors of `close`: the pipes by which this process's end is
     noticed.
     """
+    global _server
     spawn.get_preparation_data = _prepare
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
     gc.freeze()
-    if "authkey_r" in inspect.signature(stdlib.main).parameters:
-        stdlib.set_forkserver_preload(list(preload))
-        # It is a new Python, run with -c, which searches the working directory first: another user may have put a module there.
-        # The processes that it forks change to the right directory themselves.
-        with away_from_here():
-            stdlib.ensure_running()
-        return False
     # Short, since a socket's name has 107 bytes at most (unix(7)). It is valid in this process alone, and no other one calls the
     # server.
     address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
@@ -110,13 +142,9 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         if pid == 0:
             _serve(listener, alive_r, [alive_w, *close], parent)
         os.close(alive_r)
-    server: Any = stdlib._forkserver
-    server._forkserver_address = address
-    server._forkserver_alive_fd = alive_w
-    server._forkserver_pid = pid
-    # If it dies, the standard one must not replace it: its children would have neither our loggers nor our signal handlers.
-    server.ensure_running = resource_tracker.ensure_running
-    return True
+    _server = _Server(pid, address, alive_w)
+    # If it dies, no other replaces it: its children would have neither our loggers nor our signal handlers.
+    stdlib.connect_to_new_process = _server.connect
 
 
 def leave_deleted_directory() -> None:
@@ -135,9 +163,9 @@ def _prepare(name: str) -> dict[str, Any]:
 
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
     """Call `on_end` when the fork server of this process has ended, and with it all that it has forked."""
-    server: Any = stdlib._forkserver
+    assert _server is not None
     # The server alone has the other end of this pipe: when that is closed, epoll reports an error on this one.
-    loop.add_reader(server._forkserver_alive_fd, on_end)
+    loop.add_reader(_server.alive, on_end)
 
 
 #: Seconds for processes that tasks have left behind to end by themselves, as those of a pool do, and then after SIGTERM.
@@ -153,13 +181,10 @@ def end_left_behind() -> None:
     while any(each.name.startswith(_OURS[1]) for each in active_children()) and time.monotonic() < until:
         time.sleep(0.01)
     ours = {each.pid for each in active_children()}
-    server: Any = stdlib._forkserver
-    if (
-        server._forkserver_pid is None
-    ):  # psutil would take None for this process, and end its resource tracker
+    if _server is None:  # psutil would take None for this process, and end its resource tracker
         return
     try:
-        tops = [each for each in psutil.Process(server._forkserver_pid).children() if each.pid not in ours]
+        tops = [each for each in psutil.Process(_server.pid).children() if each.pid not in ours]
         left = [one for top in tops for one in (top, *top.children(recursive=True))]
         _, left = psutil.wait_procs(left, timeout=LEAVING)
         names = [f"{each.name()} (process {each.pid})" for each in left]

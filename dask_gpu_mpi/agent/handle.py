@@ -94,6 +94,32 @@ def import_path() -> list[str]:
     return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
 
 
+#: Options of Python by the name that they have in ``sys.flags``, as their number there says how often they were given.
+_FLAGS = {
+    "debug": "d",
+    "dont_write_bytecode": "B",
+    "no_site": "S",
+    "no_user_site": "s",
+    "ignore_environment": "E",
+    "isolated": "I",
+    "safe_path": "P",
+    "optimize": "O",
+    "bytes_warning": "b",
+    "verbose": "v",
+    "quiet": "q",
+}
+
+
+def _interpreter_options() -> list[str]:
+    """The options of this interpreter, with which the agent runs too, as processes of `multiprocessing` do."""
+    given = ((letter, int(getattr(sys.flags, name))) for name, letter in _FLAGS.items())
+    options = [f"-{letter * count}" for letter, count in given if count]
+    options += [f"-W{each}" for each in sys.warnoptions]
+    return options + [
+        f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()
+    ]
+
+
 class AgentProcess:
     """The agent of this rank.
 
@@ -109,9 +135,8 @@ class AgentProcess:
         ours, agents = socket.socketpair()
         try:
             arguments = (agents.fileno(), os.getpid(), int(follow))
-            flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *import_path()],
+                [sys.executable, *_interpreter_options(), "-c", _BOOT, *map(str, arguments), *import_path()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(agents.fileno(),),
                 env=self.environ,

@@ -121,7 +121,7 @@ class Leader:
         if rank in self._gone:
             return
         self._gone.add(rank)
-        if not self._options.tolerate_lost_ranks:
+        if not self._options.survives:
             self._coordinator.handle(Event(rank, Kind.FAILED, _gone(what)), now)
 
     def _tick(self) -> None:
@@ -172,8 +172,7 @@ class Leader:
 
     def end(self) -> None:
         """Rank 0 has ended: so does the job, unless it has already. Where ranks may be lost, no launcher tells the others."""
-        tolerant = self._options.tolerate_lost_ranks > 0
-        if self._ending is not None and not self._ending.ended and not tolerant:
+        if self._ending is not None and not self._ending.ended and not self._options.survives:
             self._ending.end_cluster(time.monotonic(), final=True)
 
     async def close(self) -> None:
@@ -194,9 +193,8 @@ class Leader:
         self._ending = EndCoordinator(
             cluster.plan,
             self._send,
-            tolerated=options.tolerate_lost_ranks,
+            options,
             has_client=self._coordinator.has_client,
-            is_owner=options.scheduler,
             absent=cluster.absent,
             closing_time=own + slack,
         )
@@ -236,17 +234,16 @@ class Leader:
         self._on_over(code)
 
     def _leave_mark(self, ending: EndCoordinator) -> None:
-        """Write the file ``ended`` into the log directory, with the job's exit code if ranks are lost.
+        """Write the file ``ended`` into the log directory, with the script's exit code if ranks are lost and it is known.
 
         A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
         lost one of its daemons, which a job script would not notice.
         """
-        tolerated = self._options.tolerate_lost_ranks
-        if self._mark is None or (ending.lost_ranks and not tolerated):
+        if self._mark is None or (ending.lost_ranks and not self._options.survives):
             return  # the launcher ends with another code, or has lost a node
-        more = " lost" if len(ending.lost_ranks) > tolerated else ""
-        code = ending.code or (1 if ending.lost is not None else 0)
-        text = f"{code}{more}\n" if ending.lost_ranks else ""
+        more = " lost" if ending.has_lost_too_many else ""
+        code = 1 if ending.lost is not None and not ending.code else ending.code
+        text = f"{code}{more}\n" if ending.lost_ranks and code is not None else ""
         with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
             mark.write(text)
 

@@ -60,6 +60,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
+    "dask_gpu_mpi.network.worker_comm",
     "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
@@ -104,7 +105,7 @@ def run(
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
             timeline.lap("configure")
-            own_server = become_fork_server(scratch, close, (*PRELOAD, *PRELOAD_LATER))
+            become_fork_server(scratch, close)
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
@@ -120,8 +121,7 @@ def run(
 
         async def serve() -> None:
             part = Part(configuration, scratch, reader, control, timeline, rank=rank, look=gpus)
-            if own_server:
-                watch_fork_server(asyncio.get_running_loop(), _on_fork_server_end)
+            watch_fork_server(asyncio.get_running_loop(), _on_fork_server_end)
             await part.run(frames)
 
         asyncio.run(serve())

@@ -446,7 +446,7 @@ class Part:
         if self._stop.is_set() or self._released.is_set():
             return
         ended = f"the scheduler's process ended (exit code {code})"
-        self._send(Kind.OVER, (False, None if code == 0 else ended, 0))
+        self._send(Kind.OVER, (False, None if code == 0 else ended, None))
 
     # -- workers ------------------------------------------------------------------------------------------------
 

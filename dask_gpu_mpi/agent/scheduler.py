@@ -147,10 +147,8 @@ def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> N
 async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> int:
     import dask
 
-    from dask_gpu_mpi.network.listeners import guard_listeners
     from dask_gpu_mpi.view.job_watch import JobWatch
 
-    guard_listeners()  # the standard fork server has not
     guard_servers(settings.token)
     # The dashboard's pages need bokeh.
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None

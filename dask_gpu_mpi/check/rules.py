@@ -90,7 +90,7 @@ KNOWN_BAD: tuple[tuple[dict[str, str], Level, bool, str, str], ...] = (
      "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
      "use Python 3.12.3 or newer, or 3.11"),
     ({PYTHON: ">=3.14"}, "warning", False,
-     "each rank imports Dask once more at start-up, and Dask's warnings at the end of a job are not silenced",
+     "this is not tested, and Dask's warnings at the end of a job are not silenced",
      "use Python 3.11, 3.12 (from 3.12.3) or 3.13"),
     ({"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error", True,
      "`import dask_cuda` fails: no GPU worker starts", _CUDA),

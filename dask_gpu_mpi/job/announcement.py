@@ -133,10 +133,10 @@ def _mpi_warnings(joined: Joined) -> list[str]:
 def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
     """The warning of a launcher that ends the job when a rank is lost, though the user tolerates that."""
     launched = launchers.detect(joined.environ)
-    if not joined.options.tolerate_lost_ranks or launched is None:
+    if not joined.options.survives or launched is None:
         return []
     why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
-    return [f"tolerate_lost_ranks: {why}"] if why else []
+    return [f"lost ranks: {why}"] if why else []
 
 
 def open_warnings(address: str, options: Options) -> list[str]:

@@ -72,7 +72,6 @@ def initialize(
     client_rank: int | None = None,
     startup_timeout: float | str | None = None,
     shutdown_timeout: float | str | None = None,
-    tolerate_lost_ranks: int | None = None,
     walltime_signal: str | None = None,
     log_level: str | None = None,
     log_directory: str | None = None,
@@ -125,9 +124,6 @@ def initialize(
     default_workers : {"all", "gpu"}, optional
         Workers for tasks that request no worker and no resource. ``"gpu"``: the GPU workers, if the cluster has any. Default:
         ``"all"``.
-    tolerate_lost_ranks : int, optional
-        Ranks other than rank 0 that may be lost, with their workers, before the job ends. It continues on the others, if the
-        launcher can (docs/exit-codes.md). Needs the scheduler and the script on rank 0. Default: 0.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         Options that dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report
@@ -153,7 +149,9 @@ def initialize(
         return running[0]
     prepare_process()
     member, session = start(
-        functools.partial(resolve, explicit, source="keyword"), comm=comm, leave_open=not exit
+        functools.partial(resolve, explicit, source="keyword", continues=not exit),
+        comm=comm,
+        leave_open=not exit,
     )
     if session is not None:
         return session
@@ -222,7 +220,7 @@ def execute(
     explicit = _specified(given) | options
     prepare_process()
     member, session = start(
-        functools.partial(resolve, explicit, source="keyword"),
+        functools.partial(resolve, explicit, source="keyword", continues=True),
         comm=comm,
         leave_open=True,
         has_client=client_function is not None,
@@ -237,8 +235,7 @@ def execute(
         return client_function(*client_args, **(client_kwargs or {}))
     finally:
         if (end := current_end()) is not None:  # always: there is a session
-            end.finish()
-            end.give_back()
+            end.end()
 
 
 def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any) -> Client:

@@ -52,8 +52,8 @@ def refuse_children() -> None:
 # remove at the end, and no key is ever in a folder, an environment or a command line.
 
 CONFIG = "DASK_CONFIG"
-#: Variable with the children's environment of before: JSON of our file and of the user's variables. A job that the script starts
-#: gets these again (`forget_cluster`).
+#: Environment variable: JSON of our file's path, and of the user's variables that it replaces. A job that the script starts gets
+#: these variables again (`forget_cluster`).
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
 

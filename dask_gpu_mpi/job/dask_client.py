@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
-import linecache
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.dask_config import is_configured
 
@@ -66,7 +61,7 @@ class DaskSettings:
         """Restore the configuration; values that the script has changed since stay. May be called again."""
         import dask.config
 
-        dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
+        self._defaults.clear()  # dask.config keeps this very dict
         for key, value, change in reversed(self._changes):
             if dask.config.get(key, None) == value:
                 change.__exit__(None, None, None)
@@ -146,7 +141,7 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
         if _address is not None:
-            _warn_of_cluster(type(self).__name__, processes=kwargs.get("processes") is not False)
+            _warn_of_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
 
     @functools.wraps(make_client)
@@ -189,14 +184,8 @@ def made_client() -> bool:
     return _made_client
 
 
-def _warn_of_cluster(kind: str, *, processes: bool) -> None:
+def _warn_of_cluster(kind: str) -> None:
     """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
-    if processes and _runs_again():
-        raise InputError(  # Dask would wait forever
-            f"{kind}: this job already has a cluster, and each worker of another would run this script again",
-            expected='`if __name__ == "__main__":` around it',
-            fix="client = Client(), which connects to the job's cluster",
-        )
     if kind not in _warned:
         _warned.add(kind)
         say(
@@ -221,35 +210,6 @@ def _without_cluster_options(
             "client = Client()"
         )
     return {name: value for name, value in kwargs.items() if name in known}
-
-
-def _runs_again() -> bool:
-    """Whether the running line is at the top of the script, so that multiprocessing would run it again in each new process."""
-    import dask
-
-    main: Any = sys.modules.get("__main__")
-    name = getattr(getattr(main, "__spec__", None), "name", "")
-    if (
-        not getattr(main, "__file__", None)  # -c, a notebook
-        or name.rpartition(".")[2] == "__main__"  # a folder or zip file, a package
-        or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
-    ):
-        return False
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    return bool(tree.body) and not any(
-        isinstance(node, ast.If)
-        and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
-        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
-        for node in ast.walk(tree)
-    )
 
 
 def client_with_link(link: str | None) -> type[Client]:

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,22 +56,6 @@ MEETING_END = 5.0
 
 
 @dataclass
-class StartContext:
-    """The environment, deadline and signals that a rank starts with."""
-
-    #: The process's environment, with the launcher's variables.
-    environ: Mapping[str, str] = field(repr=False)
-    #: ``time.monotonic()`` of the start, and of the start-up deadline.
-    started: float
-    deadline: float
-    #: A signal that comes meanwhile ends the start on all ranks.
-    signals: Signals
-    #: Of this process.
-    timeline: Timeline
-    host: str = field(default_factory=socket.gethostname)
-
-
-@dataclass
 class Joined:
     """A rank that has joined."""
 
@@ -101,29 +85,35 @@ class Joined:
 
 
 class Entering:
-    """One rank's way into the job.
+    """One rank's way into the job, until the `deadline` (``time.monotonic()``) of its start.
 
-    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason. ``check(rank)``
-    raises an InputError if this rank can't do its part. `world` makes that of the launcher.
+    `environ`: with the launcher's variables. `signals`: one that comes ends the start on all ranks. `world` makes the launcher's.
+    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason.
+    ``check(rank)`` raises an InputError if this rank can't do its part.
     """
 
     def __init__(
         self,
-        context: StartContext,
+        environ: Mapping[str, str],
+        signals: Signals,
+        timeline: Timeline,
+        deadline: float,
         world: Callable[[], World],
         options: Options | None,
         agent: AgentProcess | None,
         failure: DaskGpuMpiError | None = None,
         check: Callable[[int], None] | None = None,
     ) -> None:
-        self._context = context
-        self._environ = context.environ
+        self._environ = environ
+        self._signals = signals
+        self._timeline = timeline
+        self._deadline = deadline
+        self._host = socket.gethostname()
         self._make_world = world
         self._world = World()
         self._options = options
         self._agent = agent
         self._check = check
-        self._deadline = context.deadline
         self._failure = None if failure is None else Failure.of(failure)
         #: When it failed (``time.monotonic()``), and whether the others know.
         self._failed_at = time.monotonic()
@@ -170,7 +160,6 @@ class Entering:
 
     def _meet(self) -> None:
         """Wait until the ranks of this job are known, and begin the meeting."""
-        context = self._context
         try:
             self._world = world = self._make_world()
             watch = NeighbourWatch(os.getpid(), self._deadline)
@@ -185,11 +174,11 @@ class Entering:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
             raise
-        context.timeline.lap("import mpi4py, MPI_Init")
+        self._timeline.lap("import mpi4py, MPI_Init")
         rank, size = world.rank, world.size
         try:
             if world.is_whole:
-                launcher_check.cross_check(self._environ, size, rank, context.host, library=world.library)
+                launcher_check.cross_check(self._environ, size, rank, self._host, library=world.library)
             if self._check is not None and self._failure is None:
                 self._check(rank)
         except InputError as error:
@@ -202,7 +191,7 @@ class Entering:
         if options is not None and rank == options.script_rank:
             threading.Thread(target=_import_for_client, daemon=True).start()
         wanted = options.interface if options is not None else None
-        self._meeting = Meeting(world, Hello(context.host, b"", boot_id(), list_interfaces(), wanted))
+        self._meeting = Meeting(world, Hello(self._host, b"", boot_id(), list_interfaces(), wanted))
 
     def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
         """An error of a rank that can't communicate, which aborts the job; rank 0 reports it first, if all have it."""
@@ -316,9 +305,7 @@ class Entering:
 
     def _invite(self) -> None:
         """On rank 0, when all ranks have come: tell all where the hub is."""
-        meeting, options, agent = self._meeting, self._options, self._agent
-        assert options is not None  # otherwise this rank has failed
-        assert agent is not None  # as above
+        meeting = self._meeting
         ranks = sorted(meeting.here)
         hellos = [meeting.here[rank] for rank in ranks]
         config = make_credentials(job_end=end_time(self._environ))
@@ -347,20 +334,30 @@ class Entering:
                 )
                 return
             hub = sock.getsockname()[:2]
-        self._context.timeline.lap("join the ranks")
-        steps = self._context.timeline.take()
-        self._entry = Entry(
-            COORDINATOR,
-            size,
-            hub,
-            config,
-            meeting.hosts,
-            closes_launcher=not self._world.is_own,
-            steps=steps,
-        )
-        agent.send(Kind.ENTER, self._entry, fds=[] if sock is None else [sock.fileno()])
+        self._enter(hub, config, meeting.hosts, fds=[] if sock is None else [sock.fileno()])
         if sock is not None:
             sock.close()
+
+    def _enter(
+        self,
+        hub: tuple[str, int],
+        config: dict[str, Any],
+        hosts: Mapping[int, str] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Let the agent enter the job, at its hub."""
+        assert self._agent is not None  # otherwise this rank has failed
+        self._timeline.lap("join the ranks")
+        self._entry = Entry(
+            self._world.rank,
+            self._world.size,
+            hub,
+            config,
+            dict(hosts or {}),
+            closes_launcher=not self._world.is_own,
+            steps=self._timeline.take(),
+        )
+        self._agent.send(Kind.ENTER, self._entry, fds=fds)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -375,18 +372,7 @@ class Entering:
                 elif self._agent is not None and not self._agent_is_lost:
                     self._agent.send(Kind.FAILED, (source, payload))
             case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
-                hub = (payload.address, payload.port)
-                self._context.timeline.lap("join the ranks")
-                steps = self._context.timeline.take()
-                self._entry = Entry(
-                    self._world.rank,
-                    self._world.size,
-                    hub,
-                    payload.config,
-                    closes_launcher=not self._world.is_own,
-                    steps=steps,
-                )
-                self._agent.send(Kind.ENTER, self._entry)
+                self._enter((payload.address, payload.port), payload.config)
             case Kind.FAIL if not is_first:
                 raise payload[0].error(reported=True)
             case Kind.CLOSE if not is_first:
@@ -396,7 +382,7 @@ class Entering:
         rank = self._world.rank
         match kind:
             case Kind.PREPARED:
-                self._context.timeline.lap("wait for the agent")
+                self._timeline.lap("wait for the agent")
             case Kind.ENTERED:
                 self._entered.add(rank)
                 if rank != COORDINATOR:
@@ -465,11 +451,11 @@ class Entering:
             time.sleep(0.002)
         self._meeting.close()
         world.end()  # the script's process has no child that it has not started
-        self._context.timeline.lap("wait for the other ranks")
+        self._timeline.lap("wait for the other ranks")
         return Joined(
             world.rank,
             world.size,
-            self._context.host,
+            self._host,
             agent,
             options,
             self._environ,
@@ -488,7 +474,7 @@ class Entering:
             self._agent.close(1.0)
         if outcome == 1:
             say(
-                f"warning: rank {self._world.rank} of {self._world.size} on {self._context.host}: the cluster started without "
+                f"warning: rank {self._world.rank} of {self._world.size} on {self._host}: the cluster started without "
                 "this rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
             )
             self._world.end()
@@ -501,9 +487,9 @@ class Entering:
 
     def _signal_failure(self) -> Failure | None:
         """The failure that a signal has made of the start; None: there was none."""
-        if self._context.signals.got is None:
+        if self._signals.got is None:
             return None
-        number = self._context.signals.got[0]
+        number = self._signals.got[0]
         return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
 
     def _check_deadlines(self, now: float) -> None:
@@ -537,7 +523,7 @@ class Entering:
             raise StartupError(
                 f"the agent of rank 0 has not responded before {DEADLINE}",
                 fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
-                where=f"rank {rank} of {self._world.size} on {self._context.host}",
+                where=f"rank {rank} of {self._world.size} on {self._host}",
                 fatal=True,
             )
         if not is_first and over > RANK_0_LOST:

@@ -43,27 +43,32 @@ class Ending:
     """How far the end of one rank has come, and why its cluster ends. What has happened stays so."""
 
     def __init__(self) -> None:
-        #: The cluster was over before its script: by ``close()``, ``shutdown()``, or a lost scheduler.
+        #: The cluster is over: by the script's end, ``close()``, ``shutdown()``, or because it was lost.
         self.stopped = False
-        #: The job ends.
+        #: The job ends, and the cluster with it.
         self.ended = False
-        #: This rank's part has closed; its agent has nothing more to do.
-        self.closed = self.done = False
+        #: This rank's part of the cluster has closed.
+        self.closed = False
+        #: This rank's agent has nothing left to do.
+        self.done = False
         #: How the cluster was lost, if it was, on the rank that raises it: the client's, or rank 0 of a job without script.
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None
-        #: The exit code of the script, as far as it is known.
+        #: The exit code of the script; 0 if it is not known.
         self.code = 0
         #: The exit code that the job must have because ranks did not respond.
         self.must_have = 0
         #: This rank is lost to the others, by its network as far as it can tell, and they may continue without it.
         self.cut_off = False
 
-    @property
-    def over(self) -> bool:
-        """Whether the cluster is over."""
-        return self.stopped or self.ended
+    def end(self) -> None:
+        """Note that the job ends."""
+        self.stopped = self.ended = True
+
+    def end_part(self) -> None:
+        """Note that nothing is left of this rank's part."""
+        self.closed = self.done = True
 
     def exit_code(self, received: int | None = None) -> int:
         """The exit code of a rank without the script.
@@ -98,11 +103,7 @@ class Member:
         self.had_client = False
         #: On the client rank: the signal that another rank was sent, until `Monitor` has passed it to the script.
         self.for_script: int | None = None
-        #: Whether the script has closed the descriptors of this package.
-        self.descriptors_lost = False
         self._has_client = has_client
-        #: Code of the SystemExit that the function of `execute` has raised.
-        self._exits: int | None = None
         if leave_open and joined.world.is_own and joined.size > 1:
             atexit.register(self.abort_after_failure)  # before mpi4py's own, which finalizes MPI
         self._script_cleans_up = False
@@ -140,7 +141,7 @@ class Member:
             if (
                 self._restart_due is not None
                 and time.monotonic() > self._restart_due
-                and not self.ending.over
+                and not self.ending.stopped
             ):
                 self._start_agent()
             agent = self.joined.agent
@@ -174,19 +175,20 @@ class Member:
                 if joined.is_client:
                     ending.lost = payload  # for the script; rank 0's agent has printed it
                     if self.leave_open:  # the programs of all ranks continue at once, whatever the function does that runs here
-                        self.send(Kind.OVER, (True, None, 0))
+                        self.send(Kind.OVER, (True, None, None))
             case Kind.START:  # another agent has been heard
                 self._hang_up(self._lines[:-1])
             case Kind.END:
                 ending.code, ending.signal = payload
-                ending.ended = True
+                ending.end()
                 if self.rank == COORDINATOR and not self._has_client and ending.code:
                     ending.lost = "the scheduler or all workers were lost"
             case Kind.CLOSED:
                 ending.closed = True
             case Kind.ENDED:
                 ending.must_have = ending.must_have or payload
-                ending.ended = ending.closed = ending.done = True
+                ending.end()
+                ending.end_part()
             case Kind.GONE:
                 self._on_lost_rank_0(cut_off=payload)
             case Kind.BUSY:
@@ -238,14 +240,13 @@ class Member:
         if ending.done:
             return
         text = f"the agent of {self._here} ended ({agent.exit_text()})"
-        self.descriptors_lost = agent.taken
         self.drop_agent(0.5)
-        if ending.over:
-            ending.closed = ending.done = True
+        if ending.stopped:
+            ending.end_part()
             if not self._has_script:  # which continues; nobody would tell another rank of the job's end
-                ending.ended = True
+                ending.end()
                 self._hang_up()
-        elif self.joined.has_scheduler or self.rank == COORDINATOR or self.descriptors_lost:
+        elif self.joined.has_scheduler or self.rank == COORDINATOR:
             # with rank 0's agent the hub is lost
             self._hang_up()
             of = ", and the scheduler with it" if self.joined.has_scheduler else ""
@@ -260,25 +261,25 @@ class Member:
             self._restart_due = time.monotonic()
             self._restarts += 1
         else:  # nothing is left to hear of the job's end
-            ending.closed = ending.done = ending.ended = True
+            ending.end()
+            ending.end_part()
 
     def _on_lost_cluster(self, lost: str) -> None:
         if self.joined.scheduler_file is not None:
             remove_scheduler_file(*self.joined.scheduler_file)
         report_lost_cluster(lost)
         ending = self.ending
-        ending.closed = ending.done = True
+        ending.end_part()
         if self._has_script:
-            ending.lost = lost
-            ending.stopped = True
+            ending.lost, ending.stopped = lost, True
         else:
-            ending.lost = lost if self.rank == COORDINATOR or self.descriptors_lost else None
-            ending.ended = True
+            ending.lost = lost if self.rank == COORDINATOR else None
+            ending.end()
 
     def _on_lost_rank_0(self, *, cut_off: bool) -> None:
         """The connection to the hub has ended: rank 0's agent is gone, and with it the scheduler; or this rank is `cut_off`."""
         ending = self.ending
-        if ending.over:
+        if ending.stopped:
             return
         lost = f"rank 0 lost, and with it the script and the scheduler: {LOST}"
         time.sleep(FAILED_GRACE)  # if rank 0 lives, it has more to say, and its exit code is the job's
@@ -289,8 +290,8 @@ class Member:
             ending.lost, ending.stopped = lost, True
             return
         wait_until_read((1, 2), FAILED_GRACE)
-        ending.ended = True
-        if self.joined.options.tolerate_lost_ranks:  # the launcher does not count rank 0's end
+        ending.end()
+        if self.joined.options.survives:  # the launcher does not count rank 0's end
             ending.cut_off = cut_off
             ending.must_have = outcome.FAILED
 
@@ -323,13 +324,13 @@ class Member:
                 if signals.got is not None and self._leaves(*signals.got):
                     self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
                     self.drop_agent(self.joined.options.shutdown_timeout)
-                    ending.closed = ending.done = True  # it has ended its part without an answer
+                    ending.end_part()  # it gets no answer
                     left = not self.leave_open
                     break
                 if self.launcher_gone():
                     self.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(outcome.FAILED)
-            self.leave()
+            self._leave()
         finally:
             signals.give_back()
         number = signals.got[0] if signals.got is not None else ending.signal
@@ -361,25 +362,28 @@ class Member:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def client_done(self, *, final: bool, code: int = 0) -> None:
+    def end(self, *, final: bool, code: int | None = None) -> None:
         """End the cluster on all ranks: the script has ended (`final`), or has closed its session.
 
-        `code`: the script's exit code, as far as it is known, for a job that has to be aborted.
+        `code`: the script's exit code; None: it is not known.
         """
         ending = self.ending
         if final and isinstance(raised := sys.exception(), SystemExit):
-            self._exits = outcome.outcome_of_error(raised)[1]
-        if not (ending.ended if final else ending.over):
+            outcome.note(
+                outcome.outcome_of_error(raised)
+            )  # of the function of `execute`; the program may continue
+        if not (ending.ended if final else ending.stopped):
             self.send(Kind.OVER, (final, None, code))
             if self.joined.agent is None:
-                ending.ended = ending.closed = ending.done = True
+                ending.end()
+                ending.end_part()
             if final:
                 ending.closed = False
-        self.leave(final=final)
+        self._leave(final=final)
 
     def abort_after_failure(self) -> None:
         """At the end of a program that has continued after the cluster: if it fails, others may wait for it in MPI."""
-        code = outcome.failure(self._exits)
+        code = outcome.failure()
         if code is None:
             return
         time.sleep(FAILED_GRACE if self.rank else 0.0)
@@ -391,7 +395,7 @@ class Member:
         wait_until_read((1, 2), FAILED_GRACE)
         self.joined.world.abort(code)
 
-    def leave(self, *, final: bool = True) -> None:
+    def _leave(self, *, final: bool = True) -> None:
         """Wait until this rank's part has closed, and, if the job ends, end its agent; in a script that continues it stays.
 
         Aborts the job if ranks do not respond.

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.timeouts import LOST_GRACE
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.dask_client import silence_dask
-from dask_gpu_mpi.job.member import POLL_IDLE, Member
+from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import Kind
 
@@ -170,7 +170,10 @@ class Monitor:
         """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
         member = self._member
         poller = select.poll()
-        for fd in (self._wake.fd, member.fd, self._launcher.fd):
+        fds = [
+            each.fd for each in (self._wake, self._launcher) if each.is_ours
+        ]  # the script may have closed them
+        for fd in (*fds, member.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         due = [
@@ -178,12 +181,10 @@ class Monitor:
             for seconds in (member.seconds_until_due(), self._walltime.seconds_until_due())
             if seconds is not None
         ]
-        for fd, event in poller.poll(1000 * min([LOOKING, *due])):
-            if event & select.POLLNVAL:  # the script has closed our descriptors
-                time.sleep(POLL_IDLE)
-            elif fd == self._wake.fd and self._wake.is_ours:
-                with contextlib.suppress(OSError):
-                    os.eventfd_read(fd)
+        poller.poll(1000 * min([LOOKING, *due]))
+        if self._wake.is_ours:
+            with contextlib.suppress(OSError):  # it was not woken
+                os.eventfd_read(self._wake.fd)
 
     def _run(self) -> None:
         member = self._member
@@ -205,7 +206,7 @@ class Monitor:
                 if member.ending.lost is not None or member.launcher_gone():
                     self._end_the_script()
                     return
-                if member.ending.over and member.fd < 0:
+                if member.ending.stopped and member.fd < 0:
                     return
                 self._wait()
         except Exception as error:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-import re
+import contextlib
 import signal
 import sys
-import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import printable, text_of
@@ -50,18 +47,16 @@ def code_of_exception(error: BaseException) -> int:
 Outcome = tuple[str, int | None]
 
 _noted: Outcome | None = None
+#: Whether the error that has ended the script is being reported.
+_is_reporting = False
 
 
 class SignalExit(SystemExit):
     """Ends the script after a signal. The script may catch it, and continue."""
 
-    #: Code of the last one, in this process.
-    last: int | None = None
-
     def __init__(self, number: int, code: int) -> None:
         super().__init__(code)
         self.outcome: Outcome = outcome_of_signal(number, code)
-        SignalExit.last = code
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
@@ -103,76 +98,40 @@ def noted() -> Outcome | None:
     return _noted
 
 
-def failure(exits: int | None = None) -> int | None:
+def failure() -> int | None:
     """The exit code of this process, which ends now, if an exception or a signal ends it; None: neither does, or with 0.
 
-    `exits`: code of the SystemExit that the function of `execute` has raised. The script may have caught any other exception.
+    Python keeps no code of a SystemExit: that of `sys.exit` in a script which calls `initialize` is not known.
     """
-    if exits is None:
-        # Python does not set it for a SystemExit.
-        uncaught = getattr(sys, "last_value", None)
-        _, exits = outcome_of_error(uncaught) if uncaught is not None else _noted or ("", None)
-        if exits is None and uncaught is None and _noted is not None:
-            exits = SignalExit.last  # the script is unlikely to have caught it
-    return exits or None
+    uncaught = getattr(sys, "last_value", None)
+    _, code = outcome_of_error(uncaught) if uncaught is not None else _noted or ("", None)
+    return code or None
 
 
-# How the main program ends while this process is part of a cluster: Python keeps no code of a SystemExit.
-
-_plain_exit = sys.exit
-#: The main program.
-_main: FrameType | None = None
-#: The instruction in which it called `sys.exit`, and the code.
-_exit: tuple[int, int] | None = None
-
-
-def _outermost() -> FrameType:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _noting_exit(status: Any = None, /) -> NoReturn:
-    """`sys.exit`, which notes its code."""
-    global _exit
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """The error that has ended the script is reported in this context: a signal changes neither its text nor its exit code."""
+    global _is_reporting
+    _is_reporting = True
     try:
-        _plain_exit(status)
-    except SystemExit as end:
-        if (main := _outermost()) is _main:
-            _exit = main.f_lasti, code_of_exception(end)
-        raise
+        yield
+    finally:
+        _is_reporting = False
 
 
-def code_of_exit() -> int | None:
-    """The code of the SystemExit that has ended the main program; None: none has.
-
-    That of `sys.exit` is known. After another one, as of ``raise SystemExit(3)``, it is `FAILED`: 0 could hide a failure.
-    """
-    if _main is None:
-        return None
-    last = _main.f_code.co_code[_main.f_lasti :]
-    name = dis.opname[last[0]]
-    # a `finally` or ``raise`` of the main program, in which the exception goes on
-    again = name in ("RERAISE", "RAISE_VARARGS") and last[1] == 0
-    if _exit is not None and (again or _exit[0] == _main.f_lasti):  # else it has caught that, and continued
-        return _exit[1]
-    return None if name.startswith("RETURN") or _outermost() is _main else FAILED
+def is_reporting() -> bool:
+    """Whether the script has ended by an error that is being reported."""
+    return _is_reporting
 
 
 # `sys.excepthook` while this process is part of a cluster.
 
-#: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
-ADVICE = {
-    r"undefined symbol: uc[mpst]_": (
-        "this import needs the UCX of its packages, but the MPI library has loaded another one: the script imported "
-        "mpi4py.MPI first. Fix: `import ucxx` before mpi4py.MPI"
-    ),
-    r"without a global spill manager": (
-        "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
-        "cudf.set_option('spill', True) in the script"
-    ),
-}
+#: Part of an error of cuDF that a worker option causes in the script, and the advice.
+SPILL_ERROR = "without a global spill manager"
+SPILL_ADVICE = (
+    "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
+    "cudf.set_option('spill', True) in the script"
+)
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
@@ -202,19 +161,21 @@ class ExceptHook:
         # Python sets `last_value` before it calls this. A script may call the hook for an error that it has caught.
         if getattr(sys, "last_value", None) is error:
             note(outcome_of_error(error))
-        if not self._retired:
-            if isinstance(error, DaskGpuMpiError) and not error.of_script:
-                if not error.reported:
-                    say(f"error: {error}")
-                # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
-                raise SystemExit(error.exit_code)
-            if (label := self._label()) is not None:
-                say(label)
-            texts = "\n".join(map(text_of, _with_causes(error)))
-            for pattern, advice in ADVICE.items():
-                if re.search(pattern, texts):
-                    say(f"error: {advice}")
-        self._before(kind, error, traceback)
+        with reporting():
+            if not self._retired:
+                self._report(error)
+            self._before(kind, error, traceback)
+
+    def _report(self, error: BaseException) -> None:
+        if isinstance(error, DaskGpuMpiError) and not error.of_script:
+            if not error.reported:
+                say(f"error: {error}")
+            # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
+            raise SystemExit(error.exit_code)
+        if (label := self._label()) is not None:
+            say(label)
+        if any(SPILL_ERROR in text_of(each) for each in _with_causes(error)):
+            say(f"error: {SPILL_ADVICE}")
 
     def retire(self) -> None:
         """Do nothing from now on; a hook of the script that calls this one stays."""
@@ -227,19 +188,15 @@ _installed: ExceptHook | None = None
 
 
 def install(label: Callable[[], str | None]) -> None:
-    """Install the hook, and the `sys.exit` that notes its code, unless they are installed."""
-    global _installed, _main
-    if _installed is not None and sys.excepthook is _installed:
-        return
-    retire()
-    if threading.current_thread() is threading.main_thread():
-        _main = _outermost()
-    _installed = ExceptHook(label)
-    sys.exit = _noting_exit
+    """Install the hook, unless it is installed."""
+    global _installed
+    if _installed is None or sys.excepthook is not _installed:
+        retire()
+        _installed = ExceptHook(label)
 
 
 def retire() -> None:
-    """Restore the hook of before `install`; `sys.exit` still notes its code, since a script may continue after its cluster."""
+    """Restore the hook of before `install`."""
     global _installed
     if _installed is not None:
         _installed.retire()

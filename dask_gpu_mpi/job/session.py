@@ -15,7 +15,7 @@ from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dask_gpu_mpi.base.signals import python_ends, undisturbed
+from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import REASON_TIMEOUT
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
@@ -50,13 +50,12 @@ if TYPE_CHECKING:
 _current_end: ClientEnd | None = None
 
 
-class Use(Enum):
-    """The state of the script's session."""
+class State(Enum):
+    """How far the end of the script's cluster has come."""
 
     OPEN = "the cluster runs"
-    CLOSED = "the script has closed it, and continues; the other ranks wait for its end"
-    ENDED = "the script has closed it, and continues, like all ranks: nothing is left to do at its end"
-    FINISHED = "the script has ended, or this is a forked child that does not own the cluster"
+    CLOSED = "the script has closed the cluster, and continues; the other ranks wait for the script's end"
+    ENDED = "nothing is left to end, or this is a forked child that does not own the cluster"
 
 
 class ClientEnd:
@@ -74,7 +73,7 @@ class ClientEnd:
         self.member = member
         self.walltime = Walltime(member.joined.environ, member.joined.options.walltime_signal, on_signal)
         self.ready_seconds = time.monotonic() - started
-        self.use = Use.OPEN
+        self.state = State.OPEN
         #: The process that owns the cluster; a child that it forks has a copy of this object.
         self.owner = os.getpid()
         self._address = member.joined.cluster.address
@@ -90,7 +89,7 @@ class ClientEnd:
     @property
     def closed(self) -> bool:
         """Whether the cluster has been ended."""
-        return self.use is not Use.OPEN
+        return self.state is not State.OPEN
 
     def open(self) -> None:
         """Let a plain ``Client()`` find the cluster, and watch it while the script runs."""
@@ -118,58 +117,36 @@ class ClientEnd:
         """End the cluster; the script continues. May be called again."""
         if self.closed:
             return
-        self.use = Use.CLOSED
-        final = self.member.leave_open
-        # The steps run from the last to the first, even if one raises: a Ctrl-C, for example.
-        with contextlib.ExitStack() as steps:
-            steps.callback(self.give_back)
-            steps.callback(self._finish_report)
-            steps.callback(self.member.client_done, final=final)
-            steps.callback(close_clients, self._address)
-            steps.callback(self._begin_report, fetch=True)
-            steps.callback(self._warn_if_unused)
-            self._monitor.stop()
-        if final:
-            self.use = Use.ENDED
-            self._over()
+        self.state = State.CLOSED
+        self._end(had_cluster=True, final=self.member.leave_open)
+        if self.member.leave_open:
+            self.state = State.ENDED
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """End the job after the script, as the last step. Starts no thread, since Python 3.12.0 to 3.12.2 can't any more."""
-        if self.use in (Use.ENDED, Use.FINISHED) or os.getpid() != self.owner:
+        if self.state is State.ENDED or os.getpid() != self.owner:
             return
-        had_cluster, self.use = not self.closed, Use.FINISHED
+        had_cluster, self.state = not self.closed, State.ENDED
         try:
             with undisturbed():
-                self._end_the_job(had_cluster)
+                self._end(had_cluster=had_cluster, final=True)
+            if self.member.launcher_gone():
+                flush()
+                os._exit(outcome.FAILED)
         except BaseException:
             # This rank's agent notices its end: rank 0's ends the job, another one's tells that.
             say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             flush()
             os._exit(outcome.FAILED)
 
-    def give_back(self) -> None:
-        """Restore the process: the script continues without the cluster."""
-        prefer_no_cluster()
-        if self._settings is not None:
-            self._settings.take_back()
-        if self._children is not None:
-            self._children.release()
-        for logger in self._silenced:
-            logger.disabled = False
-        # A DaskGpuMpiError that is being raised, perhaps through a `finally`, still needs the hook.
-        if self.member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
-            outcome.retire()
-
-    def end_script(self, number: int, frame: FrameType | None) -> NoReturn:
+    def interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
         """End the script by an exception, in the main thread, since the job has to end."""
         self._monitor.announce_interrupt()
         if self.member.ending.lost is not None:
             raise ClusterLostError(self.member.ending.lost, reported=True)
         called = self.walltime.run_callback(number, frame)
-        code = outcome.WALLTIME if called else outcome.code_of_signal(number)
-        end = outcome.SignalExit(number, code)
-        # The script may catch it, and end with another code; once Python ends, it can't.
-        outcome.note((end.outcome[0], code if python_ends() else None))
+        end = outcome.SignalExit(number, outcome.WALLTIME if called else outcome.code_of_signal(number))
+        outcome.note(end.outcome)
         raise end
 
     def on_walltime(self, callback: Callable[[], Any], before: float) -> None:
@@ -183,51 +160,75 @@ class ClientEnd:
         reporter.write_now(
             path, self._outcome() if self.closed else ("the script runs", None), ask=not self.closed
         )
-        if self.use in (Use.ENDED, Use.FINISHED):
+        if self.state is State.ENDED:
             reporter.close()  # there is no later call that does
 
-    def _end_the_job(self, had_cluster: bool) -> None:
+    def _end(self, *, had_cluster: bool, final: bool) -> None:
+        """End the cluster, if it runs, and the job, if this is `final`."""
+        # The steps run from the last to the first, even if one raises: a Ctrl-C while the script closes the cluster, for example.
+        with contextlib.ExitStack() as steps:
+            if final:
+                steps.callback(self._release)
+            if self.member.leave_open or not final:
+                steps.callback(self._restore)
+            steps.callback(self._finish_report)
+            steps.callback(self._end_member, final=final)
+            steps.callback(close_clients, self._address)
+            steps.callback(self._begin_report, fetch=had_cluster)
+            if final:
+                steps.callback(self._silence)
+            if had_cluster:
+                steps.callback(self._warn_if_unused)
+                steps.callback(self._wait_for_loss)
+            self._monitor.stop()
+
+    def _wait_for_loss(self) -> None:
+        """The scheduler's death may be why the script failed, and its client notices that first: wait for the report."""
         member = self.member
-        self._monitor.stop()
+        member.pump(0.0)
+        limit = time.monotonic() + REASON_TIMEOUT
+        member.pump_until(lambda: member.ending.stopped or not has_lost_client(), limit)
+
+    def _silence(self) -> None:
+        self._silenced = silence_dask()
+
+    def _end_member(self, *, final: bool) -> None:
+        _, code = self._outcome()
+        self.member.end(final=final, code=outcome.failure() if code is None else code)
+
+    def _restore(self) -> None:
+        """Restore the process: the script continues without the cluster."""
+        prefer_no_cluster()
+        if self._settings is not None:
+            self._settings.take_back()
         if self._children is not None:
             self._children.release()
-        if had_cluster:
-            # The scheduler's death may be why the script failed, and its client notices that first: wait for the report.
-            member.pump(0.0)
-            limit = time.monotonic() + REASON_TIMEOUT
-            member.pump_until(lambda: member.ending.over or not has_lost_client(), limit)
-            self._warn_if_unused()
-        self._silenced = silence_dask()
-        self._begin_report(fetch=had_cluster)
-        close_clients(self._address)
-        code = self._outcome()[1] or outcome.failure() or outcome.code_of_exit() or 0
-        member.client_done(final=True, code=code)
-        self._finish_report()
-        self._over()
-        if member.launcher_gone():
-            flush()
-            os._exit(outcome.FAILED)
+        for logger in self._silenced:
+            logger.disabled = False
+        # A DaskGpuMpiError that is being raised, perhaps through a `finally`, still needs the hook.
+        if self.member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
+            outcome.retire()
+
+    def _release(self) -> None:
+        """Release the last objects, since this process has nothing left to end."""
+        abandon_clients(self._address)
+        if self._reporter is not None:
+            self._reporter.close()
+        atexit.unregister(self.end)
+        if not self._quiet:
+            say(f"ended after {time.monotonic() - self._started:.1f} s")
 
     def _warn_if_unused(self) -> None:
         """Print a warning if the script has ended well without using the cluster."""
         member = self.member
         code = self._outcome()[1]
-        # not known after a signal, nor after sys.exit() in a script with initialize()
+        # not known after sys.exit() in a script with initialize()
         ended_well = code == 0 or (code is None and outcome.noted() is None)
         if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
                 "runs in the script's own process. Fix: client = Client() before the first compute()"
             )
-
-    def _over(self) -> None:
-        """Release the last objects: the cluster is over, and this process has nothing left to end."""
-        abandon_clients(self._address)
-        if self._reporter is not None:
-            self._reporter.close()
-        atexit.unregister(self.finish)
-        if not self._quiet:
-            say(f"ended after {time.monotonic() - self._started:.1f} s")
 
     def _make_reporter(self) -> Reporter:
         if self._reporter is None:
@@ -271,15 +272,15 @@ class ClientEnd:
             return outcome.outcome_of_error(error)
         if (noted := outcome.noted()) is not None:
             return noted
-        if self.use is Use.CLOSED:
+        if self.state is State.CLOSED:
             return "the session was closed; the script continues", None
         return "the script ended", None
 
 
 def _disown() -> None:
-    """Called in a forked child: the cluster belongs to the parent, and so do threads that hold a lock of this package."""
+    """In a forked child: forget the cluster, which is the parent's. Take no lock, since a thread of the parent may hold it."""
     if _current_end is not None:
-        _current_end.use = Use.FINISHED
+        _current_end.state = State.ENDED
         # Dask closes clients at the end of a process, and waits for their event loop, which a child does not have.
         abandon_clients(_current_end.member.joined.cluster.address)
 

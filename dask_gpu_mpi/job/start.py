@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
-from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.machine.nvidia import own_contexts
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
@@ -87,7 +87,7 @@ def start(
         return member, None
     end = ClientEnd(member, started, on_signal, quiet=quiet)
     _open(end, joined.options, signals)
-    joined.world.before_end(end.finish)  # the other ranks end their MPI after the cluster
+    joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
     return member, Session(end)
 
 
@@ -113,7 +113,12 @@ def _enter(
     """Enter the job: what `Entering.run` returns, when this began (``time.monotonic()``), and the signals that were taken."""
     global _has_met
     refuse_children()
-    refuse_second()
+    if _member is not None and not (_member.leave_open and _member.ending.stopped):
+        raise InputError(  # the other ranks are in that cluster, and can't take part in a report
+            "initialize or execute: called a second time in this job",
+            expected="once: one cluster at a time",
+            fix="remove this call, or end the first cluster before it, with initialize(exit=False) and session.close()",
+        )
     forget_cluster()  # of a script that has started this job
     if _has_met and launchers.detect(os.environ) is not None:
         raise InputError(
@@ -144,12 +149,6 @@ def _enter(
                 _has_met = True
                 child = world_of(environ, import_path())
             options = read_options()
-            if leave_open and options.tolerate_lost_ranks:
-                raise InputError(
-                    f"tolerate_lost_ranks={options.tolerate_lost_ranks} with exit=False or execute()",
-                    expected="ranks that end with the cluster: as an MPI program they can't continue without a lost one",
-                    fix="initialize() without exit=False, or tolerate_lost_ranks=0",
-                )
             timeline.lap("read the options")
             keepalive = None if plan_only else start_cuda_keepalive(options, environ)
             with _agent_starts():
@@ -160,12 +159,11 @@ def _enter(
                 agent.close(1.0)
                 agent = None
         timeline.lap("start the agent")
-        from dask_gpu_mpi.job.entering import Entering, StartContext
+        from dask_gpu_mpi.job.entering import Entering
         from dask_gpu_mpi.job.member import configuration
 
         timeline.lap("import")
         timeout = options.startup_timeout if options is not None and failure is None else WITHOUT_OPTIONS
-        context = StartContext(environ, started, started + timeout, signals, timeline)
         if options is not None and agent is not None:
             agent.configure(
                 configuration(
@@ -175,14 +173,14 @@ def _enter(
                     mpi_in_rank=leave_open and child is None,
                     plan_only=plan_only,
                     started=started,
-                    deadline=context.deadline,
+                    deadline=started + timeout,
                 )
             )
             timeline.lap("configure the agent")
 
         def world() -> World:
             nonlocal child
-            own = own_world(comm, environ, context.host, starts=leave_open)
+            own = own_world(comm, environ, socket.gethostname(), starts=leave_open)
             if own is None and child is None:  # there was no agent, or mpi4py is imported but not initialized
                 child = world_of(environ, import_path())
             return own or child or World()
@@ -192,11 +190,13 @@ def _enter(
             if options.report is not None and has_client and rank == options.script_rank:
                 from dask_gpu_mpi.view.report_data import check_report
 
-                check_report(options.report, f"rank {rank} on {context.host}")
+                check_report(options.report, f"rank {rank} on {socket.gethostname()}")
             if check is not None:
                 check(rank, options)
 
-        joined = Entering(context, world, options, agent, failure, checked).run()
+        joined = Entering(
+            environ, signals, timeline, started + timeout, world, options, agent, failure, checked
+        ).run()
     except BaseException:
         if agent is not None:
             agent.close(1.0)
@@ -241,9 +241,9 @@ def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
     try:
         end.open()
         # The last step of the interpreter, since threads of the script may outlive its main program.
-        atexit.register(end.finish)
+        atexit.register(end.end)
     except BaseException:
-        end.finish()  # else the other ranks would wait for this one
+        end.end()  # else the other ranks would wait for this one
         signals.give_back()
         raise
     # Not before: from here on the exception of a signal ends the script, and with it the cluster.
@@ -264,16 +264,6 @@ def command_session() -> tuple[Session, Options] | None:
 
     session = current_session()
     return None if session is None or session.closed else (session, _member.joined.options)
-
-
-def refuse_second() -> None:
-    """Raise an InputError if there is a cluster: the other ranks are in it, and can't take part in a report."""
-    if _member is not None and not (_member.leave_open and _member.ending.over):
-        raise InputError(
-            "initialize or execute: called a second time in this job",
-            expected="once: one cluster at a time",
-            fix="remove this call, or end the first cluster before it, with initialize(exit=False) and session.close()",
-        )
 
 
 # Changes in the process of a rank: standard streams, `sys.excepthook`, SIGTERM.
@@ -322,35 +312,21 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and KILL some seconds later, so the script's `finally` must not be interrupted.
     # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
     install(number, lambda *_: None)
-    if _script_has_ended(frame):
-        return
-    from dask_gpu_mpi.job.session import Use, current_end
+    if outcome.is_reporting():
+        return  # the script has ended, and can't receive an exception
+    from dask_gpu_mpi.job.session import State, current_end
 
     end = current_end()
     if end is not None:
         ends = python_ends()
-        if ends and end.use is Use.FINISHED:
+        if ends and end.state is State.ENDED and not end.member.leave_open:
             return
         try:
-            end.end_script(number, frame)
+            end.interrupt(number, frame)
         except BaseException as error:
             if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))
             raise
-    code = outcome.code_of_signal(number)
-    outcome.note(outcome.outcome_of_signal(number, code))
-    raise SystemExit(code)
-
-
-def _script_has_ended(frame: FrameType | None) -> bool:
-    """Whether the signal came after the script's end, for example by an exception, and before ours: no code can receive it."""
-    from dask_gpu_mpi.job.session import ClientEnd
-
-    ours = {function.__code__ for function in (outcome.ExceptHook.__call__, ClientEnd.finish)}
-    if frame is not None and frame.f_code is run_script.__code__:
-        return True  # in the code that reports the script's exception
-    while frame is not None:
-        if frame.f_code in ours:
-            return True
-        frame = frame.f_back
-    return False
+    stopped = outcome.SignalExit(number, outcome.code_of_signal(number))
+    outcome.note(stopped.outcome)
+    raise stopped

@@ -42,15 +42,14 @@ class Inventory:
     cpu_quota: float | None = None
     #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank must use none.
     allocated_gpus: int = 0
-    #: The rank has not responded, and takes no part (``tolerate_lost_ranks``).
+    #: The rank has not responded, and takes no part.
     absent: bool = False
 
 
 def absent_inventory(rank: int, world_size: int, host: str, boot_id: str, timeout: float) -> Inventory:
     """What is known of a rank that has not responded for `timeout` seconds."""
     warning = Problem(
-        f"rank {rank} of {world_size} on {host} has not responded within {timeout:g} s (startup_timeout); starting without it "
-        "(tolerate_lost_ranks)",
+        f"rank {rank} of {world_size} on {host} has not responded within {timeout:g} s (startup_timeout); starting without it",
         fix="inspect that node (a rank that is stopped, no memory left, a slow file system?)",
         ranks=(rank,),
         hosts=(host,),

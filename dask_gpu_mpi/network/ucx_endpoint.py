@@ -15,7 +15,6 @@ import os
 import socket
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
-from unittest.mock import patch
 
 from dask_gpu_mpi.base.streams import leave_directory, say
 from dask_gpu_mpi.errors import InputError
@@ -57,6 +56,8 @@ class Ucx:
     _start: asyncio.Task[Ucx] | None = None
 
     def __init__(self) -> None:
+        from unittest.mock import patch  # takes 20 ms, which workers without UCX need not spend
+
         import dask
         import ucxx
         from distributed_ucxx import ucxx as backend

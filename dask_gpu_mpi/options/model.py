@@ -310,6 +310,11 @@ class Options:
         return self.report is not None or self.summary
 
     @property
+    def survives(self) -> bool:
+        """Whether the job goes on if it loses a rank."""
+        return self.tolerate_lost_ranks > 0
+
+    @property
     def grace(self) -> float:
         """Seconds that workers get to close politely, well within the shutdown deadline."""
         return min(2.0, self.shutdown_timeout / 2)

@@ -39,8 +39,12 @@ def register_defaults() -> None:
         dask.config.update_defaults(yaml.safe_load(text))
 
 
-def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command line"]) -> Options:
+def resolve(
+    given: Mapping[str, Any], *, source: Literal["keyword", "command line"], continues: bool = False
+) -> Options:
     """Combine the user's settings: keyword or command line first (`given`), then environment, Dask's YAML, defaults.
+
+    `continues`: the program continues on all ranks after the cluster (``exit=False``, ``execute``).
 
     Raises an OptionError for the first option that is unknown, of the wrong type, or contradicts another.
 
@@ -61,6 +65,12 @@ def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command lin
             values[option.name], origins[option.name] = converted, origin
     values |= explicit
     origins |= {name: _origin(OPTIONS[name], source) for name in explicit}
+    if values["tolerate_lost_ranks"] and continues:
+        raise OptionError(
+            f"{origins['tolerate_lost_ranks']}: can't be combined with exit=False or execute()",
+            expected="ranks that end with the cluster: as an MPI program they can't continue without a lost one",
+            fix="initialize() without exit=False, or tolerate_lost_ranks=0",
+        )
     notes = settle(values, origins, frozenset(given), source)
     if values["interface"] == "auto":
         values["interface"] = None

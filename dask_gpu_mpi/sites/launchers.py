@@ -156,7 +156,7 @@ class Launcher:
         return []
 
     def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
-        """Further options with which the job survives a lost rank (``tolerate_lost_ranks``), if it has any."""
+        """Further options with which the job survives a lost rank, if it has any."""
         return ()
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:

@@ -195,43 +195,34 @@ class Meeting:
             self.open = False
             self.world.leave()
 
-    def missing_text(self, allocated: str) -> str:
-        """The message about the ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
-        came = self.hosts if self.world.rank == COORDINATOR else {}
-        return missing_ranks(self.missing, self.world.size, DEADLINE, self._beside, came, allocated)
-
     def missing_problem(self, allocated: str) -> Problem:
-        """The same as data, for `check`."""
-        found, _, fix = self.missing_text(allocated).partition(". Fix: ")
-        hosts = sorted({self._beside[rank][0] for rank in self.missing if rank in self._beside})
-        return Problem(found, fix=fix, what="ranks", ranks=tuple(self.missing), hosts=tuple(hosts))
+        """The ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
+        came = self.hosts if self.world.rank == COORDINATOR else {}
+        return missing_ranks(self.missing, self.world.size, self._beside, came, allocated)
 
 
 def missing_ranks(
     missing: Sequence[int],
     size: int,
-    deadline_name: str,
     beside: Mapping[int, tuple[str, str]],
     came: Mapping[int, str],
     allocated: str,
-) -> str:
-    """The message about ranks that have not come.
+) -> Problem:
+    """The report of ranks that have not come.
 
-    `missing`, `size`: the missing ranks, and the number of all. `deadline_name`: the name of their deadline. `beside`: host and
-    state of ranks, as others of their host report them. `came`: host of each rank that has come; empty: not known.
-    `allocated`: the hosts of the job; empty: unknown.
+    `missing`, `size`: the missing ranks, and the number of all. `beside`: host and state of ranks, as others of their host report
+    them. `came`: host of each rank that has come; empty: not known. `allocated`: the hosts of the job; empty: unknown.
 
-    >>> missing_ranks([1], 3, "the deadline", {1: ("h1", "stopped")}, {0: "h1", 2: "h2"}, "h[1-2]")
-    'no response from rank 1 of 3 before the deadline (rank 1 on h1 is stopped); rank 0 on h1, rank 2 on h2 responded. Fix: ...
+    >>> str(missing_ranks([1], 3, {1: ("h1", "stopped")}, {0: "h1", 2: "h2"}, "h[1-2]"))
+    'no response from rank 1 of 3 before the start-up timeout ... (rank 1 on h1 is stopped); rank 0 on h1, rank 2 on h2 ...
     """
-    known = [
-        f"rank {rank} on {beside[rank][0]} {'is stopped' if beside[rank][1] == 'stopped' else 'runs, but has not come'}"
-        for rank in missing
-        if rank in beside
-    ]
-    text = f"no response from {ranks_text(missing)} of {size} before {deadline_name}"
+    known = {rank: beside[rank] for rank in missing if rank in beside}
+    text = f"no response from {ranks_text(missing)} of {size} before {DEADLINE}"
     if known:
-        text += f" ({listed(known)})"
+        states = {
+            rank: "is stopped" if known[rank][1] == "stopped" else "runs, but has not come" for rank in known
+        }
+        text += f" ({listed([f'rank {rank} on {known[rank][0]} {state}' for rank, state in states.items()])})"
     if allocated and len(known) < len(missing):
         text += f"; the job's nodes are {allocated}"
     if came:
@@ -240,9 +231,13 @@ def missing_ranks(
             for host in sorted(set(came.values()))
         ]
         text += f"; {', '.join(by_host)} responded"
-    return (
-        f"{text}. Fix: find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or "
-        "still importing, or its node is down"
+    return Problem(
+        text,
+        fix="find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or still "
+        "importing, or its node is down",
+        what="ranks",
+        ranks=tuple(missing),
+        hosts=tuple(sorted({host for host, _ in known.values()})),
     )
 
 

@@ -243,7 +243,7 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.LOST: tuple[list[str], str],
     Kind.SIGNAL: int,
     Kind.BUSY: None,
-    Kind.OVER: tuple[bool, str | None, int],
+    Kind.OVER: tuple[bool, str | None, int | None],
     Kind.GONE: None,
     Kind.STOP: str | None,
     Kind.END: tuple[int, int | None],

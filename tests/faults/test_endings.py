@@ -155,7 +155,7 @@ ROWS = [
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(
         "its end fails",
-        "session._end.member.client_done = lambda **_: 1 / 0\nmark()\n",
+        "session._end.member.end = lambda **_: 1 / 0\nmark()\n",
         1,
         says=("this rank could not end the cluster", "ZeroDivisionError"),
         tracebacks=1,

@@ -316,7 +316,7 @@ def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -
     """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
     wait for this one.
     """
-    method = {"ends": "client_done", "parts": "drop_agent"}[when]
+    method = {"ends": "end", "parts": "drop_agent"}[when]
     before = f"""
 import dask_gpu_mpi.job.member
 before = dask_gpu_mpi.job.member.Member.{method}

@@ -46,7 +46,7 @@ def state():
     return {
         "excepthook": sys.excepthook,
         "config": copy.deepcopy(dask.config.config),
-        "defaults": copy.deepcopy(dask.config.defaults),
+        "defaults": copy.deepcopy([*filter(None, dask.config.defaults)]),  # an empty set stays
     }
 
 def changed(now):
@@ -193,7 +193,7 @@ def hook(*args):
 def state():
     return {
         "configuration": copy.deepcopy(dask.config.config),
-        "defaults": copy.deepcopy(dask.config.defaults),
+        "defaults": copy.deepcopy([*filter(None, dask.config.defaults)]),  # an empty set stays
         "hook": sys.excepthook is hook,
         "silent": logging.getLogger("distributed").disabled,
         "duplicates": duplicates,

@@ -1,7 +1,8 @@
 """What this package uses of other packages that these do not promise: one table, and nothing of the kind is used beside it.
 
-Such names may go with any release: `without` says what happens then. The test of this module looks up
-every name in what is installed, and fails by that name; and it reads the package for private names that are not here.
+Such names may go with any release: `without` says what happens then. The test of this module looks up every name in what is
+installed, and fails by that name. It reads the package for private names and for assignments to what others own that are not
+here. docs/upstream.md has for each name the public way that is missing.
 
 >>> [entry.without for entry in TABLE if entry.name == "_run_module_as_main"]
 ['-m MODULE, a folder and a zip file end with an AttributeError']
@@ -30,6 +31,8 @@ class PrivateName:
     why: str
     #: What happens where it is gone.
     without: str
+    #: Whether this package assigns it, or an item of it: the owner's code then runs into ours.
+    replaced: bool = False
 
 
 _PYTHON = "Python 3.11 to 3.13"
@@ -38,23 +41,31 @@ _DASK_CUDA = "dask-cuda 25.10 to 26.10"
 
 
 def _of(
-    module: str, names: str, used_in: str, seen: str, *, why: str, without: str
+    module: str, names: str, used_in: str, seen: str, *, why: str, without: str, replaced: bool = False
 ) -> tuple[PrivateName, ...]:
     """An entry for each of these names, which are used together."""
     users = tuple(used_in.split())
-    return tuple(PrivateName(module, name, users, seen, why, without) for name in names.split())
+    return tuple(PrivateName(module, name, users, seen, why, without, replaced) for name in names.split())
 
 
 #: All of them, package by package.
 TABLE: tuple[PrivateName, ...] = (
     *_of(
         "multiprocessing.forkserver",
-        "_forkserver _forkserver._forkserver_address _forkserver._forkserver_alive_fd _forkserver._forkserver_pid "
-        "_forkserver.ensure_running main",
+        "main",
         "agent/forkserver",
         _PYTHON,
-        why="the agent forks itself into the fork server, and sets what its clients find it by",
-        without="the agent does not start, and the job ends with one line that says so (Python 3.14: the standard fork server)",
+        why="the agent forks itself into the fork server",
+        without="the agent does not start, and the job ends with one line that says so",
+    ),
+    *_of(
+        "multiprocessing.forkserver",
+        "connect_to_new_process",
+        "agent/forkserver",
+        _PYTHON,
+        why="processes of multiprocessing are children of the fork server that the agent has forked",
+        without="multiprocessing starts a fork server, in which nothing is imported yet",
+        replaced=True,
     ),
     *_of(
         "multiprocessing.spawn",
@@ -63,14 +74,24 @@ TABLE: tuple[PrivateName, ...] = (
         _PYTHON,
         why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
         without="it does not",
+        replaced=True,
     ),
     *_of(
         "multiprocessing.resource_tracker",
-        "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
+        "_resource_tracker main getfd",
         "agent/forkserver",
         _PYTHON,
         why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
         without="the agent does not start, and the job ends with one line that says so",
+    ),
+    *_of(
+        "multiprocessing.resource_tracker",
+        "_resource_tracker._fd _resource_tracker._pid",
+        "agent/forkserver",
+        _PYTHON,
+        why="as above",
+        without="as above",
+        replaced=True,
     ),
     *_of(
         "runpy",
@@ -81,12 +102,38 @@ TABLE: tuple[PrivateName, ...] = (
         without="-m MODULE, a folder and a zip file end with an AttributeError",
     ),
     *_of(
-        "subprocess",
-        "_args_from_interpreter_flags",
-        "agent/handle",
+        "linecache",
+        "cache",
+        "job/program",
         _PYTHON,
-        why="the agent runs with the options of the rank's interpreter, as processes of multiprocessing do",
-        without="the agent runs without the options of the rank's interpreter",
+        why="tracebacks of -c CODE show the code, as Python 3.13 shows it",
+        without="they do not",
+        replaced=True,
+    ),
+    *_of(
+        "sys",
+        "exit",
+        "job/outcome",
+        _PYTHON,
+        why="the report of the end shows with which code the script has called it",
+        without="a code other than 0 is taken for it",
+        replaced=True,
+    ),
+    *_of(
+        "dis",
+        "opname",
+        "job/outcome",
+        _PYTHON,
+        why="whether the main program goes on after a SystemExit that it has caught",
+        without="a job ends with the code of an exit that was caught",
+    ),
+    *_of(
+        "libc",
+        "__cxa_atexit",
+        "base/signals",
+        "glibc and musl",
+        why="the exit code of a rank although Python ends already, with another one",
+        without="SIGTERM while Python ends has the exit code of the script",
     ),
     *_of(
         "threading",
@@ -103,6 +150,7 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="distributed would import every optional package it knows before it uses a fork server, which is there already",
         without="a second more before the first worker",
+        replaced=True,
     ),
     *_of(
         "distributed.versions",
@@ -117,24 +165,53 @@ TABLE: tuple[PrivateName, ...] = (
         "error_message",
         "agent/scheduler",
         _DISTRIBUTED,
-        why="replaced: a worker that registers is compared with each set of versions once",
+        why="a worker that registers is compared with each set of versions once",
         without="it is compared with every worker, 5 ms with 3,000 of them",
+        replaced=True,
     ),
     *_of(
         "distributed",
         "Client.shutdown",
         "job/dask_client",
         _DISTRIBUTED,
-        why="replaced: it does nothing on a client that is closed, and requests the report's record before",
+        why="it does nothing on a client that is closed, and requests the report's record before",
         without="a script that ends its cluster twice gets Dask's error; the report lacks its last minute",
+        replaced=True,
     ),
     *_of(
         "distributed",
         "Client.__init__ LocalCluster.__init__",
         "job/dask_client",
         _DISTRIBUTED,
-        why="replaced: a script that starts a cluster beside the job's is warned",
+        why="a script that starts a cluster beside the job's is warned",
         without="it is not",
+        replaced=True,
+    ),
+    *_of(
+        "distributed",
+        "Client.status",
+        "job/dask_client",
+        _DISTRIBUTED,
+        why="a client whose close has failed half way does not try again when Python ends, and wait forever",
+        without="such a script does not end",
+        replaced=True,
+    ),
+    *_of(
+        "dask.config",
+        "defaults",
+        "job/child_processes options/dask_config options/resolve",
+        _DISTRIBUTED.replace("distributed", "dask"),
+        why="whether the user has configured a key, or only a package",
+        without="the job ends with an AttributeError",
+    ),
+    *_of(
+        "dask.config",
+        "paths",
+        "job/child_processes",
+        _DISTRIBUTED.replace("distributed", "dask"),
+        why="a child process that has read the job's configuration forgets it when the cluster is over",
+        without="it does not, and can't start another cluster",
+        replaced=True,
     ),
     *_of(
         "distributed.core",
@@ -144,6 +221,7 @@ TABLE: tuple[PrivateName, ...] = (
         why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers, its broadcast, "
         "and the dump of a worker's state are replaced",
         without="the scheduler does not start, and the job ends with one line that says so",
+        replaced=True,
     ),
     *_of(
         "distributed.core",
@@ -152,14 +230,24 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="the scheduler tells the workers of a gang that it is over",
         without="as `Server.handlers`",
+        replaced=True,
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.process WorkerProcess.worker_dir",
+        "Nanny.process",
         "workers/lifecycle",
         _DISTRIBUTED,
-        why="a worker's directory goes with the scratch, and not while the event loop waits; the exit code of a process",
+        why="the exit code of a process",
         without="the start fails, and says so",
+    ),
+    *_of(
+        "distributed.nanny",
+        "WorkerProcess.worker_dir",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="a worker's directory goes with the scratch, and not while the event loop waits",
+        without="the end of a job takes longer by the removal of the directory",
+        replaced=True,
     ),
     *_of(
         "distributed.nanny",
@@ -171,11 +259,12 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.process",
-        "AsyncProcess.terminate AsyncProcess.kill",
+        "AsyncProcess.terminate",
         "workers/lifecycle",
         _DISTRIBUTED,
-        why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
+        why="our workers leave SIGTERM to the rank, so their nannies kill them",
         without="the start fails, and says so",
+        replaced=True,
     ),
     *_of(
         "distributed.nanny",
@@ -195,11 +284,38 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.worker",
-        "Worker.transfer_incoming_log Worker.transfer_outgoing_bytes_total Worker.metrics",
+        "Worker.transfer_incoming_log Worker.transfer_outgoing_bytes_total",
         "workers/plugins",
         _DISTRIBUTED,
         why="`top` and the report show what workers send each other, and distributed's own metrics have no totals",
         without="workers do not start",
+    ),
+    *_of(
+        "distributed.worker",
+        "Worker.metrics",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="as above: a plugin adds the figures",
+        without="workers do not start",
+        replaced=True,
+    ),
+    *_of(
+        "distributed.worker_state_machine",
+        "TaskState.startstops",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="the report shows the bytes of each transfer; a key is added to each",
+        without="it does not",
+        replaced=True,
+    ),
+    *_of(
+        "distributed.scheduler",
+        "TaskState.worker_restrictions",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="with --default-workers gpu, tasks without restrictions run on GPU workers",
+        without="a submission of tasks fails",
+        replaced=True,
     ),
     *_of(
         "dask_cuda.device_host_file",
@@ -216,6 +332,7 @@ TABLE: tuple[PrivateName, ...] = (
         _DASK_CUDA,
         why="replaced while a CUDAWorker is made, which takes neither environment nor plugins for its nannies",
         without="the worker is not made, and the job ends with one line that says so",
+        replaced=True,
     ),
     *_of(
         "dask_cuda.plugins",
@@ -224,14 +341,16 @@ TABLE: tuple[PrivateName, ...] = (
         _DASK_CUDA,
         why="the cores of the plan, in place of those next to the GPU",
         without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
+        replaced=True,
     ),
     *_of(
         "distributed.comm.registry",
         "backends",
-        "network/listeners",
+        "network/listeners network/worker_comm",
         _DISTRIBUTED,
-        why="the listener of tls is replaced by that of this package, which has a deadline for handshakes",
+        why="a listener of tls with a deadline for handshakes, and connections that can offer streams or UCX",
         without="as `TLSListener._prepare_stream`",
+        replaced=True,
     ),
     *_of(
         "distributed.comm.registry",
@@ -280,14 +399,16 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="replaced by a subclass: the gate that asks for the token, and a deadline for each request",
         without="the scheduler does not start, and the job ends with one line that says so",
+        replaced=True,
     ),
     *_of(
         "distributed.node",
         "ServerNode.start_http_server",
         "network/listeners",
         _DISTRIBUTED,
-        why="replaced: without routes there is no HTTP server, which every user of the node could ask",
+        why="without routes there is no HTTP server, which every user of the node could ask",
         without="servers without any page listen on the loopback interface, and on the dashboard's address",
+        replaced=True,
     ),
     *_of(
         "distributed",
@@ -296,22 +417,34 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="the HTTP server with its port; and clients look up the port there, where there is none too",
         without="the scheduler does not start; `Client.dashboard_link` of a job without a dashboard raises KeyError",
+        replaced=True,
     ),
     *_of(
         "distributed.protocol.core",
         "pickle",
         "view/snapshot",
         _DISTRIBUTED,
-        why="replaced: what a stranger at the address of a cluster without encryption sends `top` is not unpickled",
+        why="what a stranger at the address of a cluster without encryption sends `top` is not unpickled",
         without="the test of this module fails",
+        replaced=True,
     ),
     *_of(
-        "distributed.worker_state_machine",
-        "TaskState.exception",
+        "distributed.protocol.serialize",
+        "Serialize.data",
         "workers/plugins",
         _DISTRIBUTED,
-        why="an exception of a task gets a note that names its worker, host and GPU",
+        why="an exception of a task gets a note that names its worker, host and GPU, before it is sent",
         without="it has none",
+        replaced=True,
+    ),
+    *_of(
+        "tornado.httputil",
+        "HTTPServerRequest.connection",
+        "agent/dashboard_gate",
+        "tornado 6",
+        why="an answer of the dashboard sets the cookie of the token, and forbids frames",
+        without="every page needs the token",
+        replaced=True,
     ),
     *_of(
         "distributed_ucxx.ucxx",
@@ -344,5 +477,6 @@ TABLE: tuple[PrivateName, ...] = (
         "ucxx and distributed-ucxx 0.46 to 0.52",
         why="replaced while UCX starts: no active messages, which read any address of the process for a peer",
         without="what workers send each other stays on TLS, and one line says so",
+        replaced=True,
     ),
 )

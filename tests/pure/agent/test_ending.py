@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.model import HostPlan, Role
 from dask_gpu_mpi.startup.messages import Event, Kind
@@ -33,9 +34,8 @@ class End:
         self.coordinator = EndCoordinator(
             Plan("shared", 3, *roles, hosts, workers),
             lambda *message: self.sent.append(message),
-            tolerated=tolerated,
+            Options(tolerate_lost_ranks=tolerated, scheduler=is_owner),
             has_client=has_client,
-            is_owner=is_owner,
             absent=absent,
             closing_time=10.0,
         )

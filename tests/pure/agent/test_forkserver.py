@@ -19,7 +19,7 @@ HEAD = """
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
     become_resource_tracker([])
-    own = become_fork_server(sys.argv[1], [], [])
+    become_fork_server(sys.argv[1], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
 """
@@ -53,27 +53,43 @@ def test_children_have_what_was_imported_and_leave_it_alone(tmp_path: Path) -> N
     assert done.stdout == "('imported once', True, True, True)\n0 ['fork-server']\n", done.stderr
 
 
-def test_the_standard_server_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
-    """Of a Python whose own fork server has changed; in the working directory another user has put a module."""
-    plant = """
-        import inspect, os, multiprocessing.forkserver as stdlib, multiprocessing.resource_tracker, socket, subprocess, tempfile
-        with open("multiprocessing.py", "w") as file:
-            file.write("open('ran', 'w')")
-        key = inspect.Parameter("authkey_r", inspect.Parameter.KEYWORD_ONLY)  # as from Python 3.14 on
-        stdlib.main.__signature__ = inspect.Signature([key])
-    """
+def test_children_inherit_what_multiprocessing_passes_on_and_nobody_starts_another_server(
+    tmp_path: Path,
+) -> None:
+    """A semaphore and a pipe; and a child whose server is dead fails at once."""
     done = run(
         tmp_path,
         """
-        process = context.Process(target=exec, args=("import os; print(os.getcwd(), flush=True)",))
-        process.start()
-        process.join(30)
-        print(own, process.exitcode)
+        import multiprocessing.forkserver as stdlib, signal, time
+        fds = len(os.listdir("/proc/self/fd"))
+        lock, (receiver, sender) = context.Lock(), context.Pipe()
+        names = {"lock": lock, "sender": sender}
+        processes = [
+            context.Process(target=exec, args=("import os\\nwith lock: sender.send(os.getppid())", names))
+            for _ in range(3)
+        ]
+        for process in processes:
+            process.start()
+        servers = {receiver.recv() for _ in processes}
+        for process in processes:
+            process.join(10)
+        print([process.exitcode for process in processes], len(servers))
+        server, = servers
+        for process in processes:
+            process.close()
+        del processes, process, lock, names
+        sender.close(), receiver.close()
+        print(len(os.listdir("/proc/self/fd")) - fds)
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+        for _ in range(2):
+            try:
+                context.Process(target=print).start()
+            except ConnectionRefusedError:
+                print("refused", len(os.listdir("/proc/self/fd")) - fds)
         """,
-        before=plant,
     )
-    assert done.stdout == f"{tmp_path}\nFalse 0\n", done.stderr
-    assert not (tmp_path / "ran").exists()
+    assert done.stdout == "[0, 0, 0] 1\n0\nrefused 0\nrefused 0\n", done.stdout + done.stderr
 
 
 def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path: Path) -> None:

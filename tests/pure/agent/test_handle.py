@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dask.config
 import pytest
@@ -28,6 +29,35 @@ from support.jobs.clusters import alive, until
 
 ENVIRON = dict(os.environ)
 CPU = Options(worker_class="distributed.Nanny")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["-O", "-bb", "-Wignore", "-X", "dev", "-X", "utf8=1", "-s"],
+        ["-OO", "-B", "-W", "ignore::UserWarning", "-E", "-X", "pycache_prefix=/nowhere"],
+        ["-P", "-q", "-v", "-S"],
+        ["-I", "-d"],
+    ],
+    ids=" ".join,
+)
+def test_the_agent_has_the_options_of_the_ranks_interpreter(options: list[str]) -> None:
+    """All that a child gets is known to its child, too."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; import json; from dask_gpu_mpi.agent.handle import _interpreter_options; "
+        "print(json.dumps(_interpreter_options()))"
+    )
+    show = "import json, sys; print(json.dumps([list(sys.flags), sorted({*sys.warnoptions}), sys._xoptions]))"
+
+    def output(options: list[str], code: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert output(output(options, code), show) == output(options, show)
 
 
 def test_the_agent_imports_from_where_the_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ class Job:
             assert (kind, cluster.address, cluster.plan is None) == (Kind.UP, ADDRESS[0], rank > 0)
         return starts
 
-    async def end(self, code: int = 0, *ranks: int) -> int:
+    async def end(self, code: int | None = 0, *ranks: int) -> int:
         """The script has ended, and these ranks close: the code that the job must have."""
         self.tell(0, Kind.OVER, (True, None, code))
         for rank in ranks:
@@ -318,11 +318,12 @@ async def test_rank_0_has_ended(ended: bool) -> None:
         (0, False, 3, None),  # of the launcher's code alone
         (1, False, 3, "3\n"),
         (1, False, 0, "0\n"),
+        (1, False, None, ""),  # not known: the launcher's counts
         (0, True, 3, ""),
     ],
 )
 async def test_the_mark_has_the_code_of_the_script_if_ranks_are_lost(
-    tolerated: int, closes: bool, code: int, mark: str | None, tmp_path: Path
+    tolerated: int, closes: bool, code: int | None, mark: str | None, tmp_path: Path
 ) -> None:
     """The launcher's own may be another."""
     async with job(tolerate_lost_ranks=tolerated, log_directory=tmp_path) as made:

@@ -32,8 +32,10 @@ SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 @pytest.fixture(autouse=True)
 def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
-    # of the whole process; without the listeners themselves
-    monkeypatch.setattr(listeners, "guard_listeners", listeners.listen_where_routes_are)
+    # its agent has them before it forks; here without the listeners themselves
+    server = distributed.node.ServerNode
+    monkeypatch.setattr(server, "start_http_server", server.start_http_server)
+    listeners.listen_where_routes_are()
     monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     monkeypatch.setattr("distributed.node.HTTPServer", distributed.node.HTTPServer)
     with warnings.catch_warnings():

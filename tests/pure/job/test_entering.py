@@ -33,7 +33,7 @@ from dask_gpu_mpi.errors import (
     StartupError,
 )
 from dask_gpu_mpi.job import entering as module
-from dask_gpu_mpi.job.entering import Entering, StartContext
+from dask_gpu_mpi.job.entering import Entering
 from dask_gpu_mpi.mpi import launcher_check, watchdogs
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
@@ -203,16 +203,13 @@ class Job:
 
     def begin(self, rank: int) -> threading.Thread:
         def run() -> None:
-            now = time.monotonic()
-            context = StartContext(
-                self.environ, now, now + self.seconds, self.signals[rank], Timeline("rank"), "h"
-            )
+            start = self.environ, self.signals[rank], Timeline("rank"), time.monotonic() + self.seconds
             failure = self.failures.get(rank)
             agent: Any = self.agents[rank] if failure is None else None
             options = self.options if failure is None else None
             world: Callable[[], World] = lambda: self.worlds[rank]  # noqa: E731
             try:
-                self.outcomes[rank] = Entering(context, world, options, agent, failure, self.check).run()
+                self.outcomes[rank] = Entering(*start, world, options, agent, failure, self.check).run()
             except BaseException as error:
                 self.outcomes[rank] = error
             self.printed_before[rank] = len(self.printed)
@@ -256,6 +253,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         raise JobEnded
 
     monkeypatch.setattr(module, "end_job", end_job)
+    monkeypatch.setattr(socket, "gethostname", lambda: "h")
     monkeypatch.setattr(launcher_check, "neighbours", lambda pid: {})
     monkeypatch.setattr(launcher_check, "RANK_0_GRACE", 0.0)
     monkeypatch.setattr(coordinator, "GATHER_FAILURES", 0.5)

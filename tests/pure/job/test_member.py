@@ -34,7 +34,6 @@ class Agent:
     """Says one batch of messages each time that it is listened to, then the answers to what it was sent, then nothing."""
 
     fd = 9
-    taken = False
 
     def __init__(self, clock: Clock, *heard: Sequence[Message]) -> None:
         self._clock, self._heard = clock, [*heard]
@@ -149,7 +148,7 @@ def test_exit_code_of_a_rank_without_the_script() -> None:
     assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)  # it leaves by itself
     ending.stopped = True
     assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)
-    ending.ended = True
+    ending.end()
     assert (ending.exit_code(), ending.exit_code(15)) == (0, 0)
     ending.signal = 2
     assert (ending.exit_code(), ending.exit_code(15)) == (130, 130)
@@ -232,11 +231,11 @@ def test_a_session_that_is_closed_and_then_the_end(member: Make, clock: Clock) -
     rank, agent = member(is_client=True)
     agent.answers = {Kind.OVER: [(Kind.STOP, None), (Kind.CLOSED, None)]}
     for _ in range(2):
-        rank.client_done(final=False)
-    assert (agent.sent, state(rank)) == ([(Kind.OVER, (False, None, 0))], "stopped closed")
+        rank.end(final=False)
+    assert (agent.sent, state(rank)) == ([(Kind.OVER, (False, None, None))], "stopped closed")
     agent.answers = {Kind.OVER: [END, ENDED]}
     for _ in range(2):
-        rank.client_done(final=True, code=3)
+        rank.end(final=True, code=3)
     assert agent.sent[1:] == [(Kind.OVER, (True, None, 3)), "closed"]
     assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
     assert clock.now < 101.0
@@ -249,8 +248,8 @@ def test_a_cluster_that_was_over_before_the_script(final: bool, member: Make) ->
     agent.answers = {Kind.OVER: [END, ENDED]}
     hear(rank)
     assert (state(rank), rank.ending.lost) == ("stopped", "the scheduler ended")
-    rank.client_done(final=final)
-    assert agent.sent == ([(Kind.OVER, (True, None, 0)), "closed"] if final else [])
+    rank.end(final=final)
+    assert agent.sent == ([(Kind.OVER, (True, None, None)), "closed"] if final else [])
     other, _ = member([(Kind.STOP, "the scheduler ended")])
     hear(other)
     assert other.ending.lost is None
@@ -296,7 +295,7 @@ def test_an_agent_that_dies_again_and_again(
         assert (entry.hub, entry.rank) == (("10.0.0.1", 7), 1)
     started[-1].lost = True
     hear(rank)
-    assert (state(rank), rank.ending.exit_code()) == ("ended closed done", 0)
+    assert (state(rank), rank.ending.exit_code()) == ("stopped ended closed done", 0)
     begin = "dask_gpu_mpi: the agent of rank 1 on h1 ended (exit code 9); "
     assert capsys.readouterr().err.splitlines() == [
         *(f"{begin}restarting it in {seconds} s" for seconds in (0.5, 2, 8)),
@@ -372,8 +371,8 @@ def test_an_agent_that_can_not_be_started_again(
         f"{begin} ended (exit code 9); restarting it in 0.5 s",
         *[f"{begin} could not be started (Too many open files)"] * 2,
     ]
-    rank.client_done(final=True)  # nobody is left to be told
-    assert state(rank) == "ended done"
+    rank.end(final=True)  # nobody is left to be told
+    assert state(rank) == "stopped ended done"
 
 
 @pytest.mark.parametrize("over", [END, (Kind.STOP, None)])
@@ -389,30 +388,26 @@ def test_an_agent_that_dies_after_the_end_is_no_news(
 
 
 @pytest.mark.parametrize(
-    ("rank", "taken", "is_client", "has_client", "then"),
+    ("is_client", "has_client", "then"),
     [
-        (0, False, True, True, "stopped closed done"),  # its script goes on, and raises
-        (0, False, False, True, "ended closed done"),
-        (0, False, True, False, "ended closed done"),
-        (1, True, True, True, "stopped closed done"),
-        (1, True, False, True, "ended closed done"),
+        (True, True, "stopped closed done"),  # its script goes on, and raises
+        (False, True, "stopped ended closed done"),
+        (True, False, "stopped ended closed done"),
     ],
 )
 def test_an_agent_without_which_the_cluster_is_lost(
-    rank: int,
-    taken: bool,
     is_client: bool,
     has_client: bool,
     then: str,
     member: Make,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With rank 0's the scheduler and the hub are lost; a script that closes our descriptors gets no other agent."""
-    this, agent = member(rank=rank, is_client=is_client, has_client=has_client)
-    agent.lost, agent.taken = True, taken
+    """With rank 0's the scheduler and the hub are lost."""
+    this, agent = member(rank=0, is_client=is_client, has_client=has_client)
+    agent.lost = True
     hear(this)
-    why = f"the agent of rank {rank} on h1 ended (exit code 9)" + ", and the scheduler with it" * (not rank)
-    assert (state(this), this.ending.lost, this.descriptors_lost) == (then, why, taken)
+    why = "the agent of rank 0 on h1 ended (exit code 9), and the scheduler with it"
+    assert (state(this), this.ending.lost) == (then, why)
     assert capsys.readouterr().err.startswith(f"dask_gpu_mpi: error: {why}: the cluster is lost. Fix: ")
     if "ended" in then:
         with pytest.raises(ClusterLostError, match="ended") as caught:
@@ -429,7 +424,7 @@ def test_the_scheduler_file_goes_with_the_agent_that_has_written_it(
     agent.lost = True
     hear(rank)
     assert removed == [("/scheduler.json", "Scheduler-1")]
-    assert (state(rank), rank.ending.lost) == ("ended closed done", None)  # rank 0 reports it
+    assert (state(rank), rank.ending.lost) == ("stopped ended closed done", None)  # rank 0 reports it
     assert "ended (exit code 9), and the scheduler with it: the cluster is lost" in capsys.readouterr().err
 
 
@@ -459,7 +454,7 @@ def test_a_hub_that_is_lost(
     assert (
         capsys.readouterr().err.count("error: rank 0 lost, and with it the script and the scheduler") == told
     )
-    assert state(this) == ("stopped" if is_client else "ended")
+    assert state(this) == ("stopped" if is_client else "stopped ended")
     assert (this.ending.lost is not None) is is_client
     late, _ = member([END], [(kind, None)])  # it ends as well
     hear(late, 2)
@@ -488,7 +483,7 @@ def test_ranks_that_did_not_respond_at_the_end(rank: int, code: int, member: Mak
     """Rank 0 aborts the job with the script's code, for which a requeue tests."""
     this, agent = member(rank=rank, is_client=True)
     agent.answers = {Kind.OVER: [(Kind.END, (code, None)), (Kind.ENDED, code or 1)]}
-    this.client_done(final=True, code=code)
+    this.end(final=True, code=code)
     assert aborts == [code or 1] * (rank == 0)
     assert this.ending.exit_code() == (code or 1)
 
@@ -563,7 +558,7 @@ def test_a_program_that_fails_after_its_cluster_ends_the_other_ranks(
     monkeypatch.setattr(rank.joined.world, "abort", codes.append)
     agent.answers = {Kind.OVER: [END, ENDED]}
     with contextlib.suppress(SystemExit), contextlib.ExitStack() as function:  # of `execute`
-        function.callback(rank.client_done, final=True)
+        function.callback(rank.end, final=True)
         if failed is not None:
             raise failed
     rank.abort_after_failure()

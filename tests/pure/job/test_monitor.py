@@ -219,7 +219,7 @@ def test_descriptors_that_the_script_closes(member: Any) -> None:
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
     def end() -> None:
-        member.fd, member.ending.ended = -1, True
+        member.fd, member.ending.stopped = -1, True
 
     member.on_message = end
     with running(member):

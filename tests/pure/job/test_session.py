@@ -28,14 +28,14 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Mock:
     plan = SimpleNamespace(workers=(), hosts=())
     cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=None, config={})
     joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
-    made = Mock(joined=joined, ending=Ending(), had_client=True, leave_open=False, descriptors_lost=False)
+    made = Mock(joined=joined, ending=Ending(), had_client=True, leave_open=False)
     made.launcher_gone.return_value = False
     return made
 
 
 def done(member: Mock) -> list[bool]:
     """Each end of the client that it was told, whether it is the last."""
-    return [call.kwargs["final"] for call in member.client_done.call_args_list]
+    return [call.kwargs["final"] for call in member.end.call_args_list]
 
 
 def make_end(member: Any) -> ClientEnd:
@@ -56,10 +56,10 @@ def test_the_end_is_told_once(
     assert (session.closed, "(closed)" in session._repr_html_()) == (True, True)
     assert (done(member), len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
-        session._end.finish()  # at the end of the process
+        session._end.end()  # at the end of the process
     session.close()
     assert done(member) == ([True] if others_go_on else [False, True])
-    assert unregistered == [session._end.finish]
+    assert unregistered == [session._end.end]
     assert capsys.readouterr().err.count("ended after") == 1
     with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
         session.spmd(print)
@@ -85,7 +85,7 @@ def test_a_child_that_the_script_forks_ends_nothing(member: Mock) -> None:
     pid = os.fork()
     if not pid:
         end.close()
-        end.finish()
+        end.end()
         os._exit(len(done(member)) if end.closed else 9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not end.closed
@@ -99,14 +99,14 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(
     monkeypatch.setattr(module, "Monitor", lambda *_: monitor)
     end = make_end(member)
     with pytest.raises(SystemExit) as ended:
-        end.end_script(15, None)
+        end.interrupt(15, None)
     assert ended.value.code == 143
     monitor.announce_interrupt.assert_called_once_with()
     end.on_walltime(lambda: pytest.fail("no checkpoint without a cluster"), 30.0)
     monitor.wake.assert_called_once_with()  # it looks at the clock from now on
     member.ending.lost = "the scheduler"
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
-        end.end_script(15, None)
+        end.interrupt(15, None)
     assert lost.value.reported
 
 
@@ -115,8 +115,8 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
-    make_end(member).finish()
+    monkeypatch.setattr(member, "end", lambda **_: 1 / 0)
+    make_end(member).end()
     assert codes == [1]
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
     end = make_end(member)
     member.ending.lost = "the scheduler" if lost else None
     with contextlib.suppress(Exception), contextlib.ExitStack() as raised:
-        raised.callback(end.give_back)
+        raised.callback(end._restore)
         if error is not None:
             raise error
     assert bool(retired) is not (lost or isinstance(error, InputError))

@@ -12,6 +12,7 @@ import os
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,7 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
 from dask_gpu_mpi.job.child_processes import RANK_PID
-from dask_gpu_mpi.job.program import run_script
-from dask_gpu_mpi.job.session import Use
+from dask_gpu_mpi.job.session import State
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options
 from support.mocks.inputs import plan_of, worker_plan
@@ -50,7 +50,8 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: Any = 0) -> None:
         self.outcome = outcome
         #: What it enters with, and the world of that.
-        self.context: Any = None
+        self.environ: Any = None
+        self.seconds = 0.0
         self.options: Options | None = None
         self.failure: DaskGpuMpiError | None = None
         self.world: Any = None
@@ -82,9 +83,19 @@ class Rank:
         return comm or ("own" if starts or sys.modules.get("mpi4py.MPI") is LOADED else None)
 
     def entering(
-        self, context: Any, world: Any, options: Any, agent: Any, failure: Any = None, check: Any = None
+        self,
+        environ: Any,
+        signals: Any,
+        timeline: Any,
+        deadline: float,
+        world: Any,
+        options: Any,
+        agent: Any,
+        failure: Any = None,
+        check: Any = None,
     ) -> Any:
-        self.context, self.options, self.failure = context, options, failure
+        self.environ, self.options, self.failure = environ, options, failure
+        self.seconds = deadline - time.monotonic()
         self.world = world()
         assert (agent is None) is (failure is not None)
         if failure is not None:
@@ -106,7 +117,7 @@ def test_the_start_up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank.world is child
     (configuration,) = agent.configure.call_args.args
     assert (configuration.options, configuration.plan_only) == (CPUS, True)
-    assert rank.context.deadline - rank.context.started == 20.0
+    assert rank.seconds == pytest.approx(20.0, abs=5.0)
     rank.outcome = 0  # on another rank
     assert module.plan_of_allocation(lambda: CPUS) is None
 
@@ -131,7 +142,7 @@ def test_what_goes_wrong_before_a_rank_enters_is_its_failure(
         module.plan_of_allocation(fails if where == "options" else lambda: CPUS)
     assert caught.value is rank.failure
     assert [agent.close.called for agent in rank.agents] == [True] * (where != "agent")
-    assert rank.context.deadline - rank.context.started == WITHOUT_OPTIONS
+    assert rank.seconds == pytest.approx(WITHOUT_OPTIONS, abs=5.0)
     if where != "options":
         assert "could not start the agent of this rank (Too many open files). Fix: " in str(rank.failure)
 
@@ -154,17 +165,11 @@ def test_the_launchers_variables_are_gone_unless_the_script_is_an_mpi_process(
     assert session is None
     assert len(rank.children) == (mpi == "child")
     assert rank.world == {"child": rank.children and rank.children[0], "comm": comm}.get(mpi, "own")
-    assert rank.context.environ.items() >= variables.items()
+    assert rank.environ.items() >= variables.items()
     assert ("PMI_FD" in os.environ) is ("SLURM_PROCID" in os.environ) is (mpi != "child")
     assert os.environ["SLURM_JOB_ID"] == "7"
     with pytest.raises(InputError, match="called a second time in this job"):
         module.start(lambda: CPUS)
-
-
-def test_a_program_that_goes_on_after_its_cluster_can_lose_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    Rank(monkeypatch)
-    with pytest.raises(InputError, match=r"tolerate_lost_ranks=1 with exit=False or execute\(\)"):
-        module.start(lambda: replace(CPUS, tolerate_lost_ranks=1), leave_open=True)
 
 
 def test_the_scripts_rank_checks_its_report_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +200,7 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
     """Somebody else's has no effect, as by default."""
     raised: list[int] = []
     member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
-    session = SimpleNamespace(member=member, use=Use.OPEN, end_script=lambda *got: raised.append(got[0]))
+    session = SimpleNamespace(member=member, state=State.OPEN, interrupt=lambda *got: raised.append(got[0]))
     monkeypatch.setattr(session_module, "_current_end", session)
     monkeypatch.setattr(outcome, "_noted", None)
     module.handle_loss()
@@ -206,21 +211,28 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
     assert is_ours(LOST)
 
 
-def test_between_two_ends_nothing_is_raised() -> None:
-    """The script has raised, and what reports that runs: the frame is inside the excepthook, or in `run_script`."""
-    frames = []
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("where", ["hook", "run_script"])
+def test_a_signal_while_the_error_of_the_script_is_reported(where: str) -> None:
+    """The script has ended by it, with its exit code."""
 
-    class Failing(InputError):
+    class Failing(Exception):
         def __str__(self) -> str:
-            frames.append(sys._getframe())
+            signal.raise_signal(signal.SIGTERM)
             return "no"
 
-    outcome.install(lambda: None)
-    with pytest.raises(SystemExit):
+    module.prepare_process()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    module.handle_signal(signal.SIGTERM)
+    if where == "hook":
         sys.excepthook(Failing, Failing("no"), None)
-    reporting: Any = SimpleNamespace(f_code=run_script.__code__, f_back=None)
-    ended = [module._script_has_ended(frame) for frame in (frames[0], reporting, sys._getframe(), None)]
-    assert ended == [True, True, False, False]
+    else:
+        with outcome.reporting():
+            str(Failing())
+    assert not outcome.is_reporting()
+    module.handle_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import dask.config
 import pytest
 
+from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.resolve import resolve
 from support.mocks.inputs import keywords, refused
 
@@ -173,6 +175,12 @@ def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: t
 )  # fmt: skip
 def test_contradictions(given: dict[str, Any], said: str) -> None:
     assert said in refused(given)
+
+
+def test_a_program_that_continues_on_all_ranks_can_lose_none() -> None:
+    for continues in (True, False):
+        with pytest.raises(OptionError, match="with exit=False") if continues else contextlib.nullcontext():
+            resolve({"tolerate_lost_ranks": 1}, source="keyword", continues=continues)
 
 
 def test_a_keyword_wins_a_contradiction_with_the_configuration() -> None:
