@@ -183,17 +183,21 @@ def end_left_behind() -> None:
     ours = {each.pid for each in active_children()}
     if _server is None:  # psutil would take None for this process, and end its resource tracker
         return
-    try:
-        tops = [each for each in psutil.Process(_server.pid).children() if each.pid not in ours]
-        left = [one for top in tops for one in (top, *top.children(recursive=True))]
-        _, left = psutil.wait_procs(left, timeout=LEAVING)
-        names = [f"{each.name()} (process {each.pid})" for each in left]
-        for each in left:
+    left: list[psutil.Process] = []
+    names: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        left = [each for each in psutil.Process(_server.pid).children() if each.pid not in ours]
+    for each in [*left]:
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            left += each.children(recursive=True)
+    _, left = psutil.wait_procs(left, timeout=LEAVING)
+    for each in left:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{each.name()} (process {each.pid})")
             each.terminate()
-        for each in psutil.wait_procs(left, timeout=LEAVING)[1]:
+    for each in psutil.wait_procs(left, timeout=LEAVING)[1]:
+        with contextlib.suppress(psutil.Error):
             each.kill()
-    except psutil.Error:  # one has ended meanwhile, and the others are ended by the next call
-        return
     if names:
         say(
             f"warning: {counted(len(names), 'program')} that tasks had started on {socket.gethostname()} had not ended with the "

@@ -275,6 +275,8 @@ def _close_above(rank: int, *, is_first: bool) -> str:
         ) in PROXIES + HANGING:
             name, pid = found, above
             _close_ports(pid)
+            if name in HANGING:
+                break  # above it may be another launcher, of other processes
     except PermissionError:
         return "this system does not let a rank change them, as with kernel.yama.ptrace_scope=1"
     except (OSError, psutil.Error) as error:

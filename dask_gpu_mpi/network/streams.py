@@ -30,8 +30,9 @@ LEAST, CHUNK = 1 << 20, 1 << 20
 SEALED, PLAIN = 2, 4
 #: Parts that a process sends, and that it receives, at the same time; each has a thread.
 AT_ONCE = 8
-#: Seconds without a byte after which the other end is taken for dead.
-STALLED = 60.0
+#: Seconds without a byte after which the other end is taken for dead, and for the first byte of a part: the other end may send
+#: other parts before it.
+STALLED, QUEUED = 60.0, 300.0
 #: Bytes of a key, and of a chunk's tag.
 KEY, TAG = 16, 16
 #: What a receiver sends when it is ready for a part.
@@ -79,6 +80,7 @@ class Stream:
         """Fill these chunks."""
         from cryptography.exceptions import InvalidTag
 
+        self._wait(select.POLLIN, max(QUEUED, STALLED))
         for chunk in chunks:
             if self._open is None:
                 self._receive(chunk)
@@ -109,11 +111,12 @@ class Stream:
                 raise StreamError("the other end has closed it")
             data = data[size:]
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int, seconds: float | None = None) -> None:
+        limit = STALLED if seconds is None else seconds
         poll = select.poll()
         poll.register(self.socket, event)
-        if not poll.poll(STALLED * 1000):
-            raise StreamError(f"no data for {STALLED:g} s")
+        if not poll.poll(limit * 1000):
+            raise StreamError(f"no data for {limit:g} s")
 
 
 class Streams:
@@ -122,6 +125,8 @@ class Streams:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self._closed = False
+        #: Frames on their way.
+        self._pending = 0
 
     async def send(self, frame: Any) -> None:
         """Send a frame that the other end expects."""
@@ -132,6 +137,8 @@ class Streams:
         await self._all(frame, self._receive_part)
 
     async def _all(self, frame: Any, transfer: Callable[[Stream, Any, int, int], Any]) -> None:
+        if self._closed:
+            raise StreamError("the streams were closed")
         size: int = nbytes(frame)  # type: ignore[no-untyped-call]
         step = -(-size // len(self._streams) // 4096) * 4096
         parts = [(start, min(start + step, size)) for start in range(0, size, step)]
@@ -139,12 +146,17 @@ class Streams:
             asyncio.ensure_future(transfer(stream, frame, *part))
             for stream, part in zip(self._streams, parts, strict=False)
         ]
+        self._pending += 1
         try:
             await asyncio.gather(*tasks)
         except BaseException:
             self.abort()  # so that the threads end
             await asyncio.wait(tasks)
             raise
+        finally:
+            self._pending -= 1
+            if self._closed:
+                self._close()
 
     async def _send_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
         # A thread that waited for a receiver that waits for another's thread might wait forever.
@@ -179,7 +191,15 @@ class Streams:
             self._closed = True
             for stream in self._streams:
                 with contextlib.suppress(OSError):
-                    stream.socket.shutdown(socket.SHUT_RDWR)  # wakes the threads
+                    stream.socket.shutdown(
+                        socket.SHUT_RDWR
+                    )  # wakes the threads, and who waits in the event loop
+            self._close()
+
+    def _close(self) -> None:
+        """Close the sockets, unless somebody still uses them: another one could get the same number."""
+        if not self._pending:
+            for stream in self._streams:
                 stream.socket.close()
 
 

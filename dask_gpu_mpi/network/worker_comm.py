@@ -37,7 +37,7 @@ from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
 from distributed.comm.utils import OFFLOAD_THRESHOLD, from_frames, to_frames
 from distributed.protocol.serialize import Serialize, Serialized, ToPickle, register_serialization_family
 from distributed.protocol.utils import host_array
-from distributed.utils import nbytes
+from distributed.utils import ensure_memoryview, nbytes
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import STREAMS_START, UCX_AGREEMENT, UCX_PROOF, UCX_START
@@ -155,9 +155,9 @@ class WorkerComm(TLS):
             if isinstance(message, _Announced | Serialized) and message.header.get("serializer") == FAMILY:
                 if "open" not in message.header:
                     return await self._large(message, deserializers)
-                reason = (
-                    await self._open_streams()
-                )  # the other end has a large frame, and can't make connections
+                # the other end has a large frame, and can't make connections
+                if reason := await self._open_streams():
+                    self._name = b""
                 await super().write(Serialized({"serializer": FAMILY, "opened": reason}, []))
             elif self._name and isinstance(message, dict) and message.get("op") == STREAM_OPERATION:
                 await self._become_stream(message)
@@ -182,6 +182,8 @@ class WorkerComm(TLS):
                 assert endpoint is not None  # as above
                 async with _time_for(frame):
                     await endpoint.receive(frame)
+            if not self._uses_ucx:  # as TLS gives them to deserialisers
+                large = [frame if _on_device(frame) else memoryview(frame) for frame in large]
             others, over_tls = iter(large), iter(message.frames)
             frames = [next(others if is_large else over_tls) for is_large in header["is_large"]]
             # GPU memory is not copied, so a thread for it would only cost its start.
@@ -219,6 +221,8 @@ class WorkerComm(TLS):
         if any(is_large) and self._endpoint is None and not await self._has_streams():
             return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
         large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
+        if not self._uses_ucx:  # contiguous, whatever a serialiser of the user's has made
+            large = [frame if _on_device(frame) else ensure_memoryview(frame) for frame in large]
         over_tls = [frame for frame, is_one in zip(frames, is_large, strict=True) if not is_one]
         header = {
             "serializer": FAMILY,
@@ -274,6 +278,7 @@ class WorkerComm(TLS):
         """Make the streams, at the end that has made the connection; returns why that has failed."""
         assert self.connection_args is not None  # the other end asks only then
         streams: list[Stream] = []
+        comm: Any = None
         try:
             async with asyncio.timeout(STREAMS_START):
                 for _ in range(SEALED if self._is_sealed else PLAIN):
@@ -286,9 +291,13 @@ class WorkerComm(TLS):
                     await comm.write({"op": STREAM_OPERATION, "name": self._name, "keys": keys})
                     await comm.read()
                     streams.append(Stream(_detached(comm), Keys(*keys)))
-        except (OSError, TimeoutError) as error:
+        except BaseException as error:
+            if comm is not None:
+                comm.abort()
             for stream in streams:
                 stream.socket.close()
+            if not isinstance(error, (OSError, TimeoutError)):
+                raise
             return str(error) or f"not opened within {STREAMS_START:g} s"
         self._use(Streams(streams))
         return ""

@@ -111,23 +111,6 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
-        "sys",
-        "exit",
-        "job/outcome",
-        _PYTHON,
-        why="the report of the end shows with which code the script has called it",
-        without="a code other than 0 is taken for it",
-        replaced=True,
-    ),
-    *_of(
-        "dis",
-        "opname",
-        "job/outcome",
-        _PYTHON,
-        why="whether the main program goes on after a SystemExit that it has caught",
-        without="a job ends with the code of an exit that was caught",
-    ),
-    *_of(
         "libc",
         "__cxa_atexit",
         "base/signals",

@@ -18,7 +18,7 @@ import pytest
 from distributed import Security
 from distributed.comm import CommClosedError, connect, listen, registry
 from distributed.comm.tcp import TLS
-from distributed.protocol import to_serialize
+from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
 
 from dask_gpu_mpi.network import streams, worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
@@ -142,6 +142,7 @@ async def test_streams_that_can_not_be_made(
 async def test_a_peer_that_stops_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is closed in time, and Dask tries again with another."""
     monkeypatch.setattr(streams, "STALLED", 0.2)
+    monkeypatch.setattr(streams, "QUEUED", 0.2)
     monkeypatch.setattr(Stream, "send", lambda stream, chunks: None)
     async with pair() as comm:
         await comm.write({"size": 2 * LEAST})
@@ -165,6 +166,51 @@ async def test_the_end_of_the_connection_ends_a_transfer(monkeypatch: pytest.Mon
         comm.abort()
         with pytest.raises(CommClosedError):
             await asyncio.wait_for(reading, 10)
+
+
+async def test_a_sender_whose_receiver_is_never_ready() -> None:
+    """The end of the connection ends its wait, and the socket is not closed under the event loop."""
+    server, comms = asyncio.get_running_loop().create_future(), []
+
+    async def handle(comm: Any) -> None:
+        comms.append(comm)
+        await comm.read()
+        await comm.write({"back": to_serialize(np.ones(2 * LEAST, "u1"))})
+        sending = asyncio.ensure_future(comm._endpoint.send(np.ones(2 * LEAST, "u1")))
+        await asyncio.sleep(0.1)
+        comm.abort()
+        server.set_result(await asyncio.gather(sending, return_exceptions=True))
+
+    async with pair(handle) as comm:
+        await comm.write({"data": 1})
+        await comm.read()
+        (error,) = await asyncio.wait_for(server, 10)
+    assert isinstance(error, StreamError)
+
+
+class Strange:
+    """An object whose serialiser makes a buffer that is not contiguous, and whose deserialiser takes memoryviews."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
+@dask_serialize.register(Strange)
+def _serialize(strange: Strange) -> tuple[dict[str, Any], list[Any]]:
+    return {}, [memoryview(strange.data)]
+
+
+@dask_deserialize.register(Strange)
+def _deserialize(header: dict[str, Any], frames: list[Any]) -> Strange:
+    return Strange(np.frombuffer(frames[0].cast("B"), "u1"))
+
+
+async def test_buffers_of_other_serialisers(sent: list[int]) -> None:
+    data = np.arange(4 * LEAST, dtype="u1").reshape(2, -1)[:, ::2]
+    async with pair() as comm:
+        back = await there_and_back(comm, Strange(data))
+    assert (back.data == data.ravel()).all()
+    assert sum(sent) == 2 * data.nbytes
 
 
 async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
