@@ -39,7 +39,7 @@ def test_all_is_well(mpirun: Mpi) -> None:
     assert "ERROR" not in done.stdout
     assert "\x1b" not in done.stdout  # colours are for terminals
     assert "check of 2 ranks on 1 node" in done.stdout
-    assert f"node {HOST}: ranks 0-1" in done.stdout
+    assert f"host {HOST}: ranks 0-1" in done.stdout
     for what in ("launcher", "versions", "placement", "start", "transport", "network", "clocks"):
         assert any(line.split()[:2] == ["ok", what] for line in done.stdout.splitlines()), done.stdout
     assert "GB/s" in done.stdout

@@ -28,7 +28,7 @@ ORDERS = {
     "check goes on without late tasks": (
         t.CHECK_NODES,
         t.CHECK_KERNELS,
-        t.CHECK_RESTARTS,
+        t.CHECK_REPORTS,
         t.CHECK_WITHIN_NODES,
     ),
     "check ends with its last tasks": (t.CHECK_WITHIN_NODES, t.CHECK_BETWEEN_NODES, t.CHECK_TASKS),
