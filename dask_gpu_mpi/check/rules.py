@@ -16,7 +16,7 @@ from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.interfaces import host_and_port
-from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
+from dask_gpu_mpi.plan.planner import UNSEEN
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -150,7 +150,7 @@ def check_start(evidence: Evidence) -> Iterator[Finding]:
 def check_placement(evidence: Evidence) -> Iterator[Finding]:
     """The plan and its warnings."""
     for problem in evidence.plan.warnings:
-        if problem.what != "GPUs":
+        if problem.what not in ("GPUs", UNSEEN):
             yield Finding("warning", problem.what or "placement", problem.text, problem.fix)
     kinds = [worker.kind for worker in evidence.plan.workers]
     workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
@@ -203,18 +203,18 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     if evidence.options.worker_kind == "cpu":
         return
     for host in evidence.plan.hosts:
-        expected, source = host.allocated_gpus, f"{GPUS_ON_NODE}={host.allocated_gpus}"
+        expected, source = host.promise.count, host.promise.source
         if evidence.expect_gpus is not None:
             expected, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
         seen = len(host.gpus)
         if seen >= expected:
             continue
         visible = f"only {counted(seen, 'GPU')}" if seen else "no GPU"
-        fix = f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); or "
+        fix = host.promise.fix or f"run {INSPECT_COMMAND} on that node"
         if seen:
-            fix = f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
+            fix = f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task)"
         found = f"{visible} visible on the node (expected {expected}: {source})"
-        yield Finding("error", "GPUs", found, fix + LEAVE_OUT, host.ranks)
+        yield Finding("error", "GPUs", found, f"{fix}, or {LEAVE_OUT}", host.ranks)
 
 
 def _on_hosts(hosts: Mapping[str, Iterable[str]]) -> str:

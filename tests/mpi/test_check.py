@@ -71,6 +71,7 @@ def test_gpus(mpirun: Mpi) -> None:
     # they are emulated, so nothing can compute on them: each is tried, by its worker
     env = gpu_environ(SimHost(there, driver="570.1")) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
     done = mpirun.run([*CHECK, "--json"], 2, env=env).check(1)
+    assert len(findings(done)) == 2, findings(done)
     kernel, found = sorted(findings(done), key=lambda each: str(each["what"]), reverse=True)
     assert (kernel["what"], kernel["ranks"], kernel["hosts"]) == ("kernel", [0, 1], [HOST])
     assert all(gpu.uuid in kernel["found"] for gpu in there)

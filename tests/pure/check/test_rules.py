@@ -11,6 +11,7 @@ from dask_gpu_mpi.check.report import Evidence, Report
 from dask_gpu_mpi.check.rules import KNOWN_BAD, LEAST_SCRATCH, apply_rules, known_bad
 from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON, KernelResult
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.machine.gpus import Promise
 from dask_gpu_mpi.machine.scratch import Scratch
 from support.mocks.preflights import GIB, GREEN, VERSIONS, bad, evidence, gpu, inventory, observed, only
 
@@ -101,7 +102,10 @@ def test_hosts_with_different_gpus_and_drivers() -> None:
     ],
 )
 def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, says: str) -> None:
-    both = [inventory(rank, gpus=seen, allocated_gpus=allocated) for rank in (0, 1)]
+    both = [
+        inventory(rank, gpus=seen, promise=Promise(allocated, f"SLURM_GPUS_ON_NODE={allocated}", "look"))
+        for rank in (0, 1)
+    ]
     found = [
         (one.what, one.level, one.ranks, one.hosts, one.found)
         for one in bad(evidence(*both, expect_gpus=expected))
@@ -112,7 +116,7 @@ def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, say
 
 
 def test_ranks_of_a_host_see_its_gpus_together() -> None:
-    shares = [inventory(rank, host="h1", gpus=0, allocated_gpus=2 * rank) for rank in (0, 1)]
+    shares = [inventory(rank, host="h1", gpus=0, promise=Promise(2 * rank)) for rank in (0, 1)]
     shares = [replace(one, gpus=(gpu("h1", one.rank),)) for one in shares]
     assert bad(evidence(*shares)) == []
     finding = only(evidence(*shares, expect_gpus=3))
