@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.dask_config import is_configured
 
@@ -31,8 +32,20 @@ def security_of(address: str, config: Mapping[str, Any]) -> Any:
     import dask
     from distributed import Security
 
+    complete_defaults()
     with dask.config.set(config):
         return Security()
+
+
+def complete_defaults() -> None:
+    """Add what is missing in Dask's configuration of the defaults of its packages.
+
+    ``with dask.config.set({"distributed.x": 1}): initialize()`` removes the whole section ``distributed`` at its end, if that was
+    not there at its beginning: `initialize` has imported distributed, which registers the section.
+    """
+    import dask.config
+
+    dask.config.update(dask.config.config, dask.config.merge(*dask.config.defaults), priority="old")
 
 
 def shuffle_settings(plan: Plan) -> dict[str, str]:
@@ -74,6 +87,8 @@ _address: str | None = None
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
+#: Whether `initialize` has returned False in this process.
+_returned_false = False
 #: The warnings that were printed: one of each is enough.
 _warned: set[str] = set()
 
@@ -106,7 +121,8 @@ def close_clients(address: str) -> None:
 
 def has_lost_client() -> bool:
     """Whether a client has lost its scheduler, and tries to connect again."""
-    return any(client.status == "connecting" for client in list(_clients))
+    # a client whose constructor has failed has no status
+    return any(getattr(client, "status", None) == "connecting" for client in list(_clients))
 
 
 def abandon_clients(address: str) -> None:
@@ -129,8 +145,23 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
     twice, by this and by `Session.close`.
     """
-    global _address, _made_client, _before_shutdown
-    _address, _made_client, _before_shutdown = address, False, before_shutdown
+    global _address, _made_client, _before_shutdown, _returned_false
+    _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
+    _replace_methods()
+
+
+def refuse_clients() -> None:
+    """Let ``Client()`` fail from now on, and `LocalCluster` warn: `initialize` returns False on this rank.
+
+    A script that does not check that would start a cluster of Dask's own here, and compute everything again.
+    """
+    global _returned_false
+    _returned_false = True
+    _replace_methods()
+
+
+def _replace_methods() -> None:
+    """Replace the methods of Dask, once in this process."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -140,13 +171,21 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
 
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
-        if _address is not None:
+        if _address is not None or _returned_false:
             _warn_of_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
 
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
         global _made_client
+        complete_defaults()
+        elsewhere = address or kwargs.get("scheduler_file") or dask.config.get("scheduler-address", None)
+        if _returned_false and not elsewhere:
+            raise InputError(
+                "Client: initialize(exit=False) has returned False on this rank, and the cluster of the job has ended",
+                expected="a client on the rank on which initialize returns a session; here it would be one of another cluster",
+                fix="if initialize(exit=False): ..., or leave exit=False out",
+            )
         _clients.add(self)
         of = getattr(address, "scheduler_address", address)  # a cluster has one
         if not isinstance(of, str) or of == _address:
@@ -186,12 +225,19 @@ def made_client() -> bool:
 
 def _warn_of_cluster(kind: str) -> None:
     """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
-    if kind not in _warned:
-        _warned.add(kind)
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    if _returned_false:
         say(
-            f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
-            "which connects to the job's cluster"
+            f"warning: {kind}: initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. "
+            "Fix: if initialize(exit=False): ..., unless each rank is to have its cluster"
         )
+        return
+    say(
+        f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
+        "which connects to the job's cluster"
+    )
 
 
 def _without_cluster_options(
