@@ -6,12 +6,16 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import listed
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job.child_processes import leaves
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.dask_config import is_configured
 
@@ -147,6 +151,7 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     """
     global _address, _made_client, _before_shutdown, _returned_false
     _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
+    _local_computation.begin()
     _replace_methods()
 
 
@@ -189,6 +194,8 @@ def _replace_methods() -> None:
         _clients.add(self)
         of = getattr(address, "scheduler_address", address)  # a cluster has one
         if not isinstance(of, str) or of == _address:
+            if _at_start is not None and not _made_client:
+                _at_start.warn_of_changes()
             _made_client = True
         if (
             address is None
@@ -214,13 +221,107 @@ def _replace_methods() -> None:
 
 def prefer_no_cluster() -> None:
     """The job's cluster is over, and the script may start another one."""
-    global _address
-    _address = None
+    global _address, _at_start
+    _address = _at_start = None
+    _local_computation.end()
 
 
 def made_client() -> bool:
     """Whether this process has made a client since it has a session, but for those of other clusters."""
     return _made_client
+
+
+class _LocalComputation:
+    """Notes whether this process computes with Dask without a client; Dask calls `Callback` for such computations only."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._callback: Any = None
+
+    def begin(self) -> None:
+        """Note those from now on."""
+        from dask.callbacks import Callback
+
+        self.end()
+        self.seen = False
+        self._callback = Callback(start=self._note)
+        self._callback.register()
+
+    def end(self) -> None:
+        """Note no more of them. May be called again."""
+        if self._callback is not None:
+            self._callback.unregister()
+            self._callback = None
+
+    def _note(self, graph: Any) -> None:
+        self.seen = True
+
+
+_local_computation = _LocalComputation()
+
+
+def computed_locally() -> bool:
+    """Whether this process has computed with Dask, and without a client, since it has a session."""
+    return _local_computation.seen
+
+
+#: Sections of Dask's configuration that scheduler and workers read.
+_READ_ELSEWHERE = tuple(f"distributed.{name}." for name in ("comm", "nanny", "scheduler", "worker"))
+
+
+class AtStart:
+    """The process of a script at its start, which is also that of the workers: the cluster of a command starts first."""
+
+    def __init__(self) -> None:
+        self._directory = os.getcwd()
+        self._path = [*sys.path]
+        self._environ = {**os.environ}
+        self._config = _read_elsewhere()
+
+    def changes(self) -> list[str]:
+        """What the script has set since, and the workers do not have.
+
+        Packages set variables when they are imported, in workers too. So only those count that are in the script's text.
+        """
+        try:
+            text = inspect.getsource(sys.modules["__main__"])
+        except (OSError, TypeError):  # of -c
+            text = ""
+        changed = [name for name in os.environ if os.environ[name] != self._environ.get(name)]
+        # packages, such as setuptools, add their own folders
+        added = [each for each in sys.path if each not in self._path and not each.startswith(sys.prefix)]
+        now, before = _read_elsewhere(), self._config
+        return [
+            *(f"the variable {name}" for name in changed if name in text),
+            *(["the working directory"] if os.getcwd() != self._directory else []),
+            *(f"{each!r} in sys.path" for each in added),
+            *(f"{key} of Dask's configuration" for key in now if now[key] != before.get(key)),
+        ]
+
+    def warn_of_changes(self) -> None:
+        """Warn of these changes, if there are any."""
+        if changes := self.changes():
+            say(
+                f"warning: Client: the workers do not have what the script has set since its start: {listed(changes)}. Fix: set "
+                "it before the command (NAME=VALUE, PYTHONPATH, cd, DASK_...), or start the script without the command, and call "
+                "initialize() after that"
+            )
+
+
+def _read_elsewhere() -> dict[str, Any]:
+    import dask
+
+    return {key: value for key, value in leaves(dask.config.config) if key.startswith(_READ_ELSEWHERE)}
+
+
+#: For the script of a command, until its first client.
+_at_start: AtStart | None = None
+
+
+def note_start() -> None:
+    """Note the state of this process: the script of a command begins now."""
+    global _at_start
+    _at_start = AtStart()
 
 
 def _warn_of_cluster(kind: str) -> None:
