@@ -244,6 +244,10 @@ class BatchSystem:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
         return False
 
+    def ends_job(self, environ: Mapping[str, str], ask: Ask) -> bool:
+        """Whether it is ending the job of `launch`, which was signalled."""
+        return False
+
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         """Requeue the job, or report that it is not possible; return the exit code, None for 75."""
         say(f"launch: not requeued: {self.title} requeues no job. Fix: start it again")

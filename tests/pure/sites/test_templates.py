@@ -65,7 +65,9 @@ def test_template_without_a_script_says_how_to_use_it(batch: FakeBatch, path: Pa
 
 
 @each_template
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM], ids=lambda each: each.name
+)
 def test_signal_to_all_processes_of_the_job(tmp_path: Path, path: Path, number: signal.Signals) -> None:
     """As of qsig, and at the end of the walltime: `launch` ends with the code of the job, and a shell that waits for it too."""
     fake = tmp_path / "dask-gpu-mpi"
