@@ -24,6 +24,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import (
     FAILED_GRACE,
+    FLUSH,
     GATHER_FAILURES,
     HANGING,
     NAME_MISSING,
@@ -394,7 +395,7 @@ class Entering:
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.GONE:
-                time.sleep(2 * GATHER_FAILURES)  # rank 0 knows more, if it lives
+                time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
                 raise self._lost_rank_0("the connection to its agent has ended while the cluster started")
             case Kind.FAIL:
                 failure, fatal = payload
@@ -526,12 +527,11 @@ class Entering:
             )
         if not is_first and over > RANK_0_LOST:
             raise self._lost_rank_0()
-        unheard = UNHEARD if self._is_told else 3 * GATHER_FAILURES
         if (
             self._coordinator is None
             and self._failure is not None
             and not meeting.missing
-            and now > self._failed_at + unheard
+            and now > self._failed_at + UNHEARD
         ):
             # rank 0 has noticed the end of the agent, or it is lost itself
             error = self._failure.error(reported=not self._is_told)

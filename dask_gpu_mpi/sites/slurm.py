@@ -14,6 +14,8 @@ GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 #: Parts of a heterogeneous job (MAX_HET_JOB_COMPS in slurm.h: 128).
 MOST_PARTS = 128
 _JOB_END = "SLURM_JOB_END_TIME"
+#: With these srun would pass on a part of the variables, cores or GPUs. ``sbatch --export=NONE`` sets the first one.
+_CONFINING = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SLURM_GPU_BIND")
 _MPIRUN = "slurm-mpirun.sbatch"
 
 
@@ -86,8 +88,8 @@ class Slurm(BatchSystem):
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
-        """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
-        changes: dict[str, str | None] = {}
+        """Undo what keeps variables, cores or GPUs of the job from its ranks; give mpirun's daemons all cores and GPUs."""
+        changes: dict[str, str | None] = dict.fromkeys(_CONFINING)
         own_launcher = launcher in (self.launcher, LOCAL.kind)
         # older versions of Slurm do not set the end of the job; of parts with different ends, the first counts
         if not environ.get(_JOB_END):
@@ -102,7 +104,6 @@ class Slurm(BatchSystem):
             # a step of srun has all GPUs of the job, and nodes may differ in number
             if on_node and not own_launcher:
                 changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
-        changes["SLURM_GPU_BIND"] = None
         if own_launcher:
             return changes
         changes["SLURM_CPU_BIND"] = "none"

@@ -39,6 +39,23 @@ def test_options_of_sbatch_against_those_of_the_script(
         assert len(set(seen)) == gpus
 
 
+@pytest.mark.both_mpis
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_ranks_have_all_variables_and_cores_of_the_job(slurm: Slurm, name: str) -> None:
+    """``sbatch --export=NONE`` sets the first of these, and setup files of some sites the last."""
+    setup = "export MINE=1 SLURM_EXPORT_ENV=PATH SRUN_CPUS_PER_TASK=1\n"
+    tells = "tell(**{name: [*client.run(os.getenv, name).values()] for name in ('MINE', 'SLURM_CPUS_PER_TASK')})\n"
+    job = slurm.submit(
+        ROOT / "jobscripts" / name,
+        *TWO,
+        args=["script.py"],
+        env={"DGM_SETUP": "setup.sh"},
+        files={"script.py": LOOKS + tells, "setup.sh": setup},
+    )
+    told = facts(job.wait().check().output)
+    assert (told["MINE"], told["SLURM_CPUS_PER_TASK"]) == (["1"] * 8, [None] * 8)
+
+
 def test_options_that_sbatch_refuses(slurm: Slurm) -> None:
     for option in ("--gpus-per-task=1", "--gpus=2"):
         with pytest.raises(JobError, match="sbatch: error:"):
