@@ -45,7 +45,7 @@ LAUNCH_OPTIONS = [
     click.Option(["--container-mount", "container_mounts"], metavar="SOURCE[:TARGET[:ro]]", multiple=True,
                  help="Mount this file or folder in the container too; repeat it for several."),
     click.Option(["--hosts"], metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
-    click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, flux, "
+    click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, pals, flux, "
                  "or an mpirun by its path. Default: on one node none (`launch` itself "
                  "starts the ranks), else the batch system's, if it fits the MPI library, or the library's mpirun."),
     click.Option(["--launcher-option", "launcher_options"], metavar="OPTION", multiple=True,
@@ -114,6 +114,14 @@ def launch(
                 command, preflight = "check", False
         environ = dict(os.environ)
         _refuse_ranks(environ)
+        # not DGM_RANKS_PER_NODE, of the job script
+        given_each = click.get_current_context().get_parameter_source("ranks_per_node")
+        if ranks is not None and given_each is click.core.ParameterSource.COMMANDLINE:
+            raise InputError(
+                f"launch: -n {ranks} with --ranks-per-node {ranks_per_node}",
+                expected="one of them",
+                fix="-n for ranks in total, --ranks-per-node for those on each node",
+            )
         named = parse_hosts(hosts) if hosts is not None else None
         where = find_allocation(
             environ,

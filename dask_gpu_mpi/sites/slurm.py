@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
 from dask_gpu_mpi.sites.launchers import LOCAL, in_batch_script
@@ -49,6 +50,25 @@ class Slurm(BatchSystem):
         "output": "--output=",
     }
     short: Mapping[str, str] = {"-q": "--qos"}
+    has_types = True
+    alike = tuple(
+        frozenset(names.split())
+        for names in (
+            "--gpus-per-node --gres --gpus -G --gpus-per-task --gpus-per-socket",
+            "--mem --mem-per-cpu --mem-per-gpu",
+            "--cpus-per-task -c --cpus-per-gpu",
+            "--requeue --no-requeue",
+            "--exclusive --oversubscribe -s",
+            "--nodes -N",
+            "--time -t",
+            "--partition -p",
+            "--account -A",
+            "--qos -q",
+            "--constraint -C",
+            "--output -o",
+            "--job-name -J",
+        )
+    )
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         job = environ.get(self.job_variable)
@@ -138,26 +158,56 @@ class Slurm(BatchSystem):
         found: dict[str, str | None] = {
             "--nodes=": str(job.nodes),
             "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": str(job.gpus_per_node) if job.gpus_per_node else None,
+            "--gpus-per-node=": (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
+            if job.gpus_per_node
+            else None,
             "--time=": job.walltime,
         }
         if "mail_user" in job.words:
             found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:
             found["--mem="] = f"{job.mebibytes}M"
-        if job.shared and job.cpus_per_node:
+        if job.cpus_per_node:
             if job.cpus_per_node % job.ranks_per_node:
                 raise InputError(
                     f"--cpus-per-node {job.cpus_per_node}: Slurm gives all ranks the same number",
                     expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
                     fix="another number, or one rank a node",
                 )
-            found |= {
-                "--cpus-per-task=": str(job.cpus_per_node // job.ranks_per_node),
-                "--exclusive": None,
-                "--mem=": found.get("--mem="),
-            }
+            found["--cpus-per-task="] = str(job.cpus_per_node // job.ranks_per_node)
+        if job.shared:
+            found |= {"--exclusive": None, "--mem=": found.get("--mem=")}
+        for directive in job.directives:
+            self._check_gpus(directive, job)
         return found
+
+    def option_name(self, directive: str) -> str:
+        name = super().option_name(directive)
+        # other resources are added to the GPUs
+        return (
+            "--gres of others"
+            if name == "--gres" and "gpu" not in directive and directive != "--gres="
+            else name
+        )
+
+    def _check_gpus(self, directive: str, job: JobRequest) -> None:
+        """Refuse a directive with another number of GPUs than the job is planned with."""
+        name, value = self.option_name(directive), re.split(r"[=\s]+", directive, maxsplit=1)[-1]
+        if name == "--gres":
+            parts = [
+                part.partition("gpu")[2].lstrip(":") for part in value.split(",") if part.startswith("gpu")
+            ]
+            value = ",".join(part if part[-1:].isdigit() else "1" for part in parts)
+        found = _count({name: value}, name)
+        per_node = (
+            job.gpus_per_node if name in ("--gpus-per-node", "--gres") else job.nodes * job.gpus_per_node
+        )
+        if name in ("--gpus-per-node", "--gres", "--gpus", "-G") and found not in (None, per_node):
+            raise InputError(
+                f"--directive {directive}: requests {counted(found or 0, 'GPU')}",
+                expected=f"{per_node}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
+                fix="another --gpus-per-node, with which GPUs are planned",
+            )
 
 
 def _task(environ: Mapping[str, str]) -> str:

@@ -66,7 +66,8 @@ def test_sbatch_reads_the_words_of_the_generator(slurm: Slurm) -> None:
     """As a user submits: `jobscript --submit`, by the sbatch that is there."""
     words = (
         "--nodes 2 --gpus-per-node 2 --time 1-12 --shared --cpus-per-node 3 --mem 1G --mail-user a@b.c -C a|b "
-        "--output here-%j.log --directive=--hold --directive=--nodelist=h[1-2] --submit -- --layout shared -c pass"
+        "--output here-%j.log --directive=--hold --directive=--nodelist=h[1-2] --directive=--gres=gpu:2 --directive=--no-requeue "
+        "--submit -- --layout shared -c pass"
     )
     make = (sys.executable, "-m", "dask_gpu_mpi", "jobscript", "slurm", *words.split())
     with pytest.raises(JobError, match="Invalid feature specification"):
@@ -76,5 +77,11 @@ def test_sbatch_reads_the_words_of_the_generator(slurm: Slurm) -> None:
     slurm.ask("scancel", number)
     for part in ("TimeLimit=1-12:00:00", "NumNodes=2", "CPUs/Task=3", "MinMemoryNode=1G", "OverSubscribe=OK"):
         assert part in shown
-    for part in ("MailUser=a@b.c", "MailType=END,FAIL", f"/here-{number}.log", "TresPerNode=gres:gpu:2"):
+    for part in (
+        "MailUser=a@b.c",
+        "MailType=END,FAIL",
+        f"/here-{number}.log",
+        "TresPerNode=gres:gpu:2",
+        "Requeue=0",
+    ):
         assert part in shown
