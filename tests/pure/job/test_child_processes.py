@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import pytest
 
 from dask_gpu_mpi.job import child_processes as module
@@ -154,6 +155,20 @@ def test_the_users_configuration_holds_in_children(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     keys = ("scheduler-address", "distributed.comm.tls.client.key", "mine")
     assert child(ASK.replace(repr(KEYS), repr(keys))) == ["tls://h:1", KEY, {"a": 1, "b": 2, "c": 3}]
+    file.close()
+    assert dict(os.environ) == before
+
+
+def test_a_variable_with_more_than_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not replace the credentials, and its other values hold in children."""
+    variable = repr({"tls": {"client": {"key": "mine"}}, "timeouts": {"connect": "7s"}})
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM", variable)
+    inherited = dask.config.serialize({"mine": {"a": 5}, "scheduler-address": "tcp://mine:1"})
+    monkeypatch.setenv("DASK_INTERNAL_INHERIT_CONFIG", inherited)
+    before = dict(os.environ)
+    file = ClusterFile(SETTINGS)
+    keys = (*KEYS, "distributed.comm.timeouts.connect")
+    assert child(ASK.replace(repr(KEYS), repr(keys))) == ["tls://h:1", KEY, True, 5, "7s"]
     file.close()
     assert dict(os.environ) == before
 
