@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -36,7 +37,7 @@ def refuse_children() -> None:
     is_again = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
     is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-    if is_again and rank.isdecimal() and is_child_of(int(rank)):
+    if is_again and re.fullmatch(r"[0-9]{1,10}", rank) and is_child_of(int(rank)):
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",
             expected="once per rank",

@@ -15,6 +15,7 @@ import pytest
 
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import (
+    RANK_PID,
     ChildrenOfCluster,
     ClusterFile,
     forget_cluster,
@@ -50,6 +51,8 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
         f"OMPI_COMM_WORLD_{name}": value
         for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"))
     }
+    for other in ("", "no number", "9" * 5000):
+        assert run_python(code, env=os.environ | world | {RANK_PID: other}).stderr == ""
     refused = run_python(code, env=os.environ | world).stderr
     assert "called in a child process of a rank that has its cluster already" in refused
     assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher: a job by itself
