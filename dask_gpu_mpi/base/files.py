@@ -13,7 +13,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 Path = str | os.PathLike[str]
 
@@ -100,14 +100,17 @@ def _name_of(descriptor: int) -> str:
 
 
 @contextlib.contextmanager
-def located(path: Path, *, make: bool = False, follow: bool = True) -> Iterator[tuple[int, str]]:
+def located(
+    path: Path, *, make: bool = False, follow: bool = True, check: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, str]]:
     """A descriptor of the folder of a path, and the name of the file in it, which may be missing.
 
     A symbolic link is followed if it belongs to this user or root, or if only the link's owner may write its folder; otherwise
-    this raises a PlantedError. `make` makes missing folders; `follow` is about a link with that name itself.
+    this raises a PlantedError. `make` makes missing folders; `follow` is about a link with that name itself. `check` is called
+    with the folder of the file, and of each such link.
     """
     try:
-        folder, name = _walk(os.fspath(path), make, follow)
+        folder, name = _walk(os.fspath(path), make, follow, check)
     except OSError as error:
         error.filename = os.fspath(path)
         raise
@@ -127,30 +130,28 @@ def make_folder(path: Path) -> None:
         raise
 
 
-def _walk(path: str, make: bool, follow: bool) -> tuple[int, str]:
+def _walk(path: str, make: bool, follow: bool, check: Callable[[int], None] | None) -> tuple[int, str]:
     # no abspath: the working directory may have been deleted, and ".." of a link is another folder
     rest = _names(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     folder, links = os.open("/", _FOLDER), 0
     try:
         while rest:
             name = rest.pop()
-            if rest:
-                inner, target = _enter(folder, name, make)
-                if inner is not None:
-                    os.close(folder)
-                    folder = inner
-            else:
-                target = _link_target(folder, name) if follow else None
-                if target is None or _is_descriptor(folder, name):
-                    return folder, name
-            if target is not None:
+            if not rest and check is not None:
+                check(folder)
+            target = _link_target(folder, name) if rest or follow else None
+            if target is not None and (rest or check is not None or not _is_descriptor(folder, name)):
                 links += 1
                 if links > MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                if target.startswith("/"):
-                    os.close(folder)
-                    folder = os.open("/", _FOLDER)
                 rest += _names(target)
+                inner = os.open("/", _FOLDER) if target.startswith("/") else os.dup(folder)
+            elif rest:
+                inner = _enter(folder, name, make)
+            else:
+                return folder, name
+            os.close(folder)
+            folder = inner
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except BaseException:
         os.close(folder)
@@ -162,21 +163,16 @@ def _names(path: str) -> list[str]:
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _enter(folder: int, name: str, make: bool) -> tuple[int | None, str | None]:
-    """A descriptor of a folder in a folder, or the target of the link with that name."""
+def _enter(folder: int, name: str, make: bool) -> int:
+    """A descriptor of a folder in a folder."""
     try:
-        return os.open(name, _FOLDER, dir_fd=folder), None
+        return os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:
         if not make:
             raise
         with contextlib.suppress(FileExistsError):  # another rank was faster
             os.mkdir(name, 0o755, dir_fd=folder)
-        return _enter(folder, name, make=False)
-    except NotADirectoryError:
-        target = _link_target(folder, name)
-        if target is None:
-            raise
-        return None, target
+        return os.open(name, _FOLDER, dir_fd=folder)
 
 
 def _link_target(folder: int, name: str) -> str | None:
@@ -214,27 +210,19 @@ def read_trusted(path: Path) -> str:
     files there. The same applies to the folder of a symbolic link, and to its target. Also raises OSError and ValueError (not
     UTF-8).
     """
-    place = os.fspath(path)
     try:
-        for _ in range(MOST_LINKS):
-            with located(place, follow=False) as (folder, name):
-                _check_folder(folder)
-                target = _link_target(folder, name)
-                if target is not None:
-                    place = os.path.join(_name_of(folder), target)
-                    continue
-                descriptor = open_regular(folder, name)
-                with open(descriptor, "rb") as file:
-                    what = repr(_name_of(descriptor))
-                    _check_owner(os.fstat(descriptor), what)
-                    _check_writers(descriptor, what)
-                    content = file.read(LARGEST + 1)
-                if len(content) > LARGEST:
-                    raise OSError(errno.EFBIG, "far too large")
-                return content.decode("utf-8")
+        with located(path, check=_check_folder) as (folder, name):
+            descriptor = open_regular(folder, name)
+            with open(descriptor, "rb") as file:
+                what = repr(_name_of(descriptor))
+                _check_owner(os.fstat(descriptor), what)
+                _check_writers(descriptor, what)
+                content = file.read(LARGEST + 1)
     except PlantedError as error:
         raise UntrustedFileError(f"{error.strerror}. Fix: the path of the file itself") from None
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    if len(content) > LARGEST:
+        raise OSError(errno.EFBIG, "far too large")
+    return content.decode("utf-8")
 
 
 def open_regular(folder: int, name: str, flags: int = os.O_RDONLY) -> int:

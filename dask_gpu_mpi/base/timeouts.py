@@ -22,8 +22,8 @@ WITHOUT_OPTIONS = 60.0
 
 #: Its start, unless the user has set `startup_timeout`.
 CHECK_START = 60.0
-#: Its tasks, each counted from the start's end: on the nodes, kernels, workers that are restarted after them.
-CHECK_NODES, CHECK_KERNELS, CHECK_RESTARTS = 8.0, 11.0, 11.5
+#: Its tasks, each counted from the start's end: on the nodes, kernels, and the workers' reports about these.
+CHECK_NODES, CHECK_KERNELS, CHECK_REPORTS = 8.0, 10.0, 11.5
 #: Transfers within nodes and between them, and all tasks.
 CHECK_WITHIN_NODES, CHECK_BETWEEN_NODES, CHECK_TASKS = 13.0, 14.0, 15.0
 
@@ -47,8 +47,8 @@ GANG_LOST = 60.0
 
 # One failure, and the reports of the others.
 
-#: The hub waits for the reports of other ranks once one has failed, since most failures are on all ranks.
-GATHER_FAILURES = 1.0
+#: Once a rank has failed, the hub waits for those that have not responded yet, since most failures are on all ranks.
+GATHER_FAILURES = 3.0
 #: The last messages of a start are sent.
 FLUSH = 2.0
 #: A rank that can't reach rank 0 reports its failure itself.

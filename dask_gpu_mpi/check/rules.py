@@ -1,20 +1,22 @@
-"""The rules of `check`: pure functions from the evidence to findings. Those about versions: `version_rules`."""
+"""The rules of `check`: pure functions from the evidence to findings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
-from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, listed
-from dask_gpu_mpi.base.versions import untested
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, listed, ranks_text
 from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, Transfer, merge
-from dask_gpu_mpi.check.tasks import KernelResult
-from dask_gpu_mpi.check.version_rules import check_known_issues, check_versions
+from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.interfaces import host_and_port
-from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
+from dask_gpu_mpi.plan.planner import UNSEEN
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -40,11 +42,103 @@ def check_ranks(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+#: Versions that must not differ between processes that send each other tasks. Other differences may be harmless.
+MUST_AGREE = frozenset(
+    {"dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "cloudpickle", "msgpack"}
+)
+#: Versions that `check` lists if there is no problem.
+SHOWN = (PYTHON, "distributed", "dask-cuda")
+
+
+def check_versions(evidence: Evidence) -> Iterator[Finding]:
+    """Versions must not differ between ranks."""
+    ranks_of: dict[str, dict[str, list[int]]] = {}
+    for rank, observed in evidence.observations.items():
+        for name, version in observed.versions.items():
+            ranks_of.setdefault(name, {}).setdefault(version, []).append(rank)
+    different = {name: ranks for name, ranks in ranks_of.items() if len(ranks) > 1}
+    for name, ranks in different.items():
+        bad = name in MUST_AGREE
+        if name == PYTHON:  # functions are sent as byte code, which changes with the second number
+            bad = len({version.rsplit(".", 1)[0] for version in ranks}) > 1
+        found = "; ".join(
+            f"{version} for {ranks_text(of)} on {fold_names(map(evidence.host, of))}"
+            for version, of in ranks.items()
+        )
+        yield Finding(
+            "error" if bad else "warning", "versions", f"{name} differs: {found}",
+            "use the same environment on all nodes (a shared directory or one container image)",
+        )  # fmt: skip
+    if ranks_of and not different:
+        shown = {name: version for name in SHOWN for version in ranks_of.get(name, ())}
+        texts = ", ".join(f"{name} {version}" for name, version in shown.items())
+        yield Finding("ok", "versions", f"{texts}; all versions are the same on all ranks")
+
+
+#: In place of a specifier: the package is not installed.
+MISSING = "missing"
+_CUDA = "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver"
+#: Versions that do not work together: PEP 440 specifiers by name, which must all fit; the level; whether that matters only in
+#: jobs with GPUs; the effect for the user; the fix.
+KNOWN_BAD: tuple[tuple[dict[str, str], Level, bool, str, str], ...] = (
+    # github.com/dask/distributed/issues/9350
+    ({"bokeh": ">=3.10", "distributed": "<=2026.7.1"}, "warning", False,
+     "Scheduler.close raises, so that other Dask clusters (LocalCluster, dask-mpi) fail or hang at their end; dask-gpu-mpi's own "
+     "end normally", "pip install 'bokeh<3.10', or a newer distributed where RAPIDS allows it"),
+    # a thread started at exit: python/cpython#113964
+    ({PYTHON: ">=3.12,<3.12.3"}, "warning", False,
+     "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
+     "use Python 3.12.3 or newer, or 3.11"),
+    ({PYTHON: ">=3.14"}, "warning", False,
+     "this is not tested, and Dask's warnings at the end of a job are not silenced",
+     "use Python 3.11, 3.12 (from 3.12.3) or 3.13"),
+    ({"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error", True,
+     "`import dask_cuda` fails: no GPU worker starts", _CUDA),
+    ({"dask-cuda": MISSING}, "error", True, "GPU workers need dask_cuda.CUDAWorker", _CUDA),
+    *(({name: ">=1.22"}, "warning", False,
+       "UCXX does not work with it: data between workers goes over TLS", f"pip install '{name}<1.22'")
+      for name in ("libucx-cu12", "libucx-cu13")),
+)  # fmt: skip
+
+
+def known_bad(versions: Mapping[str, str], *, gpus: bool) -> Iterator[Finding]:
+    """The findings about these versions, in a job with or without GPUs.
+
+    >>> [one.found[:38] for one in known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, gpus=False)]
+    ['bokeh 3.10.2 with distributed 2026.7.1']
+    """
+    for wanted, level, needs_gpus, effect, fix in KNOWN_BAD:
+        if (gpus or not needs_gpus) and all(_fits(versions.get(name), wanted[name]) for name in wanted):
+            parts = (
+                f"no {name}" if spec == MISSING else f"{name} {versions[name]}"
+                for name, spec in wanted.items()
+            )
+            yield Finding(level, "known versions", f"{' with '.join(parts)}: {effect}", fix)
+
+
+def _fits(version: str | None, wanted: str) -> bool:
+    if version is None or wanted == MISSING:
+        return wanted == MISSING and version in (None, NOT_INSTALLED)
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except ValueError:  # `InvalidVersion`, or a number of thousands of digits
+        return False
+
+
+def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
+    """Versions that are known to be bad in this job."""
+    gpus = any(host.gpus for host in evidence.plan.hosts)
+    found = [
+        replace(finding, ranks=(rank,))
+        for rank, observed in evidence.observations.items()
+        for finding in known_bad(observed.versions, gpus=gpus)
+    ]
+    yield from found or [Finding("ok", "known versions", "no version that is known to be bad")]
+
+
 def check_start(evidence: Evidence) -> Iterator[Finding]:
-    """The warnings of the start for which there is no other line."""
-    shown = {str(problem) for problem in evidence.plan.warnings}
-    shown |= {str(problem) for one in evidence.observations.values() for problem in untested(one.versions)}
-    others = [warning for warning in evidence.start_warnings if warning not in shown]
+    """The warnings of the start for which there is no other line, such as versions that are not tested."""
+    others = [one for one in evidence.start_warnings if one not in map(str, evidence.plan.warnings)]
     for warning in others:
         found, _, fix = warning.partition(". Fix: ")
         yield Finding("warning", "start", found, fix)
@@ -55,9 +149,9 @@ def check_start(evidence: Evidence) -> Iterator[Finding]:
 
 def check_placement(evidence: Evidence) -> Iterator[Finding]:
     """The plan and its warnings."""
-    for warning in evidence.plan.warnings:
-        if warning.what != "GPUs":
-            yield Finding.of("warning", warning.what or "placement", warning)
+    for problem in evidence.plan.warnings:
+        if problem.what not in ("GPUs", UNSEEN):
+            yield Finding("warning", problem.what or "placement", problem.text, problem.fix)
     kinds = [worker.kind for worker in evidence.plan.workers]
     workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
     yield Finding("ok", "placement", ", ".join(workers))
@@ -72,12 +166,12 @@ def check_gpus(evidence: Evidence) -> Iterator[Finding]:
     kinds: dict[str, list[str]] = {}
     for host in evidence.plan.hosts:
         kinds.setdefault(_kinds(gpu.name for gpu in host.gpus), []).append(host.host)
-    lost = [
-        Finding.of("error", "GPUs", problem, LEAVE_OUT)
+    wrong = [
+        Finding("error", "GPUs", problem.text, problem.fix or LEAVE_OUT)
         for problem in evidence.plan.warnings
         if problem.what == "GPUs"
     ]
-    wrong = [*lost, *_memory_errors(evidence), *_missing(evidence)]
+    wrong += [*_memory_errors(evidence), *_missing(evidence)]
     if len(drivers) > 1:
         fix = "ask the operators for one version, or choose nodes with the same driver"
         wrong.append(Finding("warning", "GPUs", f"NVIDIA drivers differ: {_on_hosts(drivers)}", fix))
@@ -109,18 +203,18 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     if evidence.options.worker_kind == "cpu":
         return
     for host in evidence.plan.hosts:
-        expected, source = host.allocated_gpus, f"{GPUS_ON_NODE}={host.allocated_gpus}"
+        expected, source = host.promise.count, host.promise.source
         if evidence.expect_gpus is not None:
             expected, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
         seen = len(host.gpus)
         if seen >= expected:
             continue
         visible = f"only {counted(seen, 'GPU')}" if seen else "no GPU"
-        fix = f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); or "
+        fix = host.promise.fix or f"run {INSPECT_COMMAND} on that node"
         if seen:
-            fix = f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
+            fix = f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task)"
         found = f"{visible} visible on the node (expected {expected}: {source})"
-        yield Finding("error", "GPUs", found, fix + LEAVE_OUT, host.ranks)
+        yield Finding("error", "GPUs", found, f"{fix}, or {LEAVE_OUT}", host.ranks)
 
 
 def _on_hosts(hosts: Mapping[str, Iterable[str]]) -> str:
@@ -135,7 +229,7 @@ def _kinds(names: Iterable[str]) -> str:
 FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
     "system, or in a container image",
-    "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
+    "import": _CUDA,
     "cuda": f"run {INSPECT_COMMAND} on that node: the driver has to be loaded, and as new as the CUDA that is installed "
     "(dask-gpu-mpi[cuda12] or [cuda13])",
     "wrong": LEAVE_OUT,
@@ -148,22 +242,19 @@ def check_kernels(evidence: Evidence) -> Iterator[Finding]:
     """Each GPU with a worker must compute the right result in time."""
     if not evidence.kernel and any(worker.devices for worker in evidence.plan.workers):
         yield Finding("warning", "kernel", "not run (--no-kernel): whether these GPUs compute is unknown")
-    rank_of = {worker.name: worker.rank for worker in evidence.plan.workers}
-    failures: dict[tuple[str, str], dict[str, int]] = {}
-    for name, results in evidence.kernels.items():
-        for result in results:
-            if result.kind:
-                failures.setdefault((result.kind, result.text), {})[result.uuid] = rank_of[name]
-    for (kind, text), of in failures.items():
-        ran = KernelResult("", kind).ran
-        level: Level = "error" if ran else "warning"
-        how = "failed" if ran else "not run"
-        ranks = tuple(dict.fromkeys(of.values()))
-        yield Finding(level, "kernel", f"{how} on {listed([*of])}: {text}", FIXES[kind], ranks)
+    rank_of = {uuid: worker.rank for worker in evidence.plan.workers for uuid in worker.devices}
+    failures: dict[tuple[str, str], list[str]] = {}
+    for uuid, result in evidence.kernels.items():
+        if result.kind:
+            failures.setdefault((result.kind, result.text), []).append(uuid)
+    for (kind, text), uuids in failures.items():
+        level: Level = "warning" if kind in ("import", "slow") else "error"
+        how = "not run" if level == "warning" else "failed"
+        ranks = tuple(dict.fromkeys(rank_of[uuid] for uuid in uuids))
+        yield Finding(level, "kernel", f"{how} on {listed(uuids)}: {text}", FIXES[kind], ranks)
     if evidence.kernels and not failures:
-        results_of = evidence.results.values()
-        slowest = max(result.seconds for result in results_of)
-        gpus = counted(len(results_of), "GPU")
+        slowest = max(result.seconds for result in evidence.kernels.values())
+        gpus = counted(len(evidence.kernels), "GPU")
         yield Finding("ok", "kernel", f"correct result from {gpus}, after {slowest:.1f} s at most")
 
 
@@ -250,13 +341,11 @@ def check_clocks(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("ok", "clocks", f"they differ by {most:.3f} s at most")
 
 
-#: File systems that nodes share: their usual names by the kernel's.
-NETWORK = {
-    "nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "gpfs": "GPFS (Spectrum Scale)", "mmfs": "GPFS (Spectrum Scale)",
-    "beegfs": "BeeGFS", "fhgfs": "BeeGFS", "cifs": "CIFS", "smb3": "CIFS", "ceph": "CephFS", "fuse.ceph": "CephFS",
-    "glusterfs": "GlusterFS", "fuse.glusterfs": "GlusterFS", "fuse.sshfs": "sshfs", "panfs": "PanFS", "wekafs": "WekaFS",
-    "pvfs2": "OrangeFS", "afs": "AFS", "9p": "9P", "dvs": "DVS (Cray)",
-}  # fmt: skip
+#: File systems that nodes share, as the kernel calls them.
+NETWORK = frozenset({
+    "nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "fhgfs", "cifs", "smb3", "ceph", "fuse.ceph", "glusterfs",
+    "fuse.glusterfs", "fuse.sshfs", "panfs", "wekafs", "pvfs2", "afs", "9p", "dvs",
+})  # fmt: skip
 #: File systems in memory.
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 #: Bytes of scratch that logs and sockets need at least.
@@ -289,8 +378,8 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
     if scratch.ignored:
         found = f"TMPDIR={scratch.ignored} can't be written; using {path} instead"
         yield "warning", found, "make that directory on every node, or unset TMPDIR"
-    if kind := NETWORK.get(scratch.filesystem):
-        found = f"{where} {kind} ({scratch.mount}), which all nodes share: workers that spill wait for it"
+    if scratch.filesystem in NETWORK:
+        found = f"{where} {scratch.filesystem} ({scratch.mount}), which all nodes share: workers that spill wait for it"
         yield "warning", found, NODE_LOCAL
     if scratch.filesystem in IN_MEMORY:
         found = (

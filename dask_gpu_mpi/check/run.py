@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +14,7 @@ from dask_gpu_mpi.base.timeouts import (
     CHECK_BETWEEN_NODES,
     CHECK_KERNELS,
     CHECK_NODES,
-    CHECK_RESTARTS,
+    CHECK_REPORTS,
     CHECK_START,
     CHECK_TASKS,
     CHECK_WITHIN_NODES,
@@ -23,7 +22,7 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.report import Evidence, Finding, Report, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.tasks import KernelResult, one_line
+from dask_gpu_mpi.check.tasks import KernelResult, Observations, one_line
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     LauncherError,
@@ -61,12 +60,6 @@ def run_check(
     options can't be used.
     """
     began = time.monotonic()
-    options = Options()
-
-    def read() -> Options:
-        nonlocal options
-        options = options_of_check(read_options())
-        return options
 
     def show_failure(error: DaskGpuMpiError) -> bool:
         if isinstance(error, OptionError):
@@ -78,13 +71,13 @@ def run_check(
     prepare_process()
     with report_by(show_failure):
         try:
-            member, session = start(read, quiet=True)
+            member, session = start(lambda: options_of_check(read_options()), quiet=True)
         except DaskGpuMpiError as error:
             report_error(error)  # of a rank that has not met the others
             raise
     if session is None:
         return member.serve()
-    evidence = replace(collect(session, options, kernel=kernel), expect_gpus=expect_gpus)
+    evidence = collect(session, member.joined.options, kernel=kernel, expect_gpus=expect_gpus)
     report = Report(apply_rules(evidence), evidence, time.monotonic() - began)
     show(report)
     flush()
@@ -115,7 +108,7 @@ def report_of_failure(error: DaskGpuMpiError, seconds: float) -> Report:
     return Report(tuple(findings), seconds=seconds)
 
 
-def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
+def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: int | None) -> Evidence:
     """Run the tasks on the workers of this session, and return all that is known of the job."""
     evidence = Evidence(
         plan=session.plan,
@@ -127,6 +120,7 @@ def collect(session: Session, options: Options, *, kernel: bool) -> Evidence:
         library=library_name(session.mpi_library),
         ready_seconds=session.ready_seconds,
         kernel=kernel,
+        expect_gpus=expect_gpus,
     )
     try:
         client = session.client(set_as_default=False, timeout=CHECK_TASKS)
@@ -173,18 +167,6 @@ def transfer_size(plan: Plan, *, on_device: bool) -> int:
     return max(LEAST, min(MOST, (ON_DEVICE if on_device else ON_HOST) // share))
 
 
-def _without_result(
-    devices: Sequence[str], error: BaseException | None, died: bool, imported: bool
-) -> tuple[KernelResult, ...]:
-    """The results of a worker whose kernel has not ended."""
-    kind, text = "late", f"no result within {CHECK_KERNELS:.0f} s"
-    if error is not None or died:
-        kind, text = "died", "the worker's process ended" if error is None else one_line(error)
-    elif not imported:
-        kind, text = "slow", f"the import of numba took longer than {CHECK_KERNELS:.0f} s"
-    return tuple(KernelResult(uuid, kind, text) for uuid in devices)
-
-
 class Rounds:
     """The tasks, round by round. A worker that has not ended one is left out of the next."""
 
@@ -193,35 +175,45 @@ class Rounds:
         self._evidence = evidence
         self._plan = evidence.plan
         self._began = time.monotonic()
-        self._prefix = (
-            f"check-{uuid.uuid4().hex[:8]}"  # other checks may run on this cluster (--no-scheduler)
-        )
-        self._number = 0
-        #: Names of the workers whose GPUs have computed.
-        self._computing: set[str | int] = set()
 
     def run(self) -> Evidence:
         """The evidence, with the results of all rounds."""
-        usable = self._observe()
+        observations, silent = self._observe()
+        usable = [worker for worker in self._plan.workers if worker.rank in observations]
+        kernels: dict[str, KernelResult] = {}
         if self._evidence.kernel:
-            usable = self._compute(usable)
+            kernels, failed = self._compute(usable)
+            usable = [worker for worker in usable if worker.name not in failed]
+        right = {uuid for uuid, result in kernels.items() if not result.kind}
+        computing = {one.name for one in usable if one.devices and right.issuperset(one.devices)}
         within, between = neighbours(self._plan, usable)
-        transfers = self._transfer(within, CHECK_WITHIN_NODES) + self._transfer(between, CHECK_BETWEEN_NODES)
+        transfers = [
+            *self._transfer(within, computing, CHECK_WITHIN_NODES),
+            *self._transfer(between, computing, CHECK_BETWEEN_NODES),
+        ]
+        clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
         looks, _ = self._results(
             {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
         )
-        clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
         for worker in usable:
             if worker.name in looks:
                 ahead, reasons = looks[worker.name]
                 # a worker that is busy measures a larger difference
-                before = clocks.get(worker.rank, self._evidence.observations[worker.rank].ahead)
+                before = clocks.get(worker.rank, observations[worker.rank].ahead)
                 clocks[worker.rank] = min(ahead, before, key=abs)
                 without_ucx.setdefault(worker.rank, {}).update(reasons)
-        return replace(self._evidence, transfers=tuple(transfers), clocks=clocks, without_ucx=without_ucx)
+        return replace(
+            self._evidence,
+            observations=observations,
+            silent=silent,
+            kernels=kernels,
+            transfers=tuple(transfers),
+            clocks=clocks,
+            without_ucx=without_ucx,
+        )
 
-    def _observe(self) -> list[WorkerPlan]:
-        """Let a worker of each rank observe its node; returns the workers of the ranks that have done so."""
+    def _observe(self) -> tuple[dict[int, Observations], dict[int, str]]:
+        """What a worker of each rank observes of its node, or why it does not."""
         gpus = {gpu.uuid: gpu for host in self._plan.hosts for gpu in host.gpus}
         by_tmpdir = self._evidence.options.local_directory is None
         futures: dict[int, Future[Any]] = {}
@@ -230,97 +222,75 @@ class Rounds:
                 devices = [device for one in self._plan.for_rank(worker.rank) for device in one.devices]
                 of_rank = [gpus[device] for device in devices]
                 futures[worker.rank] = self._submit(worker, tasks.observe, of_rank, by_tmpdir)
-        done, failed = self._results(futures, CHECK_NODES)
-        late = f"no result within {CHECK_NODES:.0f} s"
-        silent = {
-            rank: one_line(failed[rank]) if rank in failed else late for rank in futures if rank not in done
-        }
-        observations = {rank: done[rank] for rank in futures if rank in done}
-        self._evidence = replace(self._evidence, observations=observations, silent=silent)
-        return [worker for worker in self._plan.workers if worker.rank in done]
+        return self._results(futures, CHECK_NODES)
 
-    def _compute(self, usable: Sequence[WorkerPlan]) -> list[WorkerPlan]:
-        """Let the GPUs of these workers compute; returns the workers that have done so, or have none."""
+    def _compute(self, usable: Sequence[WorkerPlan]) -> tuple[dict[str, KernelResult], dict[str | int, str]]:
+        """The results of the GPUs of these workers, and why a worker has reported none."""
+        patience = self._left(CHECK_KERNELS)
         workers = {worker.name: worker for worker in usable if worker.devices}
-        before, _ = self._results(
-            {name: self._submit(worker, tasks.identity) for name, worker in workers.items()}, CHECK_NODES
-        )
-        imports = {name: self._submit(worker, tasks.import_numba) for name, worker in workers.items()}
         futures = {
-            name: self._submit(worker, tasks.run_kernel, imports[name], worker.devices)
-            for name, worker in workers.items()
+            name: self._submit(one, tasks.run_kernel, one.devices, patience) for name, one in workers.items()
         }
-        done, failed = self._results(futures, CHECK_KERNELS)
-        late = {name: worker for name, worker in workers.items() if name not in done}
-        # a nanny replaces a process that has died
-        after, _ = self._results(
-            {name: self._submit(worker, tasks.identity) for name, worker in late.items()}, CHECK_RESTARTS
-        )
-        kernels = dict[str | int, tuple[KernelResult, ...]](done)
-        for name, worker in late.items():
-            died = name in after and after[name] != before.get(name)
-            imported = imports[name].status == "finished"
-            kernels[name] = _without_result(worker.devices, failed.get(name), died, imported)
-        in_order = {worker.name: kernels[worker.name] for worker in usable if worker.name in kernels}
-        self._evidence = replace(self._evidence, kernels=in_order)
-        self._computing = {
-            name for name, results in kernels.items() if not any(result.kind for result in results)
-        }
-        return [worker for worker in usable if worker.name not in late]
+        done, failed = self._results(futures, CHECK_REPORTS)
+        kernels: dict[str, KernelResult] = {}
+        for name, worker in workers.items():
+            text = f"the worker's process has ended or hangs: {failed.get(name)}"
+            kernels |= done.get(name) or dict.fromkeys(worker.devices, KernelResult("died", text))
+        return kernels, failed
 
-    def _transfer(self, pairs: Sequence[Pair], limit: float) -> list[Transfer]:
+    def _transfer(
+        self, pairs: Sequence[Pair], computing: Container[str | int], limit: float
+    ) -> list[Transfer]:
         """Let all pairs transfer data at the same time, after short transfers, which make their connections."""
-        made = []
-        for sender, receiver in pairs:
-            on_device = {sender.name, receiver.name} <= self._computing
-            made.append(Transfer(sender, receiver, transfer_size(self._plan, on_device=on_device), on_device))
-        data: dict[int, list[Future[Any]]] = {
-            place: [
-                self._submit(one.sender, tasks.make_data, place, size, one.on_device)
-                for size in (WARM_UP, one.size)
-            ]
-            for place, one in enumerate(made)
-        }
-        self._results(
-            {place: self._receive(made[place], place, few) for place, (few, _) in data.items()}, limit
-        )
-        second = {place: self._receive(made[place], place, many) for place, (_, many) in data.items()}
-        done, failed = self._results(second, limit)
-        late = f"no data within {limit:.0f} s after the start"
-        for place, one in enumerate(made):
-            if place in done:
-                found = done[place]
-                error = "" if found.right else "the received data differ from the sent data"
-                made[place] = replace(one, on_device=found.on_device, seconds=found.seconds, error=error)
-            else:
-                made[place] = replace(one, error=one_line(failed[place]) if place in failed else late)
-        return made
-
-    def _receive(self, transfer: Transfer, seed: int, data: Future[Any]) -> Future[Any]:
-        label = str(data.key).partition("-")[2]
-        return self._submit(transfer.receiver, tasks.receive, data, label, seed)
+        if not pairs:
+            return []
+        made: list[Transfer] = []
+        data: list[tuple[Future[Any], Future[Any]]] = []
+        for place, (sender, receiver) in enumerate(pairs):
+            on_device = sender.name in computing and receiver.name in computing
+            size = transfer_size(self._plan, on_device=on_device)
+            made.append(Transfer(sender, receiver, size, on_device))
+            few = self._submit(sender, tasks.make_data, place, WARM_UP, on_device)
+            data.append((few, self._submit(sender, tasks.make_data, place, size, on_device)))
+        for sent in zip(*data, strict=True):
+            futures = {
+                place: self._submit(made[place].receiver, tasks.receive, one, one.key, place)
+                for place, one in enumerate(sent)
+            }
+            done, failed = self._results(futures, limit)
+        for place, found in done.items():
+            error = "" if found.right else "the received data differ from the sent data"
+            made[place] = replace(made[place], on_device=found.on_device, seconds=found.seconds, error=error)
+        return [replace(one, error=failed.get(place, one.error)) for place, one in enumerate(made)]
 
     def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        self._number += 1
-        key = f"{function.__name__}-{self._prefix}-{self._number}"
-        return self._client.submit(function, *arguments, key=key, workers=[worker.name], pure=False)
+        return self._client.submit(function, *arguments, workers=[worker.name], pure=False)
+
+    def _left(self, limit: float) -> float:
+        """Seconds until `limit` seconds after the beginning of all rounds."""
+        return max(0.0, self._began + limit - time.monotonic())
 
     def _results(
         self, futures: Mapping[Item, Future[Any]], limit: float
-    ) -> tuple[dict[Item, Any], dict[Item, BaseException]]:
-        """The results and the errors of those that end within `limit` seconds of the beginning of all rounds."""
+    ) -> tuple[dict[Item, Any], dict[Item, str]]:
+        """The results of those that end within `limit` seconds of the beginning of all rounds, and why there is none."""
         from distributed import as_completed
 
         names = {future: name for name, future in futures.items()}
-        done, failed = dict[Item, Any](), dict[Item, BaseException]()
-        seconds = max(0.0, self._began + limit - time.monotonic())
+        done = dict[Item, Any]()
+        failed = dict.fromkeys(futures, f"no result within {limit:.0f} s")
         completed = as_completed(
-            futures.values(), loop=self._client.loop, with_results=True, raise_errors=False, timeout=seconds
+            futures.values(),
+            loop=self._client.loop,
+            with_results=True,
+            raise_errors=False,
+            timeout=self._left(limit),
         )
         with contextlib.suppress(TimeoutError):
             for future, result in completed:
                 if future.status == "finished":
                     done[names[future]] = result
+                    del failed[names[future]]
                 else:  # the type, the error and its traceback, or one that it was cancelled with
-                    failed[names[future]] = result[1] if isinstance(result, tuple) else result
-        return done, failed
+                    failed[names[future]] = one_line(result[1] if isinstance(result, tuple) else result)
+        return {name: done[name] for name in futures if name in done}, failed

@@ -7,12 +7,14 @@ import os
 import platform
 import random
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.base.timeouts import CHECK_KERNELS
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health
@@ -79,53 +81,52 @@ def versions() -> dict[str, str]:
 class KernelResult:
     """The result of the kernel on one GPU."""
 
-    uuid: str
     #: Empty: correct. ``"import"``: numba can't be imported; ``"cuda"``: CUDA raised; ``"wrong"``: the result was wrong;
     #: ``"slow"``: numba was still being imported at the deadline; ``"late"``: it was imported, but no result came in time;
-    #: ``"died"``: the worker's process ended.
+    #: ``"died"``: the worker did not respond.
     kind: str = ""
     #: The error; empty: none.
     text: str = ""
     #: Of the kernel, with its compilation.
     seconds: float = 0.0
 
-    @property
-    def ran(self) -> bool:
-        """Whether the GPU has been tried at all."""
-        return self.kind not in ("import", "slow")
+
+def run_kernel(devices: Sequence[str], patience: float) -> dict[str, KernelResult]:
+    """Run a kernel on each GPU of this worker, by UUID; returns after `patience` seconds at the latest.
+
+    The import of numba may take long from a shared file system, and a driver may hang. So both have a thread, and this worker
+    itself reports how far it came.
+    """
+    slow = f"the import of numba took longer than {CHECK_KERNELS:.0f} s"
+    late = f"no result within {CHECK_KERNELS:.0f} s"
+    results = dict.fromkeys(devices, KernelResult("slow", slow))
+
+    def run() -> None:
+        try:
+            importlib.import_module("numba.cuda")
+        except ImportError as error:
+            results.update(dict.fromkeys(devices, KernelResult("import", one_line(error))))
+            return
+        except Exception:  # of the driver, for example: the kernel will show it
+            pass
+        results.update(dict.fromkeys(devices, KernelResult("late", late)))
+        for place, uuid in enumerate(devices):
+            results[uuid] = _run_on(place)
+
+    thread = threading.Thread(target=run, daemon=True, name="kernel of check")
+    thread.start()
+    thread.join(patience)
+    return dict(results)
 
 
-def identity() -> str:
-    """Of this worker's process: after a restart it is another."""
-    return str(_worker().id)
-
-
-def import_numba() -> str:
-    """Import numba, which may take long from a shared file system; returns why it is missing, empty if it is not."""
-    try:
-        importlib.import_module("numba.cuda")
-    except ImportError as error:
-        return one_line(error)
-    except Exception:  # of the driver, for example: the kernel will show it
-        pass
-    return ""
-
-
-def run_kernel(missing: str, devices: Sequence[str]) -> tuple[KernelResult, ...]:
-    """Run a kernel on each GPU of this worker, whose UUIDs are `devices`. `missing`: the result of `import_numba`."""
-    if missing:
-        return tuple(KernelResult(uuid, "import", missing) for uuid in devices)
-    return tuple(_run_on(place, uuid) for place, uuid in enumerate(devices))
-
-
-def _run_on(place: int, uuid: str) -> KernelResult:
+def _run_on(place: int) -> KernelResult:
     began = time.monotonic()
     try:
         wrong = _count_wrong(place)
     except Exception as error:  # an error of numba, the driver or the compiler is the result
-        return KernelResult(uuid, "cuda", one_line(error), time.monotonic() - began)
+        return KernelResult("cuda", one_line(error), time.monotonic() - began)
     text = f"{wrong} of {_ELEMENTS} elements are wrong" if wrong else ""
-    return KernelResult(uuid, "wrong" if wrong else "", text, time.monotonic() - began)
+    return KernelResult("wrong" if wrong else "", text, time.monotonic() - began)
 
 
 def _count_wrong(place: int) -> int:
@@ -170,12 +171,12 @@ def make_data(seed: int, size: int, on_device: bool) -> Any:
     return importlib.import_module("numba.cuda").to_device(data) if on_device else data
 
 
-def receive(data: Any, label: str, seed: int) -> Received:
-    """Compare data that another worker has made, in the task whose key ends with `label`."""
+def receive(data: Any, key: str, seed: int) -> Received:
+    """Compare data that another worker has made, in the task with this key."""
     on_device = hasattr(data, "copy_to_host")
     content = bytes(data.copy_to_host() if on_device else data)
     transfers = reversed(_worker().transfer_incoming_log)
-    found = (one["duration"] for one in transfers if any(str(key).endswith(label) for key in one["keys"]))
+    found = (one["duration"] for one in transfers if key in one["keys"])
     return Received(next(found, None), on_device, content == pattern(seed, len(content)))
 
 

@@ -37,7 +37,8 @@ _SCRIPTS = (".sbatch", ".slurm", ".pbs", ".bsub", ".sh", ".bash", ".job")
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("int", "nodes", None, "Nodes.", ("--nodes", "-N"), minimum=1),
-    Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
+    Option("str", "gpus_per_node", None, "GPUs of each node: 4, or a100:4 (Slurm).", ("--gpus-per-node",),
+           pattern=r"([A-Za-z_][A-Za-z0-9_.-]*:)?[0-9]{1,6}", expected="a number, or TYPE:NUMBER"),
     Option("int", "ranks_per_node", None, "Ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
     Option("int", "cpus_per_node", None, "Cores of each node; required by PBS and --shared.", ("--cpus-per-node",),
@@ -62,7 +63,8 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "modules", None, "Module to load.", ("--module",)),
-    Option("str", "directives", None, "Further option of the batch system, such as '--reservation=x'.", ("--directive",),
+    Option("str", "directives", None, "Option of the batch system, such as '--reservation=x'. It replaces a generated one of the "
+           "same meaning; '--mem=' takes one out.", ("--directive",),
            pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--reservation=x'"),
 )}
 # fmt: on
@@ -216,6 +218,8 @@ def request(
             f"{_origin('time', source)}: invalid value {show(text)}",
             expected=f"a walltime of {batch.title} above zero: {spelled}",
         )
+    values["gpu_type"], _, number = values["gpus_per_node"].rpartition(":")
+    values["gpus_per_node"] = int(number)
     for name in ("ranks_per_node", "gpus_per_node"):
         each = values.get(name, 1)
         if values["nodes"] * each > _LARGEST or values["nodes"] > _LARGEST:
@@ -265,6 +269,8 @@ def _converted(given: Mapping[Any, Any], source: Source) -> dict[str, Any]:
                 fix="put it in quotes",
             )
         elif value is not None:
+            if name == "gpus_per_node" and type(value) is int:
+                value = str(value)
             values[name] = convert(option, value, origin, source)
     return values
 
@@ -327,7 +333,7 @@ def _check_program(job: JobRequest) -> None:
         job.nodes,
         job.ranks_per_node,
         job.gpus_per_node,
-        cpus_per_node=(job.shared and job.cpus_per_node) or 64,
+        cpus_per_node=job.cpus_per_node or 64,
         memory_per_node=job.memory_per_node or NODE_MEMORY,
     )
     plan = make_plan(inventories, options)

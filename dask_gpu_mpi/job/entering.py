@@ -24,6 +24,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import (
     FAILED_GRACE,
+    FLUSH,
     GATHER_FAILURES,
     HANGING,
     NAME_MISSING,
@@ -395,7 +396,7 @@ class Entering:
             case Kind.START:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.GONE:
-                time.sleep(2 * GATHER_FAILURES)  # rank 0 knows more, if it lives
+                time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
                 found = "the connection to its agent has ended while the cluster started"
                 raise self._lost_rank_0(found, reported=rank != 1)
             case Kind.FAIL:
@@ -524,12 +525,11 @@ class Entering:
             )
         if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
             raise self._lost_rank_0()
-        unheard = UNHEARD if self._is_told else 3 * GATHER_FAILURES
         if (
             self._coordinator is None
             and self._failure is not None
             and not meeting.missing
-            and now > self._failed_at + unheard
+            and now > self._failed_at + UNHEARD
         ):
             # rank 0 has noticed the end of the agent, or it is lost itself
             error = self._failure.error(reported=not self._is_told)

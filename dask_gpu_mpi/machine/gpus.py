@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,6 +47,38 @@ class Gpu:
         """Bytes of device memory that `processes` hold; None: they hold some, and how much is unknown."""
         sizes = [held for _, held in self.processes]
         return None if None in sizes else sum(filter(None, sizes))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The GPUs that a node should have, by a variable of the batch system or of CUDA."""
+
+    #: Their number; 0: unknown, or the ranks must use none.
+    count: int = 0
+    #: The variable and its value.
+    source: str = ""
+    #: What helps if none is visible.
+    fix: str = ""
+
+
+#: Nothing is known.
+NO_PROMISE = Promise()
+
+
+def why_none(environ: Mapping[str, str], inspect: str, exists: Callable[[str], bool] = os.path.exists) -> str:
+    """What most likely helps on a node on which the job has GPUs, but sees none; `inspect`: the vendor's command.
+
+    >>> why_none({"APPTAINER_CONTAINER": "/a.sif"}, "nvidia-smi", lambda _: False)
+    'start the container with its GPU option (--nv, --gpus all, --device nvidia.com/gpu=all)'
+    """
+    if exists("/dev/kfd"):
+        return (
+            "these are GPUs of AMD (/dev/kfd), which dask-gpu-mpi does not use: choose nodes with NVIDIA GPUs"
+        )
+    in_container = any(name in environ for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"))
+    if in_container or exists("/.dockerenv") or exists("/run/.containerenv"):
+        return "start the container with its GPU option (--nv, --gpus all, --device nvidia.com/gpu=all)"
+    return f"run {inspect} on that node (is the driver loaded?)"
 
 
 def near(cpus: Iterable[int], numa: int | None, nics: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
-from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, sees_none
+from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise, why_none
+from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
+from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Inventory:
     #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
     #: neither is known.
     cpu_quota: float | None = None
-    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank must use none.
-    allocated_gpus: int = 0
+    #: The GPUs that it should see.
+    promise: Promise = NO_PROMISE
     #: The rank has not responded, and takes no part.
     absent: bool = False
 
@@ -86,7 +87,7 @@ def take_inventory(
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
         contexts=() if seen is None else tuple(contexts),
-        allocated_gpus=0 if sees_none(environ.get(VISIBLE_DEVICES)) else gpus_on_node(environ),
+        promise=_promise(environ),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             Problem(
@@ -99,3 +100,14 @@ def take_inventory(
             if not gpu.uuid
         ),
     )
+
+
+def _promise(environ: Mapping[str, str]) -> Promise:
+    visible = environ.get(VISIBLE_DEVICES)
+    if sees_none(visible):
+        return NO_PROMISE
+    count = gpus_on_node(environ)
+    source = f"{GPUS_ON_NODE}={count}"
+    if not count and visible:
+        count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
+    return Promise(count, source, why_none(environ, INSPECT_COMMAND)) if count else NO_PROMISE

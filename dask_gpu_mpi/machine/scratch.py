@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dask_gpu_mpi.base.files import is_ours, located, make_folder, others_may_write, unmapped_root
+from dask_gpu_mpi.base.files import is_ours, located, others_may_write, unmapped_root
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import parse_mountinfo
 from dask_gpu_mpi.options.dask_config import import_config
@@ -39,8 +39,6 @@ class Scratch:
     error: str = ""
     #: A ``TMPDIR`` that Python ignores, since it can't be written.
     ignored: str = ""
-    #: The folder in which everyone may replace it; empty: none.
-    exposed: str = ""
 
 
 def local_directory(option: str | None) -> str:
@@ -65,17 +63,14 @@ def name_error(path: str) -> str:
 
 
 def inspect_scratch(path: str, tmpdir: str | None = None) -> Scratch:
-    """Test a directory, which is made if it is missing, by writing a megabyte.
+    """Test a directory by writing a megabyte.
 
     `tmpdir` is ``TMPDIR``, if the directory comes from it, to detect that Python ignores it.
     """
-    if error := name_error(path):
-        return Scratch(path, error=error)
     path = os.path.abspath(path)
     ignored = tmpdir if tmpdir and os.path.abspath(tmpdir) != path else ""
-    free = -1
+    free, error = -1, ""
     try:
-        make_folder(path)
         with tempfile.TemporaryFile(prefix="dgm-check-", dir=path) as file:
             file.write(b"\0" * _PROBE)
             file.flush()
@@ -90,7 +85,7 @@ def inspect_scratch(path: str, tmpdir: str | None = None) -> Scratch:
         kind, mount = filesystem_of(os.path.realpath(path), MOUNTS.read_text(errors="replace"))
     except OSError:
         kind = mount = ""
-    return Scratch(path, kind, mount, free, error, ignored, "" if error else exposed_folder(path))
+    return Scratch(path, kind, mount, free, error, ignored)
 
 
 def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:

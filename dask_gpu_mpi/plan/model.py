@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise
 from dask_gpu_mpi.options.model import Transport
 
 
@@ -36,8 +36,8 @@ class HostPlan:
     memory: int
     #: CPU time that its ranks may use, in cores: the smallest quota that they report. None: no quota.
     cpu_quota: float | None = None
-    #: GPUs that the batch system has allocated on it; 0: unknown, or its ranks must use none.
-    allocated_gpus: int = 0
+    #: The GPUs that the job should see on it.
+    promise: Promise = NO_PROMISE
 
 
 @dataclass(frozen=True)

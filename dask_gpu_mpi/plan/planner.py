@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dask_gpu_mpi.base.text import fold_names, format_bytes, listed, ranks_text
 from dask_gpu_mpi.errors import PlacementError, Problem, world_too_small
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu, Promise
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
@@ -45,12 +45,14 @@ def make_plan(
     hosts = group_by_host(ranks, reserved, use_gpus=options.worker_kind != "cpu")
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
-    warnings += gpus_without_worker(hosts)
+    unseen = [] if options.worker_kind == "cpu" else unseen_gpus(hosts)
+    warnings += [*unseen, *gpus_without_worker(hosts)]
     if on_gpus:
         refuse_machine_with_two_names(hosts)
         for host in hosts:
             host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
-        warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts, refuse=options.require_idle_gpus)
+        warnings += ranks_without_gpu(hosts, {name for one in unseen for name in one.hosts})
+        warnings += gpus_in_use(hosts, refuse=options.require_idle_gpus)
     workers, of_workers = plan_workers(hosts, options, on_gpus)
 
     names = {rank: host.plan.host for host in hosts for rank in host.plan.ranks}
@@ -162,10 +164,31 @@ def gpus_without_worker(hosts: Sequence[Host]) -> list[Problem]:
     ]
 
 
-def ranks_without_gpu(hosts: Sequence[Host]) -> list[Problem]:
-    """Ranks that get no GPU, in a job on GPUs."""
+#: Of a warning that `check` replaces by a finding of its own.
+UNSEEN = "unseen GPUs"
+
+
+def unseen_gpus(hosts: Sequence[Host]) -> list[Problem]:
+    """Hosts on which the job should have GPUs, and nobody sees one."""
+    alike: dict[Promise, list[str]] = {}
+    for host in hosts:
+        if host.plan.promise.count and not host.plan.gpus:
+            alike.setdefault(host.plan.promise, []).append(host.plan.host)
+    return [
+        Problem(
+            f"no GPU is visible on {fold_names(names)}, although {promise.source}: no GPU worker starts there",
+            fix=f"{promise.fix}; or set {VISIBLE_DEVICES}='' if the job is to do without GPUs",
+            what=UNSEEN,
+            hosts=tuple(names),
+        )
+        for promise, names in alike.items()
+    ]
+
+
+def ranks_without_gpu(hosts: Sequence[Host], unseen: Iterable[str]) -> list[Problem]:
+    """Ranks that get no GPU, in a job on GPUs; for the hosts of `unseen` there is another line."""
     without = {h.plan.host: [rank.rank for rank in h.working if not h.share[rank.rank]] for h in hosts}
-    without = {name: ranks for name, ranks in without.items() if ranks}
+    without = {name: ranks for name, ranks in without.items() if ranks and name not in unseen}
     places = [f"{ranks_text(ranks)} on {name}" for name, ranks in without.items()]
     if not places:
         return []

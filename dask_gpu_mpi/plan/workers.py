@@ -45,7 +45,7 @@ def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: b
             # Ranks may sit in different cgroups, and the sum of their limits need not be there.
             memory=min((rank.memory for rank in members if rank.memory), default=0),
             cpu_quota=min((rank.cpu_quota for rank in members if rank.cpu_quota is not None), default=None),
-            allocated_gpus=max(rank.allocated_gpus for rank in members),
+            promise=max((rank.promise for rank in members), key=lambda promise: promise.count),
         )
         hosts.append(Host(plan, members[0].boot_id, [rank for rank in members if rank.rank not in reserved]))
     return hosts

@@ -148,6 +148,8 @@ class JobRequest:
     #: The walltime.
     seconds: int
     ranks_per_node: int = 1
+    #: The type of the GPUs, in the words of the site; empty: any.
+    gpu_type: str = ""
     #: Cores, and bytes of memory; None: those of the template.
     cpus_per_node: int | None = None
     memory_per_node: int | None = None
@@ -159,7 +161,7 @@ class JobRequest:
     launcher: str | None = None
     #: Modules to load.
     modules: tuple[str, ...] = ()
-    #: Options of the batch system to add as they are.
+    #: Options of the batch system. One replaces generated lines of the same meaning; with an empty value it only removes them.
     directives: tuple[str, ...] = ()
     #: File to source.
     setup: str | None = None
@@ -267,6 +269,10 @@ class BatchSystem:
     times: tuple[str, ...] = ()
     #: By an option of `jobscript`, the beginning of its own option with the same text.
     words: Mapping[str, str] = {}
+    #: Names of options that exclude each other, or mean the same (`option_name`).
+    alike: tuple[frozenset[str], ...] = ()
+    #: Whether a job may name a type of GPU.
+    has_types = False
     #: The names in `jobscript` of its short options.
     short: Mapping[str, str] = {}
 
@@ -285,6 +291,20 @@ class BatchSystem:
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         """The values of a request, by the beginning of the option; None removes the line."""
         return {}
+
+    def option_name(self, directive: str) -> str:
+        """The name of an option in a directive; with PBS's ``-l`` also the name of the resource.
+
+        >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-l select=2:ncpus=8", "-q gpu")]
+        ['--mem', '--requeue', '-l select', '-q']
+        """
+        found = re.match(r"-l\s+\w+|[^\s=]+", directive)
+        return " ".join(found[0].split()) if found else directive
+
+    def replaced(self, directive: str) -> frozenset[str]:
+        """The names of the generated options that a user's directive replaces."""
+        name = self.option_name(directive)
+        return frozenset({name}).union(*(names for names in self.alike if name in names))
 
 
 class _Hosts(BatchSystem):

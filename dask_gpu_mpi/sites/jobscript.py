@@ -57,12 +57,21 @@ def render(job: JobRequest) -> str:
             expected=f"one of {', '.join(system.words)}",
             fix=f"leave it out, or --directive with an option of {system.submit[0]}",
         )
+    if job.gpu_type and not system.has_types:
+        raise InputError(
+            f"--gpus-per-node {job.gpu_type}:{job.gpus_per_node}: {system.title} has no type there",
+            expected="a number",
+            fix="--directive in the site's words, such as '-l select=2:ncpus=64:ngpus=4:gpu_type=a100' of PBS",
+        )
     lines = template(system.templates[launcher]).splitlines()
     words = {system.words[name]: text for name, text in job.words.items()}
     for beginning, value in (system.directives(job) | words).items():
         _set_directive(lines, system.prefix, beginning, value)
-    for directive in job.directives:
-        lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
+    replaced = frozenset[str]().union(*map(system.replaced, job.directives))
+    end = _last(lines, system.prefix) + 1
+    directives = [system.prefix + each for each in job.directives if not each.endswith("=")]
+    kept = [line for line in lines[:end] if system.option_name(_option(line, system.prefix)) not in replaced]
+    lines[:end] = [*kept, *directives]
     program = _at(lines, "program=")
     settings = _settings(job, system, launcher)
     lines[program] = f"program=({_words(job.program)})"
@@ -100,6 +109,10 @@ def _words(words: tuple[str, ...]) -> str:
 
 def _last(lines: list[str], prefix: str) -> int:
     return max(i for i, line in enumerate(lines) if line.startswith(prefix))
+
+
+def _option(line: str, prefix: str) -> str:
+    return line.removeprefix(prefix) if line.startswith(prefix) else ""
 
 
 def _set_directive(lines: list[str], prefix: str, beginning: str, value: str | None) -> None:

@@ -61,5 +61,8 @@ class Lsf(BatchSystem):
             found["-N"] = ""  # a mail in addition to the log
         return found
 
+    def replaced(self, directive: str) -> frozenset[str]:
+        return super().replaced(directive) - {"-R"}  # several of these add up
+
 
 LSF = Lsf()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
 from dask_gpu_mpi.sites.launchers import LOCAL, in_batch_script
@@ -17,6 +18,8 @@ _JOB_END = "SLURM_JOB_END_TIME"
 #: The variable by which a Hydra starts its processes in another way than by srun, by its kind. By itself it chooses srun if there
 #: are Slurm's variables, and waits forever if there is no srun, as in a container.
 _BOOTSTRAP = {"hydra": "HYDRA_BOOTSTRAP", "intel": "I_MPI_HYDRA_BOOTSTRAP"}
+#: With these srun would pass on a part of the variables, cores or GPUs. ``sbatch --export=NONE`` sets the first one.
+_CONFINING = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SLURM_GPU_BIND")
 _MPIRUN = "slurm-mpirun.sbatch"
 
 
@@ -50,6 +53,25 @@ class Slurm(BatchSystem):
         "output": "--output=",
     }
     short: Mapping[str, str] = {"-q": "--qos"}
+    has_types = True
+    alike = tuple(
+        frozenset(names.split())
+        for names in (
+            "--gpus-per-node --gres --gpus -G --gpus-per-task --gpus-per-socket",
+            "--mem --mem-per-cpu --mem-per-gpu",
+            "--cpus-per-task -c --cpus-per-gpu",
+            "--requeue --no-requeue",
+            "--exclusive --oversubscribe -s",
+            "--nodes -N",
+            "--time -t",
+            "--partition -p",
+            "--account -A",
+            "--qos -q",
+            "--constraint -C",
+            "--output -o",
+            "--job-name -J",
+        )
+    )
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         job = environ.get(self.job_variable)
@@ -89,8 +111,8 @@ class Slurm(BatchSystem):
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
-        """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
-        changes: dict[str, str | None] = {}
+        """Undo what keeps variables, cores or GPUs of the job from its ranks; give mpirun's daemons all cores and GPUs."""
+        changes: dict[str, str | None] = dict.fromkeys(_CONFINING)
         own_launcher = launcher in (self.launcher, LOCAL.kind)
         # older versions of Slurm do not set the end of the job; of parts with different ends, the first counts
         if not environ.get(_JOB_END):
@@ -105,7 +127,6 @@ class Slurm(BatchSystem):
             # a step of srun has all GPUs of the job, and nodes may differ in number
             if on_node and not own_launcher:
                 changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
-        changes["SLURM_GPU_BIND"] = None
         if own_launcher:
             return changes
         changes["SLURM_CPU_BIND"] = "none"
@@ -139,26 +160,56 @@ class Slurm(BatchSystem):
         found: dict[str, str | None] = {
             "--nodes=": str(job.nodes),
             "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": str(job.gpus_per_node) if job.gpus_per_node else None,
+            "--gpus-per-node=": (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
+            if job.gpus_per_node
+            else None,
             "--time=": job.walltime,
         }
         if "mail_user" in job.words:
             found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:
             found["--mem="] = f"{job.mebibytes}M"
-        if job.shared and job.cpus_per_node:
+        if job.cpus_per_node:
             if job.cpus_per_node % job.ranks_per_node:
                 raise InputError(
                     f"--cpus-per-node {job.cpus_per_node}: Slurm gives all ranks the same number",
                     expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
                     fix="another number, or one rank a node",
                 )
-            found |= {
-                "--cpus-per-task=": str(job.cpus_per_node // job.ranks_per_node),
-                "--exclusive": None,
-                "--mem=": found.get("--mem="),
-            }
+            found["--cpus-per-task="] = str(job.cpus_per_node // job.ranks_per_node)
+        if job.shared:
+            found |= {"--exclusive": None, "--mem=": found.get("--mem=")}
+        for directive in job.directives:
+            self._check_gpus(directive, job)
         return found
+
+    def option_name(self, directive: str) -> str:
+        name = super().option_name(directive)
+        # other resources are added to the GPUs
+        return (
+            "--gres of others"
+            if name == "--gres" and "gpu" not in directive and directive != "--gres="
+            else name
+        )
+
+    def _check_gpus(self, directive: str, job: JobRequest) -> None:
+        """Refuse a directive with another number of GPUs than the job is planned with."""
+        name, value = self.option_name(directive), re.split(r"[=\s]+", directive, maxsplit=1)[-1]
+        if name == "--gres":
+            parts = [
+                part.partition("gpu")[2].lstrip(":") for part in value.split(",") if part.startswith("gpu")
+            ]
+            value = ",".join(part if part[-1:].isdigit() else "1" for part in parts)
+        found = _count({name: value}, name)
+        per_node = (
+            job.gpus_per_node if name in ("--gpus-per-node", "--gres") else job.nodes * job.gpus_per_node
+        )
+        if name in ("--gpus-per-node", "--gres", "--gpus", "-G") and found not in (None, per_node):
+            raise InputError(
+                f"--directive {directive}: requests {counted(found or 0, 'GPU')}",
+                expected=f"{per_node}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
+                fix="another --gpus-per-node, with which GPUs are planned",
+            )
 
 
 def _task(environ: Mapping[str, str]) -> str:

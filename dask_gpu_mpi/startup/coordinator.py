@@ -94,7 +94,7 @@ class FailureCoordinator:
         if self.outcome is not None:
             return
         if self._failed_at is not None:
-            if len(self._failures) == self.size or now > self._failed_at + GATHER_FAILURES:
+            if self._failures.keys() >= set(self.waiting_for) or now > self._failed_at + GATHER_FAILURES:
                 self._end_with_report()
         elif now > self.deadline and not self._starts_without(self.waiting_for, now):
             for rank in self.waiting_for:

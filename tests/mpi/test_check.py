@@ -39,7 +39,7 @@ def test_all_is_well(mpirun: Mpi) -> None:
     assert "ERROR" not in done.stdout
     assert "\x1b" not in done.stdout  # colours are for terminals
     assert "check of 2 ranks on 1 node" in done.stdout
-    assert f"node {HOST}: ranks 0-1" in done.stdout
+    assert f"host {HOST}: ranks 0-1" in done.stdout
     for what in ("launcher", "versions", "placement", "start", "transport", "network", "clocks"):
         assert any(line.split()[:2] == ["ok", what] for line in done.stdout.splitlines()), done.stdout
     assert "GB/s" in done.stdout
@@ -71,6 +71,7 @@ def test_gpus(mpirun: Mpi) -> None:
     # they are emulated, so nothing can compute on them: each is tried, by its worker
     env = gpu_environ(SimHost(there, driver="570.1")) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
     done = mpirun.run([*CHECK, "--json"], 2, env=env).check(1)
+    assert len(findings(done)) == 2, findings(done)
     kernel, found = sorted(findings(done), key=lambda each: str(each["what"]), reverse=True)
     assert (kernel["what"], kernel["ranks"], kernel["hosts"]) == ("kernel", [0, 1], [HOST])
     assert all(gpu.uuid in kernel["found"] for gpu in there)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.versions import pin_warnings, untested
-from dask_gpu_mpi.check.version_rules import known_bad
+from dask_gpu_mpi.check.rules import known_bad
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
@@ -133,7 +133,7 @@ def test_versions_of_packages(version: str, requirement: str) -> None:
     versions = dict.fromkeys(names, version)
     soon(untested, versions)
     soon(pin_warnings, versions, [requirement])
-    soon(lambda: known_bad(versions, gpus=True))
+    soon(lambda: [*known_bad(versions, gpus=True)])
 
 
 MOUNTS = (

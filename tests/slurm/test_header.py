@@ -39,6 +39,23 @@ def test_options_of_sbatch_against_those_of_the_script(
         assert len(set(seen)) == gpus
 
 
+@pytest.mark.both_mpis
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_ranks_have_all_variables_and_cores_of_the_job(slurm: Slurm, name: str) -> None:
+    """``sbatch --export=NONE`` sets the first of these, and setup files of some sites the last."""
+    setup = "export MINE=1 SLURM_EXPORT_ENV=PATH SRUN_CPUS_PER_TASK=1\n"
+    tells = "tell(**{name: [*client.run(os.getenv, name).values()] for name in ('MINE', 'SLURM_CPUS_PER_TASK')})\n"
+    job = slurm.submit(
+        ROOT / "jobscripts" / name,
+        *TWO,
+        args=["script.py"],
+        env={"DGM_SETUP": "setup.sh"},
+        files={"script.py": LOOKS + tells, "setup.sh": setup},
+    )
+    told = facts(job.wait().check().output)
+    assert (told["MINE"], told["SLURM_CPUS_PER_TASK"]) == (["1"] * 8, [None] * 8)
+
+
 def test_options_that_sbatch_refuses(slurm: Slurm) -> None:
     for option in ("--gpus-per-task=1", "--gpus=2"):
         with pytest.raises(JobError, match="sbatch: error:"):
@@ -49,7 +66,8 @@ def test_sbatch_reads_the_words_of_the_generator(slurm: Slurm) -> None:
     """As a user submits: `jobscript --submit`, by the sbatch that is there."""
     words = (
         "--nodes 2 --gpus-per-node 2 --time 1-12 --shared --cpus-per-node 3 --mem 1G --mail-user a@b.c -C a|b "
-        "--output here-%j.log --directive=--hold --directive=--nodelist=h[1-2] --submit -- --layout shared -c pass"
+        "--output here-%j.log --directive=--hold --directive=--nodelist=h[1-2] --directive=--gres=gpu:2 --directive=--no-requeue "
+        "--submit -- --layout shared -c pass"
     )
     make = (sys.executable, "-m", "dask_gpu_mpi", "jobscript", "slurm", *words.split())
     with pytest.raises(JobError, match="Invalid feature specification"):
@@ -59,5 +77,11 @@ def test_sbatch_reads_the_words_of_the_generator(slurm: Slurm) -> None:
     slurm.ask("scancel", number)
     for part in ("TimeLimit=1-12:00:00", "NumNodes=2", "CPUs/Task=3", "MinMemoryNode=1G", "OverSubscribe=OK"):
         assert part in shown
-    for part in ("MailUser=a@b.c", "MailType=END,FAIL", f"/here-{number}.log", "TresPerNode=gres:gpu:2"):
+    for part in (
+        "MailUser=a@b.c",
+        "MailType=END,FAIL",
+        f"/here-{number}.log",
+        "TresPerNode=gres:gpu:2",
+        "Requeue=0",
+    ):
         assert part in shown

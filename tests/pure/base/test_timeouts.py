@@ -28,7 +28,7 @@ ORDERS = {
     "check goes on without late tasks": (
         t.CHECK_NODES,
         t.CHECK_KERNELS,
-        t.CHECK_RESTARTS,
+        t.CHECK_REPORTS,
         t.CHECK_WITHIN_NODES,
     ),
     "check ends with its last tasks": (t.CHECK_WITHIN_NODES, t.CHECK_BETWEEN_NODES, t.CHECK_TASKS),
@@ -36,7 +36,7 @@ ORDERS = {
     "a connection without UCX stays on TLS": (t.UCX_START + t.UCX_PROOF, t.UCX_AGREEMENT),
     "a gang waits for the workers of another": (t.GANG_KILL, t.GANG_RETURN),
     "a gang is lost after its workers": (t.GANG_KILL + t.GANG_RETURN, t.GANG_LOST),
-    "rank 0 has the first word": (0, t.FAILED_GRACE, t.GATHER_FAILURES, t.FLUSH),
+    "rank 0 has the first word": (0, t.FAILED_GRACE, t.GATHER_FAILURES),
     "rank 0's report arrives": (t.GATHER_FAILURES + t.FLUSH, t.UNHEARD, t.RANK_0_LOST),
     "last words are written": (t.FLUSH, t.CLOSING_SLACK, t.AGENT_SLACK),
     "the script's finally has longer than the reason": (t.REASON_TIMEOUT, t.TERM_GRACE),

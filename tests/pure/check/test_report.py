@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base.tables import text_of
-from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, as_data, display, merge
+from dask_gpu_mpi.check.report import Finding, Level, Report, as_data, display, merge
 from dask_gpu_mpi.check.tasks import KernelResult
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from support.mocks.preflights import GIB, VERSIONS, evidence, gpu, inventory, observed
 
@@ -67,9 +66,9 @@ def many_kinds() -> Report:
         2: observed({"dask": "1"}, driver="", scratch=Scratch("/s", free=0)),
     }
     kernels = {
-        "0-0": (KernelResult("GPU-h1-0", "", "", 1.23456),),
-        "0-1": (KernelResult("MIG-a", "cuda", "x", 2.0),),
-        "0-2": (KernelResult("GPU-h1-2", "slow", "x"),),
+        "GPU-h1-0": KernelResult("", "", 1.23456),
+        "MIG-a": KernelResult("cuda", "x", 2.0),
+        "GPU-h1-2": KernelResult("slow", "x"),
     }
     found = evidence(*inventories, kernels=kernels, clocks={1: -0.00123, 2: 0.5})
     first, second, *_ = found.transfers
@@ -94,21 +93,18 @@ check of 4 ranks on 3 nodes, 1.3 s
   ERROR    ranks     everywhere
                      Fix: inspect all
 
-node h1: ranks 0-1, cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 100.00 GiB free), clock -0.001 s
-  GPU  name         UUID      memory      cores        in use    ECC  kernel
-  0    NVIDIA H200  GPU-h1-0  141.00 GiB  0-1          5.00 GiB  -    ok
-  1:0  A            MIG-a     -           -            -         3    FAILED
-  2    NVIDIA H200  GPU-h1-2  141.00 GiB  0-1, NUMA 0  some      -    -
-
-node h2: rank 2, memory unknown, scratch /s (unknown, 0 B free), clock +0.500 s
-
-node h3: rank 3, 1.00 GiB
+PLAN
 
 ERROR: 2 errors, 1 warning"""
 
 
 def test_the_whole_table() -> None:
-    assert render(many_kinds()) == TABLE
+    """The findings, then the plan without its warnings, which are findings."""
+    report = many_kinds()
+    assert report.evidence is not None
+    assert report.evidence.plan.warnings
+    plan = replace(report.evidence.plan, warnings=()).table()
+    assert render(report) == TABLE.replace("PLAN", plan)
 
 
 def test_a_start_that_has_failed_has_its_findings_alone() -> None:
@@ -125,7 +121,7 @@ def test_a_start_that_has_failed_has_its_findings_alone() -> None:
 
 
 def test_the_whole_json() -> None:
-    data = as_data(many_kinds())
+    data = json.loads(json.dumps(as_data(many_kinds())))
     assert data["scheduler"] == {"rank": 0, "host": "h1", "address": "10.0.0.1"}
     assert (data["seconds"], data["world_size"], data["mpi_library"]) == (1.265, 4, "Open MPI v5.0.11")
     assert data["findings"][1] == {
@@ -158,49 +154,6 @@ def test_the_whole_json() -> None:
             "error": "late",
         },
     ]  # fmt: skip
-
-
-def alike(nodes: int, last: dict[str, Any] | None = None, **changed: Any) -> Evidence:
-    """As many nodes that differ in names, UUIDs and free bytes alone, and perhaps a `last` one, with changed observations."""
-    size = nodes + (last is not None)
-    inventories: list[Inventory] = []
-    ranks = {}
-    for number in range(size):
-        one = inventory(number, size=size, host=f"h{number}")
-        inventories.append(
-            replace(one, gpus=tuple(replace(each, uuid=f"GPU-{number}-{each.index}") for each in one.gpus))
-        )
-        ranks[number] = observed(scratch=Scratch("/scratch", "ext4", "/", number * GIB))
-    if last is not None:
-        inventories[-1] = replace(inventories[-1], **last)
-        ranks[nodes] = replace(ranks[nodes], **changed)
-    return evidence(*inventories, ranks=ranks)
-
-
-@pytest.mark.parametrize(("nodes", "blocks"), [(1, 1), (16, 16), (17, 1)])
-def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> None:
-    lines = render(Report((), alike(nodes))).splitlines()
-    assert sum(line.startswith(("node h", "17 nodes")) for line in lines) == blocks
-    if blocks != nodes:
-        head = "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
-        assert head in lines
-        row = "0    NVIDIA H200  -     141.00 GiB  0-1    -       -    ok"
-        assert row in [line.strip() for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("last", "changed"),
-    [
-        ({}, {"driver": "570.2"}),
-        ({"gpus": (gpu("h17", 0),)}, {}),
-        ({}, {"ecc": {"GPU-17-0": 7}}),
-        ({"memory": GIB}, {}),
-    ],
-)
-def test_a_node_that_differs_has_its_own_block(last: dict[str, Any], changed: dict[str, Any]) -> None:
-    text = render(Report((), alike(17, last, **changed)))
-    assert "17 nodes h[0-16]: ranks 0-16" in text
-    assert "node h17: rank 17" in text
 
 
 @pytest.mark.parametrize("number", [12, 14])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base import versions as base_versions
 from dask_gpu_mpi.check.report import Evidence, Report
-from dask_gpu_mpi.check.rules import LEAST_SCRATCH, NETWORK, apply_rules
-from dask_gpu_mpi.check.tasks import KernelResult
+from dask_gpu_mpi.check.rules import KNOWN_BAD, LEAST_SCRATCH, apply_rules, known_bad
+from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON, KernelResult
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.machine.gpus import Promise
 from dask_gpu_mpi.machine.scratch import Scratch
 from support.mocks.preflights import GIB, GREEN, VERSIONS, bad, evidence, gpu, inventory, observed, only
 
@@ -69,16 +69,11 @@ def test_a_worker_that_does_not_inspect_its_node() -> None:
 
 
 def test_warnings_of_the_start() -> None:
-    newer = {rank: observed({"distributed": "2027.1.0"}) for rank in (0, 1)}
-    (untested,) = base_versions.untested({"distributed": "2027.1.0"})
-    texts = ("more ranks than GPUs", str(untested), "it is open. Fix: close it", "x")
-    good = evidence(ranks=newer, start_warnings=texts)
+    good = evidence(start_warnings=("more ranks than GPUs", "it is open. Fix: close it", "x"))
     lost = Problem("h1: GPU 7 is lost", fix="reset it", what="GPUs")
     exposed = Problem("everyone may write", what="scratch")
     found = replace(good, plan=replace(good.plan, warnings=(lost, Problem("more ranks than GPUs"), exposed)))
-    assert [
-        (one.what, one.level, one.found, one.fix) for one in bad(found) if one.what != "known versions"
-    ] == [
+    assert [(one.what, one.level, one.found, one.fix) for one in bad(found)] == [
         ("GPUs", "error", "h1: GPU 7 is lost", "reset it"),
         ("placement", "warning", "more ranks than GPUs", ""),
         ("scratch", "warning", "everyone may write", ""),
@@ -107,7 +102,10 @@ def test_hosts_with_different_gpus_and_drivers() -> None:
     ],
 )
 def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, says: str) -> None:
-    both = [inventory(rank, gpus=seen, allocated_gpus=allocated) for rank in (0, 1)]
+    both = [
+        inventory(rank, gpus=seen, promise=Promise(allocated, f"SLURM_GPUS_ON_NODE={allocated}", "look"))
+        for rank in (0, 1)
+    ]
     found = [
         (one.what, one.level, one.ranks, one.hosts, one.found)
         for one in bad(evidence(*both, expect_gpus=expected))
@@ -118,7 +116,7 @@ def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, say
 
 
 def test_ranks_of_a_host_see_its_gpus_together() -> None:
-    shares = [inventory(rank, host="h1", gpus=0, allocated_gpus=2 * rank) for rank in (0, 1)]
+    shares = [inventory(rank, host="h1", gpus=0, promise=Promise(2 * rank)) for rank in (0, 1)]
     shares = [replace(one, gpus=(gpu("h1", one.rank),)) for one in shares]
     assert bad(evidence(*shares)) == []
     finding = only(evidence(*shares, expect_gpus=3))
@@ -144,21 +142,18 @@ def test_memory_errors() -> None:
 )
 def test_kernel_that_fails(kind: str, level: str, how: str) -> None:
     good = evidence()
-    finding = only(
-        replace(good, kernels={**good.kernels, "1-1": (KernelResult("GPU-h2-1", kind, "the error"),)})
-    )
+    finding = only(replace(good, kernels={**good.kernels, "GPU-h2-1": KernelResult(kind, "the error")}))
     assert (finding.what, finding.level, finding.ranks) == ("kernel", level, (1,))
     assert finding.found == f"{how} on GPU-h2-1: the error"
     assert finding.fix
 
 
 def test_failed_kernels_share_a_line() -> None:
-    results = [KernelResult(uuid, "cuda", "no driver") for uuid in "abcdefghij"]
-    finding = only(replace(evidence(), kernels={"0-0": tuple(results[:1]), "1-0": tuple(results[1:])}))
-    assert (finding.ranks, finding.found) == (
-        (0, 1),
-        "failed on a, b, c, d, e, f, g, h and 2 more: no driver",
-    )
+    good = evidence(inventory(0, gpus=5), inventory(1, gpus=5))
+    finding = only(replace(good, kernels=dict.fromkeys(good.kernels, KernelResult("cuda", "no driver"))))
+    assert finding.ranks == (0, 1)
+    assert finding.found.startswith("failed on GPU-h1-0, GPU-h1-1, ")
+    assert finding.found.endswith(" and 2 more: no driver")
 
 
 def test_kernel_that_was_not_run() -> None:
@@ -265,7 +260,7 @@ def test_clocks(ahead: float, says: str) -> None:
         (Scratch("/s", "ext4", "/", 100 * GIB, error="Permission denied"), "error", "can't be written (Permission denied)"),
         (Scratch("/s", "ext4", "/", 100 * GIB, ignored="/t"), "warning", "TMPDIR=/t"),
         (Scratch("/s", "tmpfs", "/s", 1 * GIB), "warning", "is memory"),
-        *((Scratch("/s", kind, "/s", 100 * GIB), "warning", f"is on {NETWORK[kind]} (/s)") for kind in ("nfs4", "gpfs")),
+        *((Scratch("/s", kind, "/s", 100 * GIB), "warning", f"is on {kind} (/s)") for kind in ("nfs4", "gpfs")),
         # free space at the bounds
         (Scratch("/s", "ext4", "/", LEAST_SCRATCH), "warning", ""),
         (Scratch("/s", "ext4", "/", 64 * GIB - 1), "warning", "about 64 of 64 GiB"),
@@ -282,3 +277,55 @@ def test_directories_that_differ_are_listed() -> None:
     ranks = {rank: observed(scratch=Scratch(f"/{rank}", "ext4", "/", (200 - rank) * GIB)) for rank in (0, 1)}
     assert green(evidence(ranks=ranks))["scratch"] == "/0, /1: local, writable, 199.00 GiB free at least"
     assert observed().versions == VERSIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "level"),
+    [
+        ("dask-cuda", NOT_INSTALLED, "error"),
+        (PYTHON, "3.13.1", "error"),
+        (PYTHON, "3.12.8", "warning"),
+        ("numpy", "2.0", "warning"),
+    ],
+)
+def test_versions_that_differ(name: str, other: str, level: str) -> None:
+    two = observed({name: other, "tornado": "6.9"})
+    findings = {
+        one.found.partition(" ")[0]: one for one in bad(evidence(ranks={1: two})) if one.what == "versions"
+    }
+    assert findings.keys() == {name.partition(" ")[0], "tornado"}
+    finding = findings[name.partition(" ")[0]]
+    assert finding.level == level
+    assert finding.found.startswith(f"{name} differs")
+    assert f"{other} for rank 1 on h2" in finding.found
+
+
+@pytest.mark.parametrize(("more", "level"), [({}, "error"), ({"gpus": 0}, None)])
+def test_known_issues_depend_on_gpus(more: dict[str, Any], level: str | None) -> None:
+    nodes = [inventory(rank, **more) for rank in (0, 1)]
+    ranks = dict.fromkeys((0, 1), observed({"dask-cuda": NOT_INSTALLED}))
+    found = [one for one in bad(evidence(*nodes, ranks=ranks)) if one.what == "known versions"]
+    assert [(one.level, one.ranks) for one in found] == [(level, (0, 1))] * (level is not None)
+
+
+@pytest.mark.parametrize(
+    ("versions", "gpus", "level", "says"),
+    [
+        ({"bokeh": "3.10.2", "distributed": "2026.7.1"}, False, "warning", "bokeh 3.10.2 with distributed 2026.7.1"),
+        ({PYTHON: "3.12.2"}, False, "warning", "Python 3.12.2"),
+        ({PYTHON: "3.14.0"}, False, "warning", "Python 3.14.0"),
+        ({"cuda-bindings": NOT_INSTALLED}, True, "error", "dask-cuda 26.10.0 with no cuda-bindings"),
+        ({"libucx-cu13": "1.22.0"}, False, "warning", "libucx-cu13 1.22.0"),
+        ({"bokeh": "3.9.2"}, False, None, ""),
+        ({"bokeh": "3.10.2", "distributed": "2026.8.0"}, False, None, ""),
+        ({"bokeh": "unreadable"}, False, None, ""),
+        ({PYTHON: "3.12.3"}, False, None, ""),
+        ({PYTHON: "3.11.7", "libucx-cu13": "1.21.0", "cuda-bindings": NOT_INSTALLED}, False, None, ""),
+    ],
+)  # fmt: skip
+def test_known_bad(versions: dict[str, str], gpus: bool, level: str | None, says: str) -> None:
+    all_versions = VERSIONS | versions
+    found = [*known_bad(all_versions, gpus=gpus)]
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert all(one.found.startswith(f"{says}: ") for one in found)
+    assert {name for wanted, *_ in KNOWN_BAD for name in wanted} <= VERSIONS.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,8 +17,6 @@ from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.tasks import (
     NOT_INSTALLED,
     PYTHON,
-    KernelResult,
-    import_numba,
     last_look,
     make_data,
     observe,
@@ -57,7 +56,6 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MockWorker:
         local_directory=str(tmp_path / "dgm-1" / "dask-scratch-space" / "worker-x"),
         scheduler_delay=-0.5,
         transfer_incoming_log=[],
-        id="Worker-1",
     )
     monkeypatch.setattr(tasks, "_worker", lambda: made)
     return made
@@ -154,35 +152,47 @@ def fail(y: Any) -> None:
 )
 def test_what_a_gpu_computes_is_checked(cuda: Any, action: Any, kind: str, text: str) -> None:
     mock = cuda(action)
-    results = run_kernel("", ("GPU-a", "GPU-b"))
-    assert [(one.uuid, one.kind, one.text) for one in results] == [
+    results = run_kernel(("GPU-a", "GPU-b"), 60)
+    assert [(uuid, one.kind, one.text) for uuid, one in results.items()] == [
         ("GPU-a", kind, text),
         ("GPU-b", kind, text),
     ]
-    assert all(one.seconds > 0 and one.ran for one in results)
+    assert all(one.seconds > 0 for one in results.values())
     assert mock.used == [0, 1]
 
 
 def test_numba_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba.cuda", None)
-    missing = import_numba()
-    assert missing.startswith("ModuleNotFoundError: ")
-    (result,) = run_kernel(missing, ("GPU-a",))
-    assert result == KernelResult("GPU-a", "import", missing)
-    assert not result.ran
+    result = run_kernel(("GPU-a",), 60)["GPU-a"]
+    assert result.kind == "import"
+    assert result.text.startswith("ModuleNotFoundError: ")
 
 
-def test_numba_that_fails_is_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch, cuda: Any) -> None:
-    cuda()
-    assert import_numba() == ""
-
+def test_numba_that_fails_is_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str) -> Any:
         raise ValueError("no libcuda.so")
 
     monkeypatch.setattr(tasks.importlib, "import_module", fails)
-    assert import_numba() == ""
-    (result,) = run_kernel("", ("GPU-a",))
+    result = run_kernel(("GPU-a",), 60)["GPU-a"]
     assert (result.kind, result.text) == ("cuda", "ValueError: no libcuda.so")
+
+
+def test_what_hangs_is_reported_in_time(monkeypatch: pytest.MonkeyPatch, cuda: Any) -> None:
+    """The kernel on one of the GPUs, and the import."""
+    freed, used = threading.Event(), []
+
+    def hang(y: Any) -> None:
+        used.append(y)
+        if len(used) > 1:
+            freed.wait()
+
+    try:
+        cuda(hang)
+        assert [one.kind for one in run_kernel(("GPU-a", "GPU-b"), 2).values()] == ["", "late"]
+        monkeypatch.setattr(tasks.importlib, "import_module", lambda name: freed.wait())
+        assert [one.kind for one in run_kernel(("GPU-a", "GPU-b"), 0).values()] == ["slow", "slow"]
+    finally:
+        freed.set()
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -195,9 +205,9 @@ def test_data_that_are_received(worker: MockWorker, cuda: Any, on_device: bool) 
         {"duration": 0.5, "keys": {"make_data-check-x-2": 3000}},
         {"duration": 7.0, "keys": {"make_data-check-x-12": 3000}},
     ]
-    found = receive(data, "check-x-2", 7)
+    found = receive(data, "make_data-check-x-2", 7)
     assert (found.seconds, found.on_device, found.right) == (0.5, on_device, True)
-    assert receive(data, "check-x-3", 8) == tasks.Received(None, on_device, False)
+    assert receive(data, "make_data-check-x-3", 8) == tasks.Received(None, on_device, False)
 
 
 def test_data_without_numpy(monkeypatch: pytest.MonkeyPatch, worker: MockWorker) -> None:
@@ -220,4 +230,3 @@ def test_the_last_look(monkeypatch: pytest.MonkeyPatch, worker: MockWorker) -> N
     reasons = SimpleNamespace(without_ucx={"10.0.0.2": "no device"})
     monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.worker_comm", reasons)  # type: ignore[arg-type]
     assert last_look() == (0.5, {"10.0.0.2": "no device"})
-    assert tasks.identity() == "Worker-1"

@@ -500,7 +500,8 @@ def test_rank_0_that_is_lost_is_reported_by_one_rank_after_the_other(rank: int, 
 
 
 def test_a_start_that_takes_longer_moves_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GATHER_FAILURES", 0.1)  # in which rank 0 reports, if it lives
+    for name in ("GATHER_FAILURES", "FLUSH"):  # in which rank 0 reports, if it lives
+        monkeypatch.setattr(module, name, 0.1)
     job = Job(2, seconds=-RANK_0_LOST)
     silent_rank_0(job)
     job.agents[1].say(Kind.START, 100.0)

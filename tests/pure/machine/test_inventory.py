@@ -9,6 +9,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import cpu_quota
+from dask_gpu_mpi.machine.gpus import why_none
 from dask_gpu_mpi.machine.inventory import take_inventory
 from dask_gpu_mpi.machine.nvidia import visible_gpus
 from support.mocks.nvml.pynvml import LOST, MISMATCH, UNKNOWN, Nvml, device
@@ -42,6 +43,35 @@ def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -
     assert f"host {inventory.host}: GPU 1 is left out" in warning
     assert "NVML text 15" in warning
     assert [gpu.index for gpu in visible_gpus({"CUDA_VISIBLE_DEVICES": "2"}, nvml)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("environ", "count", "source"),
+    [
+        ({}, 0, ""),
+        ({"SLURM_GPUS_ON_NODE": "8"}, 8, "SLURM_GPUS_ON_NODE=8"),
+        ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1"}, 8, "SLURM_GPUS_ON_NODE=8"),
+        # PBS, LSF and Flux set this one only
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": ""}, 0, ""),
+    ],
+)
+def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: str) -> None:
+    promise = take_inventory(0, 1, environ, (), pid=1).promise
+    assert (promise.count, promise.source) == (count, source)
+    assert bool(promise.fix) == bool(count)
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "fix"),
+    [
+        ({}, "", "run nvidia-smi on that node"),
+        ({}, "/.dockerenv", "start the container with its GPU option"),
+        ({"APPTAINER_CONTAINER": "/a.sif"}, "/dev/kfd", "these are GPUs of AMD"),
+    ],
+)
+def test_the_likely_cause_if_none_is_visible(environ: dict[str, str], file: str, fix: str) -> None:
+    assert why_none(environ, "nvidia-smi", lambda path: path == file).startswith(fix)
 
 
 def test_cores_of_a_job_that_nothing_confines_to_them() -> None:

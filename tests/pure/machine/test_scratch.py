@@ -48,6 +48,8 @@ def test_file_system_of_a_path(path: str, found: tuple[str, str]) -> None:
 
 def test_looking_leaves_nothing(tmp_path: Path) -> None:
     place, file = tmp_path / "made", tmp_path / "file"
+    assert inspect_scratch(str(place)).error == "No such file or directory"
+    place.mkdir()
     found = inspect_scratch(str(place))
     assert (found.path, found.error, found.ignored) == (str(place), "", "")
     assert found.free > 0 > scratch.Scratch("/x").free  # an unknown size is not an empty disk
@@ -65,7 +67,8 @@ def test_names_that_dask_cannot_send(tmp_path: Path) -> None:
     assert name_error(str(tmp_path / "wörk ☃")) == ""
     latin = os.path.join(tmp_path, "l\udce4t")
     assert name_error(latin) == "its name is not valid utf-8"
-    assert inspect_scratch(latin).error == name_error(latin)
+    with pytest.raises(InputError, match="its name is not valid utf-8"):
+        make_scratch(os.path.join(latin, "dgm-1"))
     assert not os.path.exists(latin)
 
 
@@ -152,7 +155,6 @@ def test_strangers_link_is_not_followed(tmp_path: Path, links_are_strangers: Cal
     links_are_strangers()
     with pytest.raises(InputError, match=r"can't be written \(the symbolic link .* belongs to another user"):
         make_scratch(str(tmp_path / "link" / "dgm-1"))
-    assert inspect_scratch(str(tmp_path / "link")).error.startswith("the symbolic link")
     assert os.listdir(tmp_path / "home") == []
 
 
@@ -181,7 +183,6 @@ def test_folder_in_which_others_may_replace_what_is_ours(
             folder.chmod(mode)
         found = exposed_folder(str(place / "inner"))
         assert found == {"": "", "inner": str(place / "inner"), "outer": str(place)}[exposed]
-        assert inspect_scratch(str(place / "inner")).exposed == found
         place.chmod(0o700)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
+from dask_gpu_mpi.machine.gpus import Promise
 from dask_gpu_mpi.plan import synthetic
 from support.mocks.inputs import (
     GIB,
@@ -52,6 +53,20 @@ def test_worker_kind() -> None:
     assert names(plan(hypothetical_job(1, 2, 2), worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
     with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
         plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
+
+
+def test_gpus_that_nobody_sees() -> None:
+    promise = Promise(4, "SLURM_GPUS_ON_NODE=4", "run nvidia-smi there")
+    blind = [replace(one, gpus=(), promise=promise) for one in hypothetical_job(3, 1, 4)]
+    expected = (
+        "although SLURM_GPUS_ON_NODE=4: no GPU worker starts there. Fix: run nvidia-smi there; or set CUDA_VISIBLE_DEVICES='' "
+        "if the job is to do without GPUs"
+    )
+    assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
+    assert plan(blind, worker_class="distributed.Nanny").warnings == ()
+    some = [replace(one, promise=promise) for one in hypothetical_job(1, 1, 4)]
+    some = [replace(some[0], world_size=3), *blind[1:]]
+    assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
 
 
 # -- scheduler and client

@@ -96,6 +96,13 @@ def test_signal_before_the_walltime(system: str) -> None:
             "srun",
             {"SLURM_GPUS_PER_TASK": None, "SLURM_TRES_PER_TASK": None},
         ),
+        # the ranks get all variables of this shell, and all cores of the job (sbatch --export=NONE; some sites set the others)
+        (
+            {"SLURM_EXPORT_ENV": "NONE", "SRUN_EXPORT_ENV": "PATH", "SRUN_CPUS_PER_TASK": "2"},
+            "srun",
+            {"SLURM_EXPORT_ENV": None, "SRUN_EXPORT_ENV": None, "SRUN_CPUS_PER_TASK": None},
+        ),
+        ({"SLURM_EXPORT_ENV": "NONE"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_EXPORT_ENV": None}),
         # without a launcher, ranks have what the shell has
         ({"SLURM_GPUS_PER_NODE": "8"}, "local", {}),
         # daemons of mpirun: all cores; Hydra copies this node's GPUs to all

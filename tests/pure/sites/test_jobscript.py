@@ -131,6 +131,47 @@ def test_directives(system: str, words: str, expected: str) -> None:
     assert len({re.split("[= ]", line.replace("-l ", "-l", 1))[0] for line in found}) == len(found)
 
 
+@pytest.mark.parametrize(
+    ("system", "words", "there", "gone"),
+    [
+        ("slurm", "--gpus-per-node a100:4", "--gpus-per-node=a100:4", "--gpus-per-node=4"),
+        ("slurm", "--directive=--gres=gpu:gh200:4,nvme:9", "--gres=gpu:gh200:4,nvme:9", "--gpus-per-node"),
+        ("slurm", "--directive=--gres=nvme:9", "--gpus-per-node=4 --gres=nvme:9", ""),
+        ("slurm", "--directive=--gpus=h200:8", "--gpus=h200:8", "--gpus-per-node"),
+        ("slurm", "--directive='-G 8'", "'-G 8'", "--gpus-per-node"),
+        # sites that refuse these (TACC, VUB)
+        (
+            "slurm",
+            "--directive=--gpus-per-node= --directive=--mem=",
+            "--exclusive",
+            "--gpus-per-node --gres --mem",
+        ),
+        ("slurm", "--directive=--mem-per-cpu=1G", "--mem-per-cpu=1G", "--mem="),
+        (
+            "slurm",
+            "--directive=--no-requeue --directive=--exclusive=user",
+            "--no-requeue --exclusive=user",
+            "--requeue",
+        ),
+        ("slurm", "-p gpu --directive='-p big'", "'-p big'", "--partition"),
+        ("slurm", "--cpus-per-node 48 --ranks-per-node 2", "--exclusive --cpus-per-task=24", ""),
+        (
+            "pbs",
+            "--cpus-per-node 64 --directive='-l select=2:ncpus=64:ngpus=4:gpu_type=a100' --directive='-l place='",
+            "'-l select=2:ncpus=64:ngpus=4:gpu_type=a100'",
+            "'-l select=2:ncpus=64:mpiprocs' '-l place'",
+        ),
+        ("lsf", "--directive='-R \"select[a100]\"'", """'-R "span[ptile=1]"' '-R "select[a100]"'""", ""),
+    ],
+)
+def test_directives_of_the_user_replace_those_of_the_same_meaning(
+    system: str, words: str, there: str, gone: str
+) -> None:
+    found = directives(asked(system, *shlex.split(words)), batch_system(system).prefix)
+    assert set(shlex.split(there)) <= set(found)
+    assert not [line for line in found if gone and line.startswith(tuple(shlex.split(gone)))]
+
+
 def test_shared_nodes_are_not_requested_whole_and_gpus_only_if_there_are_some() -> None:
     for system, whole in (("slurm", "--exclusive"), ("pbs", "excl"), ("lsf", "-x"), ("flux", "--exclusive")):
         prefix = batch_system(system).prefix
@@ -163,6 +204,17 @@ def test_shared_nodes_are_not_requested_whole_and_gpus_only_if_there_are_some() 
         (["slurm", "--output", "job.sbatch"], "Fix: --save job.sbatch writes the job script there"),
         (["slurm", "--output", "a b"], "--output: invalid value 'a b'"),
         (["slurm", "--mem", "64"], "--memory-per-node: invalid value '64' (expected a size such as 64G"),
+        (
+            ["slurm", "--gpus-per-node", "a100"],
+            "--gpus-per-node: invalid value 'a100' (expected a number, or TYPE:NUMBER",
+        ),
+        (["pbs", "--gpus-per-node", "a100:4"], "--gpus-per-node a100:4: PBS has no type there"),
+        (
+            ["slurm", "--directive=--gres=gpu:a100:2"],
+            "--directive --gres=gpu:a100:2: requests 2 GPUs (expected 4, by --nodes 2 --gpus-per-node 4). Fix: ",
+        ),
+        (["slurm", "--directive=--gpus=4"], "--directive --gpus=4: requests 4 GPUs (expected 8"),
+        (["slurm", "--directive=--gres=gpu"], "--directive --gres=gpu: requests 1 GPU (expected 4"),
         (["slurm", "--shared"], "--shared: the cores of the job are missing. Fix: add --cpus-per-node"),
         (
             ["slurm", "--shared", "--cpus-per-node", "5", "--ranks-per-node", "2"],

@@ -135,7 +135,7 @@ def test_what_is_not_for_it(kind: Kind) -> None:
     ],
 )
 @pytest.mark.parametrize("registered", [False, True])
-def test_failures_are_gathered_for_a_second_and_are_one_report(
+def test_failures_are_gathered_for_a_while_and_are_one_report(
     failures: dict[int, Failure], kind: type, text: str, registered: bool
 ) -> None:
     driver = Driver(3)
@@ -150,6 +150,15 @@ def test_failures_are_gathered_for_a_second_and_are_one_report(
     assert isinstance(error, kind)
     assert (str(error), error.fatal) == (text, False)
     assert len(driver.sent) == sent
+
+
+def test_a_failure_waits_only_for_ranks_that_have_not_responded() -> None:
+    driver = Driver(3)
+    driver.register(0)
+    driver.tell(1, Kind.FAILED, FAILED, now=5.0)
+    assert driver.outcome_at(5.0) is None
+    driver.register(2)
+    assert str(driver.outcome_at(5.0)) == "rank 1 of 3 on h1: no disk"
 
 
 @pytest.mark.parametrize("others", [False, True])

@@ -67,11 +67,7 @@ def evidence(
         library="Open MPI v5.0.11",
         ready_seconds=1.25,
         observations={one.rank: observed() for one in inventories} | dict(ranks or {}),
-        kernels={
-            worker.name: tuple(KernelResult(uuid, seconds=1.0) for uuid in worker.devices)
-            for worker in workers
-            if worker.devices
-        },
+        kernels={uuid: KernelResult(seconds=1.0) for worker in workers for uuid in worker.devices},
         transfers=tuple(
             Transfer(one, other, 10**9, bool(one.devices), 0.5 if one.host == other.host else 2.0)
             for one, other in zip(workers, [*workers[1:], workers[0]], strict=True)
