@@ -14,7 +14,8 @@ from support.jobs.mpi import Mpi
 #: Modules that a process of ours imports early, or at all.
 PLANTED = (
     "asyncio", "click", "cloudpickle", "contextlib", "dask", "dask_cuda", "dask_gpu_mpi", "distributed", "json", "msgspec",
-    "mpi4py", "multiprocessing", "numba", "numpy", "psutil", "signal", "socket", "ssl", "subprocess", "tempfile", "ucxx",
+    "mpi4py", "multiprocessing", "numba", "numpy", "psutil", "signal", "sitecustomize", "socket", "ssl", "subprocess", "tempfile",
+    "ucxx", "usercustomize",
 )  # fmt: skip
 #: Tells how Python has set its own process, those of its children, and those of tasks and of their children.
 HOW = (
