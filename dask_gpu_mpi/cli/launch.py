@@ -45,7 +45,7 @@ LAUNCH_OPTIONS = [
     click.Option(["--container-mount", "container_mounts"], metavar="SOURCE[:TARGET[:ro]]", multiple=True,
                  help="Mount this file or folder in the container too; repeat it for several."),
     click.Option(["--hosts"], metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
-    click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, flux, "
+    click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, pals, flux, "
                  "or an mpirun by its path. Default: on one node none (`launch` itself "
                  "starts the ranks), else the batch system's, if it fits the MPI library, or the library's mpirun."),
     click.Option(["--launcher-option", "launcher_options"], metavar="OPTION", multiple=True,

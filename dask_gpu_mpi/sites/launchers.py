@@ -115,7 +115,7 @@ class Launcher:
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
     #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
-    meets: Mapping[str, str] = {}
+    meets: Mapping[str, tuple[str, ...]] = {}
     #: Options for processes that do not end together.
     patient: tuple[str, ...] = ()
     #: Options if the standard input is empty.
@@ -349,7 +349,7 @@ class FluxRun(Launcher):
     )
 
     kind = "flux"
-    meets: Mapping[str, str] = {"openmpi": "pmix"}  # other libraries use Flux's own PMI
+    meets: Mapping[str, tuple[str, ...]] = {"openmpi": ("pmix",)}  # other libraries use Flux's own PMI
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         ranks, nodes = allocation.ranks, allocation.nodes
@@ -382,7 +382,12 @@ class Srun(Launcher):
     sure = False
 
     kind = "srun"
-    meets: Mapping[str, str] = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
+    #: ParaStation's Slurm (JSC) has plugins of its own.
+    meets: Mapping[str, tuple[str, ...]] = {
+        "openmpi": ("pmix", "pspmix"),
+        "mpich": ("pmi2", "pspmi"),
+        "intel": ("pmi2", "pspmi"),
+    }
     patient = ("--wait=0",)  # the last one counts
 
     def has_started(self, environ: Mapping[str, str]) -> bool:

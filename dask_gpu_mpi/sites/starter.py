@@ -16,7 +16,7 @@ from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, run_command
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Launcher, family_of, library_name, scrub
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
-CHOICES = ("auto", "srun", "mpirun", "mpiexec", "flux")
+CHOICES = ("auto", "srun", "mpirun", "mpiexec", "pals", "flux")
 #: Seconds for a launcher to print its version.
 TIMEOUT = 20.0
 #: Names of an mpirun; Debian has one of each library, with the library's name behind the dot.
@@ -109,7 +109,7 @@ def choose_launcher(
     family, name = family_of(library), library_name(library) or "an unknown MPI library"
     ask = ask or functools.partial(_ask, environ)
     path = environ.get("PATH", os.defpath)
-    named = "" if launcher in ("", "mpirun", "mpiexec") else shutil.which(launcher, path=path)
+    named = "" if launcher in ("", "mpirun", "mpiexec", "pals") else shutil.which(launcher, path=path)
     if named is None:
         raise LauncherError(
             f"--launcher {launcher}: command {launcher} not found in PATH",
@@ -119,13 +119,19 @@ def choose_launcher(
     command = BY_COMMAND.get(launcher or allocation.batch.launcher)
     found = named or (shutil.which(command.kind, path=path) if command is not None else None)
     if command is not None and found is not None:
-        wanted = mpi or command.meets.get(family, "")
-        # none are asked for what the user has chosen, or the library does not need
-        plugins = None if launcher or mpi or not wanted else command.plugins(found, ask)
-        if plugins is None or wanted in plugins:
-            return Starter(command, found, wanted)
-        there = ", ".join(sorted(plugins)) or "none"
-        missing = f"{command.kind} has no plugin {wanted} (it has {there}), and "
+        fitting_plugins = (mpi,) if mpi else command.meets.get(family, ("",))
+        # nobody is asked for what the user has chosen, or the library does not need
+        plugins = None if fitting_plugins[0] in ("", mpi) else command.plugins(found, ask)
+        for wanted in fitting_plugins:
+            if plugins is None or wanted in plugins:
+                return Starter(command, found, wanted)
+        there = ", ".join(sorted(plugins or ())) or "none"
+        missing = f"{command.kind} has no plugin {' or '.join(fitting_plugins)} (it has {there}), and "
+        if named:
+            raise LauncherError(
+                f"launch: --launcher {launcher}: {name} needs the plugin {' or '.join(fitting_plugins)}, and there is {there}",
+                fix="one of them by --mpi, if it fits this library, or --launcher mpirun",
+            )
     if named:
         usable = _mpiruns([named], ask)
     else:
@@ -136,9 +142,16 @@ def choose_launcher(
             *([prefix / "bin"] if prefix else ()),
             *map(Path, path.split(os.pathsep)),
         ]
-        files = [str(folder / each) for folder in folders for each in NAMES if each.startswith(launcher)]
+        files = [
+            str(folder / each)
+            for folder in folders
+            for each in NAMES
+            if each.startswith("mpiexec" if launcher == "pals" else launcher)
+        ]
         usable = _mpiruns(files, ask)
     fitting = [each for each in reversed(MPIRUNS) if family in each.families]
+    if launcher == "pals":  # not the mpiexec of a wheel, which would start its ranks by ssh
+        fitting = [each for each in fitting if each.kind == launcher]
     for each in sorted(fitting, key=lambda each: each.kind != family):
         if of_kind := [one for one in usable if one.launcher is each]:
             return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)

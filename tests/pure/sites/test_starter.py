@@ -88,12 +88,21 @@ def test_launcher_of_the_batch_system_or_of_the_library(
 
 def test_mpirun_where_srun_has_no_plugin_for_the_library(choose: Choose) -> None:
     few = "MPI plugin types are...\n\tnone\n\tpmi2\n"
-    expected = r"srun has no plugin pmix \(it has none, pmi2\), and no mpirun of Open MPI"
+    expected = r"srun has no plugin pmix or pspmix \(it has none, pmi2\), and no mpirun of Open MPI"
     with pytest.raises(LauncherError, match=expected):
         choose("slurm", OPEN_MPI, ("hydra/mpirun", "site/srun"), plugins=few)
     assert choose("slurm", OPEN_MPI, plugins=few) == ("openmpi/mpirun", "")
     assert choose("slurm", MPICH, plugins=few) == ("site/srun", "pmi2")
     assert choose("slurm", OPEN_MPI, plugins="") == ("site/srun", "pmix")  # no answer
+    # the user's choice is not replaced by another launcher, and would not work
+    with pytest.raises(
+        LauncherError,
+        match=r"needs the plugin pmix or pspmix, and there is none, pmi2. Fix: one of them by --mpi",
+    ):
+        choose("slurm", OPEN_MPI, plugins=few, launcher="srun")
+    para_station = "MPI plugin types are...\n\tnone\n\tpspmi\n\tpspmix\n"
+    assert choose("slurm", OPEN_MPI, plugins=para_station, launcher="srun") == ("site/srun", "pspmix")
+    assert choose("slurm", MPICH, plugins=para_station) == ("site/srun", "pspmi")
 
 
 def test_the_user_chooses(choose: Choose, tmp_path: Path) -> None:
@@ -120,6 +129,7 @@ def test_the_user_chooses(choose: Choose, tmp_path: Path) -> None:
     [
         (MPICH, ("hydra/mpirun", "pals/mpiexec"), "", "pals/mpiexec"),
         (CRAY, ("hydra/mpirun", "pals/mpiexec"), "", "pals/mpiexec"),
+        (MPICH, ("hydra/mpiexec", "pals/mpiexec"), "pals", "pals/mpiexec"),
         # Intel's mpirun is a script that forwards no signal
         (INTEL, ("hydra/mpiexec.hydra", "intel/mpirun", "intel/mpiexec.hydra"), "", "intel/mpiexec.hydra"),
         (INTEL, ("intel/mpirun", "intel/mpiexec"), "", "intel/mpirun"),
@@ -131,6 +141,13 @@ def test_the_best_of_several(
     choose: Choose, library: str, here: tuple[str, ...], launcher: str, expected: str
 ) -> None:
     assert choose("pbs", library, here, launcher=launcher)[0] == expected
+
+
+def test_the_mpiexec_of_a_wheel_is_not_taken_for_pals(choose: Choose) -> None:
+    with pytest.raises(
+        LauncherError, match=r"no pals of Open MPI.* was found \(found: .*/openmpi/mpiexec \(openmpi\)"
+    ):
+        choose("pbs", OPEN_MPI, ("openmpi/mpiexec", "pals/mpiexec"), launcher="pals")
 
 
 def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_path: Path) -> None:
