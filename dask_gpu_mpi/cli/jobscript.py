@@ -19,7 +19,7 @@ from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
-from dask_gpu_mpi.sites.jobscript import SCRIPTED, render
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
 
 # Directives can't be quoted: these texts must be safe as they are.
@@ -181,7 +181,14 @@ def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: 
         job = request(system, program, given)
         text = render(job)
         if save is not None:
+            if os.path.isfile(save):
+                raise InputError(
+                    f"command line: --save {save!r} exists", fix="remove it, or choose another name"
+                )
             write_file("--save", save, os.fsencode(text))
+            command = " ".join(word for word in batch_system(system).submit if not word.startswith("-"))
+            if not submits:
+                say(f"{save} is written. Submit it: {command} < {quote(save)}")
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
             sys.stdout.flush()

@@ -114,6 +114,14 @@ def launch(
                 command, preflight = "check", False
         environ = dict(os.environ)
         _refuse_ranks(environ)
+        # not DGM_RANKS_PER_NODE, of the job script
+        given_each = click.get_current_context().get_parameter_source("ranks_per_node")
+        if ranks is not None and given_each is click.core.ParameterSource.COMMANDLINE:
+            raise InputError(
+                f"launch: -n {ranks} with --ranks-per-node {ranks_per_node}",
+                expected="one of them",
+                fix="-n for ranks in total, --ranks-per-node for those on each node",
+            )
         named = parse_hosts(hosts) if hosts is not None else None
         where = find_allocation(
             environ,

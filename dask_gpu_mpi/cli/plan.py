@@ -85,6 +85,7 @@ def plan(
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     try:
         if nodes is None:
+            _refuse_shape()
             from dask_gpu_mpi.job.start import plan_of_allocation
 
             made = plan_of_allocation(lambda: read_texts(given))
@@ -110,6 +111,18 @@ def plan(
         click.echo(json.dumps(made.as_json(), indent=1))
     else:
         show(display(made, terminal=is_terminal()))
+
+
+def _refuse_shape() -> None:
+    """Refuse options that describe nodes, in a plan of this allocation."""
+    context = click.get_current_context()
+    for name in ("ranks_per_node", "gpus_per_node", "visible", "cpus_per_node", "memory_per_node"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise InputError(
+                f"command line: --{name.replace('_', '-')} without --nodes",
+                expected="--nodes N, for a plan of nodes that you describe",
+                fix="add --nodes 1, or leave it out for a plan of this allocation",
+            )
 
 
 def _check_worker_options(options: Options) -> None:

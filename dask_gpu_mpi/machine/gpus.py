@@ -72,9 +72,7 @@ def why_none(environ: Mapping[str, str], inspect: str, exists: Callable[[str], b
     'start the container with its GPU option (--nv, --gpus all, --device nvidia.com/gpu=all)'
     """
     if exists("/dev/kfd"):
-        return (
-            "these are GPUs of AMD (/dev/kfd), which dask-gpu-mpi does not use: choose nodes with NVIDIA GPUs"
-        )
+        return "these are GPUs of AMD (rocm-smi), seen with the pynvml of dask-hip only; choose nodes with GPUs of NVIDIA"
     in_container = any(name in environ for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"))
     if in_container or exists("/.dockerenv") or exists("/run/.containerenv"):
         return "start the container with its GPU option (--nv, --gpus all, --device nvidia.com/gpu=all)"

@@ -197,7 +197,7 @@ def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(position)
             gpu = _read(nvml, handle, index, own_pid)
-            mig = _ask(nvml, [0, 0], nvml.nvmlDeviceGetMigMode, handle)
+            mig = _ask(nvml, [0, 0], "MigMode", handle)
             found = list(_instances(nvml, handle, gpu, own_pid)) if mig[0] else [gpu]
         except nvml.NVMLError as error:
             if _code(error) == NO_PERMISSION:
@@ -208,16 +208,16 @@ def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
 
 
 def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
-    pci = _ask(nvml, None, lambda: nvml.nvmlDeviceGetPciInfo(handle))
+    pci: Any = _ask(nvml, None, "PciInfo", handle)
     bus_id = "" if pci is None else pci.busId.upper()
-    nodes = _bits(_ask(nvml, (), nvml.nvmlDeviceGetMemoryAffinity, handle, _AFFINITY_WORDS, _NUMA_NODES))
+    nodes = _bits(_ask(nvml, (), "MemoryAffinity", handle, _AFFINITY_WORDS, _NUMA_NODES))
     return Gpu(
         index=index,
-        cpus=_bits(_ask(nvml, (), nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)),
+        cpus=_bits(_ask(nvml, (), "CpuAffinity", handle, _AFFINITY_WORDS)),
         pci=bus_id,
         numa=nodes[0] if len(nodes) == 1 else -1,
         nics=nearest_ports(bus_id) if bus_id else "",
-        exclusive=_ask(nvml, 0, nvml.nvmlDeviceGetComputeMode, handle) != 0,
+        exclusive=_ask(nvml, 0, "ComputeMode", handle) != 0,
         **_common(nvml, handle, "GPU", own_pid),
     )
 
@@ -228,9 +228,9 @@ def _bits(words: Sequence[int]) -> tuple[int, ...]:
 
 def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
     """The MIG instances of a GPU."""
-    for place in range(_ask(nvml, 0, nvml.nvmlDeviceGetMaxMigDeviceCount, parent)):
+    for place in range(_ask(nvml, 0, "MaxMigDeviceCount", parent)):
         # NVML returns "not found" for an empty place.
-        handle = _ask(nvml, None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, place)
+        handle = _ask(nvml, None, "MigDeviceHandleByIndex", parent, place)
         if handle is not None:
             own = _common(nvml, handle, gpu.name, own_pid)
             yield replace(gpu, parent=gpu.uuid, slice=place, **own)
@@ -238,25 +238,31 @@ def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
 
 def _common(nvml: Any, handle: Any, name: str, own_pid: int) -> dict[str, Any]:
     """The fields of a `Gpu` that a whole GPU and a MIG instance both have."""
-    memory = _ask(nvml, None, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask(nvml, None, "MemoryInfo", handle)
     return {
-        "uuid": nvml.nvmlDeviceGetUUID(handle),
-        "name": _ask(nvml, name, nvml.nvmlDeviceGetName, handle),
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "name": _text(_ask(nvml, name, "Name", handle)),
         "memory": 0 if memory is None else int(memory.total),
         "free": -1 if memory is None else int(memory.free),
         "processes": _processes(nvml, handle, own_pid),
     }
 
 
+def _text(value: str | bytes) -> str:
+    """dask-hip's pynvml, for GPUs of AMD, has bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
 def _processes(nvml: Any, handle: Any, own_pid: int) -> tuple[tuple[int, int | None], ...]:
-    found: Sequence[Any] = _ask(nvml, (), nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    found: Sequence[Any] = _ask(nvml, (), "ComputeRunningProcesses", handle)
     # nvidia-ml-py makes None of NVML_VALUE_NOT_AVAILABLE
     sizes = ((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)
     return tuple((pid, held) for pid, held in sizes if pid != own_pid and held != 0)
 
 
-def _ask(nvml: Any, otherwise: T, call: Callable[..., T], *args: Any) -> T:
-    """The result of a call that old drivers, MIG instances and integrated GPUs may not have; `otherwise` then."""
+def _ask(nvml: Any, otherwise: T, name: str, *args: Any) -> T:
+    """The result of a function that old drivers, MIG instances, integrated GPUs or dask-hip may not have; `otherwise` then."""
+    call: Callable[..., T] = getattr(nvml, f"nvmlDeviceGet{name}", lambda *_: otherwise)
     try:
         return call(*args)
     except nvml.NVMLError as error:

@@ -79,6 +79,8 @@ def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) 
 
 #: Integers, and sizes in bytes, from here on are refused: no message between ranks could have them.
 LARGEST = 1 << 63
+#: Bytes below which a memory limit is refused: Dask accepts 64 as well, and then kills every process of the worker.
+LEAST_MEMORY = 1 << 20
 #: Levels of lists and mappings in a value: JSON, pickle and repr call themselves for each, and end at about a thousand.
 MOST_LEVELS = 100
 
@@ -325,6 +327,10 @@ def _memory(setting: Setting, value: Any, source: Source) -> Any:
         raise _Unexpected from None
     if size is not None and size >= LARGEST:
         raise _Unexpected("less than 2**63 bytes")
+    if isinstance(size, int) and 0 < size < LEAST_MEMORY:
+        raise _Unexpected(
+            "1 MiB or more, with a unit such as '64GB', a fraction up to 1, 'auto' or 0 (no limit)"
+        )
     return value
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from dask_gpu_mpi.base.text import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.model import Setting
@@ -182,8 +181,7 @@ SET_ELSEWHERE = {
 }
 
 
-#: Bytes below which a `memory_limit` is refused: Dask accepts 64 as well, and then kills every process of the worker.
-MEMORY, LEAST_MEMORY = Setting("memory", nullable=True), 1 << 20
+MEMORY = Setting("memory", nullable=True)
 #: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
 MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
 
@@ -216,12 +214,7 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
         _check_names(cls, options)
     read = dict(options)
     if any(is_dasks(base) for base in cls.__mro__):
-        limit = convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
-        if 1 < (parse_memory_limit(limit) or 0) < LEAST_MEMORY:
-            raise OptionError(
-                f"worker_options: memory_limit: {show(limit)} is less than a process needs",
-                expected="1 MiB or more, or 0 (no limit)",
-            )
+        convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
         if isinstance(below := read.get("worker_class"), str):
             read["worker_class"] = import_worker_class(below)
     return read

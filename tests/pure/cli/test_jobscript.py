@@ -102,9 +102,13 @@ def test_where_a_script_is_saved(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for path in ("/dev/null", tmp_path / "pipe"):
-        assert saved(path) == (0, "", "")
+        assert saved(path) == (0, "", f"dask_gpu_mpi: {path} is written. Submit it: sbatch < {path}\n")
     assert os.read(reader, 100).startswith(b"#!")
     os.close(reader)
+    assert saved(tmp_path / "job")[0] == 0
+    (tmp_path / "job").write_text("of the user")
+    assert saved(tmp_path / "job")[2].endswith("/job' exists. Fix: remove it, or choose another name\n")
+    assert (tmp_path / "job").read_text() == "of the user"
 
 
 @pytest.mark.parametrize("number", [10**5000, 5400, True], ids=["huge", "base 60", "true"])

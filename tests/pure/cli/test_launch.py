@@ -168,6 +168,10 @@ def test_the_workers_directory_is_in_their_container(
             "No such option '--nodes'. A job runs on all its nodes. Fix: leave it out; jobscript has it",
         ),
         (["-n", "0", "my.py"], "0 is not in the range"),
+        (
+            ["-n", "4", "--ranks-per-node", "2", "my.py"],
+            "launch: -n 4 with --ranks-per-node 2 (expected one of them)",
+        ),
         (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
         (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
         (

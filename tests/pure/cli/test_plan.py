@@ -56,6 +56,11 @@ def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
     assert says in error
 
 
+def test_a_shape_without_nodes() -> None:
+    said = "command line: --gpus-per-node without --nodes (expected --nodes N"
+    assert said in plan("--gpus-per-node", "4", rc=2)
+
+
 def test_the_picture(tmp_path: Path) -> None:
     made = make_plan(hypothetical_job(2, 1, 2), Options())
     picture = tmp_path / "plan.svg"

@@ -74,6 +74,27 @@ def test_the_likely_cause_if_none_is_visible(environ: dict[str, str], file: str,
     assert why_none(environ, "nvidia-smi", lambda path: path == file).startswith(fix)
 
 
+class HipNvml(Nvml):
+    """dask-hip's pynvml: some functions are missing, and texts are bytes."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.removeprefix("nvmlDeviceGet") in ("PciInfo", "MemoryAffinity", "ComputeMode", "MigMode"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def nvmlDeviceGetUUID(self, device: Any) -> Any:
+        return super().nvmlDeviceGetUUID(device).encode()
+
+    def nvmlDeviceGetName(self, device: Any) -> Any:
+        return super().nvmlDeviceGetName(device).encode()
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-1"])
+def test_gpus_of_amd_with_the_pynvml_of_dask_hip(visible: str) -> None:
+    (seen,) = visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, HipNvml(device(0), device(1)))
+    assert (seen.uuid, seen.name, seen.pci, seen.numa, seen.exclusive) == ("GPU-1", "A100", "", -1, False)
+
+
 def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
     found = take_inventory(1, 2, {}, (), pid=7, contexts=["GPU-0"])
     assert (found.rank, found.world_size, found.pid, found.visible) == (1, 2, 7, None)

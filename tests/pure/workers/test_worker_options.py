@@ -236,9 +236,7 @@ def test_values_are_for_the_class_but_for_a_limit_that_kills_each_process(cls: t
     options = {"nthreads": "many", "lifetime": 0, "resources": 3}
     assert read_worker_options(cls, options) == options
     for value in ("64", 64, "4 kB"):
-        assert f"memory_limit: {value!r} is less than a process needs (expected 1 MiB" in refused(
-            cls, memory_limit=value
-        )
+        assert "expected 1 MiB or more" in refused(cls, memory_limit=value)
     assert "memory_limit: invalid value '4XB' (expected bytes" in refused(cls, memory_limit="4XB")
     for right in (None, 0, 0.5, 1, "auto", "2 MiB"):
         read_worker_options(cls, {"memory_limit": right})
