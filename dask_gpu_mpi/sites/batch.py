@@ -100,9 +100,9 @@ class Requeue:
         return False
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command of the batch system, with the signals that `launch` has blocked."""
+        """Run a command of the batch system, with the signals that `launch` has blocked; the next job starts in this directory."""
         unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
-        return run_command(command, environ, REQUEUE_TIMEOUT, prepare=unblock)
+        return run_command(command, environ, REQUEUE_TIMEOUT, cwd=".", prepare=unblock)
 
     def rerun(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Run the command that requeues the job; whether it succeeded, and if not, report it."""
