@@ -202,12 +202,12 @@ def run_launch(
             begin = time.monotonic()
             code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
             if code or runner.stopped_by:
-                return code or 128 + (runner.stopped_by or 0)
+                return _code_of(code, runner)
             say(f"launch: --stage: each node has its copy after {time.monotonic() - begin:.1f} s")
         if launch.check:
             code = runner.run(launch.check, child, preflight=True, ranks=launch.ranks)
             if code or runner.stopped_by:
-                return code or 128 + (runner.stopped_by or 0)
+                return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
         noted, lost = _noted(launch.mark) if launch.mark else (None, False)
         # ssh ends with 255 if its connection is lost, and Open MPI's mpirun with the code of ssh, or with 0
@@ -232,6 +232,11 @@ def run_launch(
                 stack.pop_all()
             return 75 if answer is None else answer
     return 1 if lost_node else code
+
+
+def _code_of(code: int, runner: Runner) -> int:
+    """The exit code of a step before the job: of a signal that has ended it, since launchers have different ones (Hydra: 15)."""
+    return code if runner.stopped_by is None else 128 + runner.stopped_by
 
 
 def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None:

@@ -347,6 +347,14 @@ def test_copies_are_removed_unless_the_job_comes_again(
     assert (tmp_path / "order").read_text().split() == order.split()
 
 
+@pytest.mark.parametrize("step", ["stage", "check"])
+def test_a_signal_before_the_job_is_the_exit_code(step: str) -> None:
+    """MPICH's launcher ends with 15 then."""
+    ends = "import os, signal, time; signal.signal(15, lambda *_: os._exit(15)); os.kill(os.getppid(), 15); time.sleep(30)"
+    more = {"stage": (sys.executable, "-c", ends), "unstage": ("true",)} if step == "stage" else {}
+    assert ran("print('run')", check=ends if step == "check" else "", more=repr(more)) == (143, "")
+
+
 def test_copies_that_hang_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
