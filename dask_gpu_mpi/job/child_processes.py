@@ -157,16 +157,17 @@ def _forget_settings(config: Any, path: str, own: str | None) -> None:
     content = config.merge(*config.collect_yaml([path]))
     config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
     without = config.merge(*config.defaults, config.collect(config.paths))
-    for key, value in _leaves(content):
+    for key, value in leaves(content):
         other = config.get(key, None, config=without)
         if other != value and config.get(key, None) == value:
             config.set({key: other})
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration of Dask, with dots, and their values."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -100,7 +100,7 @@ class Requeue:
         return False
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command of the batch system, with the signals that `launch` has blocked; the next job starts in this directory."""
+        """Run a command of the batch system here, where the next job starts, with the signals that `launch` has blocked."""
         unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
         return run_command(command, environ, REQUEUE_TIMEOUT, cwd=".", prepare=unblock)
 
@@ -244,6 +244,10 @@ class BatchSystem:
 
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
+        return False
+
+    def ends_job(self, environ: Mapping[str, str], ask: Ask) -> bool:
+        """Whether it is ending the job of `launch`, which was signalled."""
         return False
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:

@@ -151,6 +151,10 @@ class Slurm(BatchSystem):
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         return in_batch_script(environ) and launcher not in (self.launcher, LOCAL.kind)
 
+    def ends_job(self, environ: Mapping[str, str], ask: Ask) -> bool:
+        """Slurm also signals a batch script alone (``scancel --batch``), and then the job goes on."""
+        return ask(["squeue", "-h", "-j", _task(environ), "-o", "%T"]).strip() != "RUNNING"
+
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         again = ["scontrol", "requeue", _task(environ)]
         may = job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0)
