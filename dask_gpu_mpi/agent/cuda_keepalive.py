@@ -60,6 +60,7 @@ def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> subpro
             # While it is in the driver it can't be killed, and a launcher waits for the end of these two streams.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            cwd="/",
             start_new_session=True,
         )
     return None

@@ -85,13 +85,14 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def import_path() -> list[str]:
     """``sys.path`` for the agent, and for MPI's process.
 
-    The empty entry stands for the working directory; Python ignores entries that are not str.
+    The empty entry stands for the working directory, in which MPI's process is not; Python ignores entries that are not str.
     """
     try:
         here = os.getcwd()
     except FileNotFoundError:  # it was deleted: nothing can be imported from there
         here = ""
-    return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
+    entries = [entry or here for entry in sys.path if isinstance(entry, str)]
+    return [os.path.join(here, entry) for entry in entries if entry]
 
 
 #: Options of Python by the name that they have in ``sys.flags``, as their number there says how often they were given.

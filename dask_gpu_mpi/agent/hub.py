@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import struct
@@ -24,6 +25,8 @@ _LENGTH = struct.Struct("<I")
 LARGEST = 64 << 20
 #: Seconds for a visitor's TLS handshake and first message.
 HANDSHAKE = 60.0
+#: Errors of a connection whose other side no longer answers.
+SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
 def encode(kind: str, payload: Any) -> bytes:
@@ -135,6 +138,8 @@ class Hub:
         self._on_event = on_event
         self._on_lost = on_lost
         self.connections: dict[int, Connection] = {}
+        #: Whether a node has stopped to answer.
+        self.has_lost_node = False
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -165,8 +170,10 @@ class Hub:
                 self._on_event(Event(rank, kind, payload))
                 kind, payload = await connection.receive()
         # Cancelled at the end of the agent, of which asyncio would print a traceback.
-        except (EOFError, OSError, PlainDataError, asyncio.CancelledError):
+        except (EOFError, PlainDataError, asyncio.CancelledError):
             pass
+        except OSError as error:
+            self.has_lost_node |= error.errno in SILENT
         finally:
             connection.close()
             if self.connections.get(rank) is connection:

@@ -239,8 +239,10 @@ class Leader:
         A launcher ends with another code if a rank was killed. Below Slurm, Open MPI 5's ``mpirun`` ends with code 0 when it has
         lost one of its daemons, which a job script would not notice.
         """
-        if self._mark is None or (ending.lost_ranks and not self._options.survives):
-            return  # the launcher ends with another code, or has lost a node
+        # A launcher does not notice a node that is silent, and waits for it. It ends by itself after another loss.
+        ends_itself = ending.lost_ranks and not (self._options.survives or self._hub.has_lost_node)
+        if self._mark is None or ends_itself:
+            return
         more = " lost" if ending.has_lost_too_many else ""
         code = 1 if ending.lost is not None and not ending.code else ending.code
         text = f"{code}{more}\n" if ending.lost_ranks and code is not None else ""

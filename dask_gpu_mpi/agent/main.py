@@ -158,6 +158,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     import dask
 
     from dask_gpu_mpi.network.listeners import guard_listeners
+    from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
     from dask_gpu_mpi.workers.plugins import SAFE_PATH
     from dask_gpu_mpi.workers.worker_options import read_worker_options
 
@@ -175,6 +176,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)
+    follow_cudf_spill(worker_options)  # for the scheduler
     if options.worker_ucx is WorkerUcx.ALL and (missing := missing_ucx(device_memory=False)):
         raise InputError(
             f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -19,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.agent.forkserver import end_left_behind
-from dask_gpu_mpi.agent.hub import Connection, connect, encode
+from dask_gpu_mpi.agent.hub import SILENT, Connection, connect, encode
 from dask_gpu_mpi.agent.lead import Leader
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.failures import Failure, report_error
@@ -72,8 +71,6 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between checks whether the rank is still the parent.
 PARENT_INTERVAL = 1.0
-#: Errors of a connection whose other side no longer answers.
-SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 #: Kinds of the hub's messages that the rank gets, besides those that the agent acts on.
 FOR_RANK = (Kind.DONE, Kind.CLIENT, Kind.SIGNAL, Kind.BUSY)
 

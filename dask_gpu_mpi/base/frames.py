@@ -65,15 +65,20 @@ def write_frame(
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
+
+    def wait() -> None:
+        if not poller.poll(1000 * patience):
+            raise TimeoutError(f"the other side of the pipe reads nothing for {patience:g} s")
+
     if fds:
+        wait()
         sock = socket.socket(fileno=fd)
         try:
             data = data[socket.send_fds(sock, [data[:1]], fds) :]
         finally:
             sock.detach()
     while data:
-        if not poller.poll(1000 * patience):
-            raise TimeoutError(f"the other side of the pipe reads nothing for {patience:g} s")
+        wait()
         # So much fits in then; the descriptor may block or not, which Python changes with `socket.setdefaulttimeout`.
         data = data[os.write(fd, data[: select.PIPE_BUF]) :]
 

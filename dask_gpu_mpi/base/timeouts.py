@@ -4,7 +4,7 @@
 
 #: Rank 0 reports the ranks that have not come to the meeting.
 NAME_MISSING = 0.5
-#: This much later another rank reports in place of rank 0, if that is missing itself.
+#: This much later rank 1 reports in place of rank 0, if that is missing itself; see `in_place_of_rank_0`.
 RANK_0_GRACE = 2.0
 #: Ranks report those of their node that are stopped, while MPI waits for them.
 NAME_STOPPED = 4.0
@@ -12,7 +12,7 @@ NAME_STOPPED = 4.0
 MPI_GRACE = 6.0
 #: Rank 0 assumes that its agent, which leads the start, hangs, and reports it.
 HANGING = 9.0
-#: The other ranks assume that rank 0 is dead.
+#: Rank 1 assumes that rank 0 is dead.
 RANK_0_LOST = 30.0
 
 #: From the start, for the ranks to find each other and report, if the options that set a limit can't be read.
@@ -87,6 +87,17 @@ KILLING = 2.0
 LAUNCHER_PATIENCE = 10.0
 #: An agent ends if its rank sends nothing.
 UNCONFIGURED = 3600.0
+
+
+def in_place_of_rank_0(rank: int) -> float:
+    """Seconds after rank 0 at which another rank reports and ends the job, if all before it are silent as well.
+
+    Most are silent together because their node is. Few report at the same time, and the last of a large job is not too late.
+
+    >>> [in_place_of_rank_0(rank) for rank in (0, 1, 2, 3, 4, 7, 1024)]
+    [0.0, 2.0, 4.0, 5.0, 6.0, 7.0, 22.0]
+    """
+    return RANK_0_GRACE * (rank.bit_length() + (0.5 if rank & (rank - 1) else 0.0))
 
 
 def closing_slack(shutdown_timeout: float) -> float:

@@ -157,6 +157,9 @@ def initialize(
         return session
     code = member.serve()
     if not exit:
+        from dask_gpu_mpi.job.dask_client import refuse_clients
+
+        refuse_clients()
         return False
     sys.exit(code)
 
@@ -247,16 +250,16 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         The path of ``--scheduler-file``. None, in a job's script and in processes that it has started on its node: the job's
         cluster, as by a plain ``Client()``. If there is no cluster, that is an error, and no ``LocalCluster`` starts.
     **kwargs
-        For ``distributed.Client``.
+        For ``distributed.Client``. `timeout` is also that for the file to appear, unless the client is asynchronous.
 
     Raises
     ------
     InputError
-        The file does not exist, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
+        The file has not appeared, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
         cluster's certificate is not valid by this node's clock.
     """
     import dask
-    from distributed import Client, Security
+    from distributed import Client
 
     if scheduler_file is None:
         address = dask.config.get("scheduler-address", None)
@@ -267,14 +270,15 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
                 fix="start the job with --scheduler-file FILE, and call connect(FILE)",
             )
         return Client(address, **kwargs)
-    from dask_gpu_mpi.job.dask_client import client_with_link
+    from dask_gpu_mpi.job.dask_client import client_with_link, security_of
     from dask_gpu_mpi.network.credentials import clock_problem
-    from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
+    from dask_gpu_mpi.network.scheduler_file import read_scheduler_file, wait_for_scheduler_file
 
+    if not kwargs.get("asynchronous"):  # the wait would block the client's event loop
+        wait_for_scheduler_file(scheduler_file, kwargs.get("timeout"))
     target = read_scheduler_file(scheduler_file)
-    if target.config and "security" not in kwargs:
-        with dask.config.set(target.config):
-            kwargs["security"] = Security()
+    if (security := security_of(target.address, target.config)) is not None:
+        kwargs.setdefault("security", security)
     try:
         return client_with_link(target.dashboard)(target.address, **kwargs)
     except OSError as error:

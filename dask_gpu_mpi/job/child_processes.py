@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -36,7 +37,7 @@ def refuse_children() -> None:
     is_again = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
     is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-    if is_again and rank.isdecimal() and is_child_of(int(rank)):
+    if is_again and re.fullmatch(r"[0-9]{1,10}", rank) and is_child_of(int(rank)):
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",
             expected="once per rank",
@@ -52,6 +53,8 @@ def refuse_children() -> None:
 # remove at the end, and no key is ever in a folder, an environment or a command line.
 
 CONFIG = "DASK_CONFIG"
+#: The whole configuration of a program that Dask has started this one from; it wins over files.
+INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 #: Environment variable: JSON of our file's path, and of the user's variables that it replaces. A job that the script starts gets
 #: these variables again (`forget_cluster`).
 BEFORE = "DGM_DASK_BEFORE"
@@ -71,11 +74,17 @@ class ClusterFile:
         own = os.environ.get(CONFIG, "")
         # The user's file is included, since Dask reads one only. A pipe has been read, and opening it again could wait forever.
         regular = os.path.isfile(own) or os.path.isdir(own)
-        content = dask.config.merge(*dask.config.collect_yaml([own] if regular else []))
+        before = {name: os.environ[name] for name in _overriding(os.environ, settings)}
+        variables = {name: value for name, value in before.items() if name != CONFIG}
+        # a variable may have more values than those that we set
+        content = dask.config.merge(
+            *dask.config.collect_yaml([own] if regular else []), dask.config.collect_env(variables)
+        )
         dask.config.set(settings, config=content)
         self._file = Held(_nameless_file(yaml.safe_dump(content)))
         self.path = f"/proc/{os.getpid()}/fd/{self._file.fd}"
-        before = {name: os.environ.pop(name) for name in [*_overriding(os.environ, settings)]}
+        for name in before:
+            del os.environ[name]
         os.environ.update({CONFIG: self.path, BEFORE: json.dumps([self.path, before])})
 
     def close(self) -> None:
@@ -118,11 +127,11 @@ def _restore(environ: MutableMapping[str, str], path: str, before: Mapping[str, 
 
 
 def _overriding(environ: Iterable[str], settings: Mapping[str, Any]) -> Iterator[str]:
-    """The variables that Dask would read instead of our file: `CONFIG`, and any of a key that we set."""
+    """The variables that Dask would read instead of our file: `CONFIG`, and any of a key that we set, or around or below one."""
     for name in environ:
-        key = name.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-")
-        ours = any(f"{key}.".startswith(f"{setting}.") for setting in settings)
-        if name == CONFIG or (name.startswith("DASK_") and ours):
+        key = name.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-") + "."
+        ours = any(f"{each}.".startswith(key) or key.startswith(f"{each}.") for each in settings)
+        if name in (CONFIG, INHERITED) or (name.startswith("DASK_") and ours):
             yield name
 
 
@@ -148,16 +157,17 @@ def _forget_settings(config: Any, path: str, own: str | None) -> None:
     content = config.merge(*config.collect_yaml([path]))
     config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
     without = config.merge(*config.defaults, config.collect(config.paths))
-    for key, value in _leaves(content):
+    for key, value in leaves(content):
         other = config.get(key, None, config=without)
         if other != value and config.get(key, None) == value:
             config.set({key: other})
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration of Dask, with dots, and their values."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

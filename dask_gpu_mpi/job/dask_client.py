@@ -6,11 +6,16 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import listed
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job.child_processes import leaves
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.dask_config import is_configured
 
@@ -31,8 +36,20 @@ def security_of(address: str, config: Mapping[str, Any]) -> Any:
     import dask
     from distributed import Security
 
+    complete_defaults()
     with dask.config.set(config):
         return Security()
+
+
+def complete_defaults() -> None:
+    """Add what is missing in Dask's configuration of the defaults of its packages.
+
+    ``with dask.config.set({"distributed.x": 1}): initialize()`` removes the whole section ``distributed`` at its end, if that was
+    not there at its beginning: `initialize` has imported distributed, which registers the section.
+    """
+    import dask.config
+
+    dask.config.update(dask.config.config, dask.config.merge(*dask.config.defaults), priority="old")
 
 
 def shuffle_settings(plan: Plan) -> dict[str, str]:
@@ -74,6 +91,8 @@ _address: str | None = None
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
+#: Whether `initialize` has returned False in this process.
+_returned_false = False
 #: The warnings that were printed: one of each is enough.
 _warned: set[str] = set()
 
@@ -106,7 +125,8 @@ def close_clients(address: str) -> None:
 
 def has_lost_client() -> bool:
     """Whether a client has lost its scheduler, and tries to connect again."""
-    return any(client.status == "connecting" for client in list(_clients))
+    # a client whose constructor has failed has no status
+    return any(getattr(client, "status", None) == "connecting" for client in list(_clients))
 
 
 def abandon_clients(address: str) -> None:
@@ -129,8 +149,24 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
     twice, by this and by `Session.close`.
     """
-    global _address, _made_client, _before_shutdown
-    _address, _made_client, _before_shutdown = address, False, before_shutdown
+    global _address, _made_client, _before_shutdown, _returned_false
+    _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
+    _local_computation.begin()
+    _replace_methods()
+
+
+def refuse_clients() -> None:
+    """Let ``Client()`` fail from now on, and `LocalCluster` warn: `initialize` returns False on this rank.
+
+    A script that does not check that would start a cluster of Dask's own here, and compute everything again.
+    """
+    global _returned_false
+    _returned_false = True
+    _replace_methods()
+
+
+def _replace_methods() -> None:
+    """Replace the methods of Dask, once in this process."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -140,16 +176,26 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
 
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
-        if _address is not None:
+        if _address is not None or _returned_false:
             _warn_of_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
 
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
         global _made_client
+        complete_defaults()
+        elsewhere = address or kwargs.get("scheduler_file") or dask.config.get("scheduler-address", None)
+        if _returned_false and not elsewhere:
+            raise InputError(
+                "Client: initialize(exit=False) has returned False on this rank, and the cluster of the job has ended",
+                expected="a client on the rank on which initialize returns a session; here it would be one of another cluster",
+                fix="if initialize(exit=False): ..., or leave exit=False out",
+            )
         _clients.add(self)
         of = getattr(address, "scheduler_address", address)  # a cluster has one
         if not isinstance(of, str) or of == _address:
+            if _at_start is not None and not _made_client:
+                _at_start.warn_of_changes()
             _made_client = True
         if (
             address is None
@@ -175,8 +221,9 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
 
 def prefer_no_cluster() -> None:
     """The job's cluster is over, and the script may start another one."""
-    global _address
-    _address = None
+    global _address, _at_start
+    _address = _at_start = None
+    _local_computation.end()
 
 
 def made_client() -> bool:
@@ -184,14 +231,114 @@ def made_client() -> bool:
     return _made_client
 
 
+class _LocalComputation:
+    """Notes whether this process computes with Dask without a client; Dask calls `Callback` for such computations only."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._callback: Any = None
+
+    def begin(self) -> None:
+        """Note those from now on."""
+        from dask.callbacks import Callback
+
+        self.end()
+        self.seen = False
+        self._callback = Callback(start=self._note)
+        self._callback.register()
+
+    def end(self) -> None:
+        """Note no more of them. May be called again."""
+        if self._callback is not None:
+            self._callback.unregister()
+            self._callback = None
+
+    def _note(self, graph: Any) -> None:
+        self.seen = True
+
+
+_local_computation = _LocalComputation()
+
+
+def computed_locally() -> bool:
+    """Whether this process has computed with Dask, and without a client, since it has a session."""
+    return _local_computation.seen
+
+
+#: Sections of Dask's configuration that scheduler and workers read.
+_READ_ELSEWHERE = tuple(f"distributed.{name}." for name in ("comm", "nanny", "scheduler", "worker"))
+
+
+class AtStart:
+    """The process of a script at its start, which is also that of the workers: the cluster of a command starts first."""
+
+    def __init__(self) -> None:
+        self._directory = os.getcwd()
+        self._path = [*sys.path]
+        self._environ = {**os.environ}
+        self._config = _read_elsewhere()
+
+    def changes(self) -> list[str]:
+        """What the script has set since, and the workers do not have.
+
+        Packages set variables when they are imported, in workers too. So only those count that are in the script's text.
+        """
+        try:
+            text = inspect.getsource(sys.modules["__main__"])
+        except (OSError, TypeError):  # of -c
+            text = ""
+        changed = [name for name in os.environ if os.environ[name] != self._environ.get(name)]
+        # packages, such as setuptools, add their own folders
+        added = [each for each in sys.path if each not in self._path and not each.startswith(sys.prefix)]
+        now, before = _read_elsewhere(), self._config
+        return [
+            *(f"the variable {name}" for name in changed if name in text),
+            *(["the working directory"] if os.getcwd() != self._directory else []),
+            *(f"{each!r} in sys.path" for each in added),
+            *(f"{key} of Dask's configuration" for key in now if now[key] != before.get(key)),
+        ]
+
+    def warn_of_changes(self) -> None:
+        """Warn of these changes, if there are any."""
+        if changes := self.changes():
+            say(
+                f"warning: Client: the workers do not have what the script has set since its start: {listed(changes)}. Fix: set "
+                "it before the command (NAME=VALUE, PYTHONPATH, cd, DASK_...), or start the script without the command, and call "
+                "initialize() after that"
+            )
+
+
+def _read_elsewhere() -> dict[str, Any]:
+    import dask
+
+    return {key: value for key, value in leaves(dask.config.config) if key.startswith(_READ_ELSEWHERE)}
+
+
+#: For the script of a command, until its first client.
+_at_start: AtStart | None = None
+
+
+def note_start() -> None:
+    """Note the state of this process: the script of a command begins now."""
+    global _at_start
+    _at_start = AtStart()
+
+
 def _warn_of_cluster(kind: str) -> None:
     """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
-    if kind not in _warned:
-        _warned.add(kind)
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    if _returned_false:
         say(
-            f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
-            "which connects to the job's cluster"
+            f"warning: {kind}: initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. "
+            "Fix: if initialize(exit=False): ..., unless each rank is to have its cluster"
         )
+        return
+    say(
+        f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
+        "which connects to the job's cluster"
+    )
 
 
 def _without_cluster_options(

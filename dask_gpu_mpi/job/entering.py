@@ -31,6 +31,7 @@ from dask_gpu_mpi.base.timeouts import (
     RANK_0_GRACE,
     RANK_0_LOST,
     UNHEARD,
+    in_place_of_rank_0,
 )
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
@@ -396,7 +397,8 @@ class Entering:
                 self._deadline = max(self._deadline, time.monotonic() + payload)
             case Kind.GONE:
                 time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
-                raise self._lost_rank_0("the connection to its agent has ended while the cluster started")
+                found = "the connection to its agent has ended while the cluster started"
+                raise self._lost_rank_0(found, reported=rank != 1)
             case Kind.FAIL:
                 failure, fatal = payload
                 error = failure.error(reported=rank != COORDINATOR)
@@ -500,12 +502,8 @@ class Entering:
                 self._asked_neighbours = True
                 # of the other ranks of this host: a missing rank can't report itself
                 meeting.report_neighbours(launcher_check.neighbours(os.getpid()))
-            if over > NAME_MISSING + (0.0 if is_first else RANK_0_GRACE):
-                raise StartupError(
-                    meeting.missing_problem(allocated_hosts()),
-                    reported=not is_first and rank != 1,
-                    fatal=True,
-                )
+            if over > NAME_MISSING + in_place_of_rank_0(rank):
+                raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
             return
         if is_first and over > 0 and rank not in self._entered and self._failure is None:
             self._fail(
@@ -525,7 +523,7 @@ class Entering:
                 where=f"rank {rank} of {self._world.size} on {self._host}",
                 fatal=True,
             )
-        if not is_first and over > RANK_0_LOST:
+        if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
             raise self._lost_rank_0()
         if (
             self._coordinator is None
@@ -538,12 +536,14 @@ class Entering:
             error.fatal = True
             raise error
 
-    def _lost_rank_0(self, found: str = f"no response before {DEADLINE}") -> StartupError:
+    def _lost_rank_0(
+        self, found: str = f"no response before {DEADLINE}", *, reported: bool = False
+    ) -> StartupError:
         return StartupError(
             found,
             where="rank 0",
             fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
-            reported=self._world.rank != 1,
+            reported=reported,
             fatal=True,
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 from dask_gpu_mpi.agent.ending import LOST, report_lost_cluster
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.frames import Held, wait_until_read
-from dask_gpu_mpi.base.signals import Signals, is_ours
+from dask_gpu_mpi.base.signals import Signals, is_ours, undisturbed
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, NODE_LOST, TERM_GRACE, closing_slack
 from dask_gpu_mpi.errors import ClusterLostError
@@ -386,12 +386,13 @@ class Member:
         code = outcome.failure()
         if code is None:
             return
-        time.sleep(FAILED_GRACE if self.rank else 0.0)
-        say(
-            f"error: rank {self.rank} of {self.joined.size} has failed (exit code {code}), and other ranks may wait for it in "
-            "MPI; aborting the job. Fix: catch the exception on that rank, if all are to continue"
-        )
-        self.joined.world.abort(code)
+        with undisturbed():  # if several ranks fail, the launcher signals the others after the first abort
+            time.sleep(FAILED_GRACE if self.rank else 0.0)
+            say(
+                f"error: rank {self.rank} of {self.joined.size} has failed (exit code {code}), and other ranks may wait for it "
+                "in MPI; aborting the job. Fix: catch the exception on that rank, if all are to continue"
+            )
+            self.joined.world.abort(code)
 
     def _leave(self, *, final: bool = True) -> None:
         """Wait until this rank's part has closed, and, if the job ends, end its agent; in a script that continues it stays.

@@ -126,23 +126,6 @@ def is_reporting() -> bool:
 
 # `sys.excepthook` while this process is part of a cluster.
 
-#: Part of an error of cuDF that a worker option causes in the script, and the advice.
-SPILL_ERROR = "without a global spill manager"
-SPILL_ADVICE = (
-    "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
-    "cudf.set_option('spill', True) in the script"
-)
-
-
-def _with_causes(error: BaseException) -> list[BaseException]:
-    """An exception and those that have led to it: a failed import may be only the reason of a connection's timeout."""
-    found: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and each not in found:
-        found.append(each)
-        each = each.__cause__ or each.__context__
-    return found
-
 
 class ExceptHook:
     """An uncaught error of ours ends the script with its line and its exit code; the hook of before gets all others.
@@ -174,8 +157,6 @@ class ExceptHook:
             raise SystemExit(error.exit_code)
         if (label := self._label()) is not None:
             say(label)
-        if any(SPILL_ERROR in text_of(each) for each in _with_causes(error)):
-            say(f"error: {SPILL_ADVICE}")
 
     def retire(self) -> None:
         """Do nothing from now on; a hook of the script that calls this one stays."""

@@ -26,6 +26,7 @@ from dask_gpu_mpi.job.dask_client import (
     DaskSettings,
     abandon_clients,
     close_clients,
+    computed_locally,
     has_lost_client,
     made_client,
     prefer_cluster,
@@ -40,6 +41,7 @@ from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan import Plan
+from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -98,6 +100,7 @@ class ClientEnd:
         import dask
 
         register_defaults()
+        follow_cudf_spill(self.member.joined.options.worker_options)
         prefer_cluster(self._address, self._fetch_record)
         cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
@@ -222,8 +225,9 @@ class ClientEnd:
         """Print a warning if the script has ended well without using the cluster."""
         member = self.member
         code = self._outcome()[1]
-        # not known after sys.exit() in a script with initialize()
-        ended_well = code == 0 or (code is None and outcome.noted() is None)
+        # It may have called sys.exit: that is how argparse ends a script after --help, and nobody notes it with `initialize`.
+        ended = outcome.noted() == outcome.outcome_of_error(None)
+        ended_well = ended or (not code and computed_locally())
         if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "

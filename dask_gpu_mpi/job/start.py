@@ -65,6 +65,7 @@ def start(
         read_options, comm=comm, leave_open=leave_open, has_client=has_client, check=check
     )
     from dask_gpu_mpi.job.announcement import announce, announce_waiting
+    from dask_gpu_mpi.job.dask_client import note_start
     from dask_gpu_mpi.job.member import Member
     from dask_gpu_mpi.job.session import ClientEnd, Session
 
@@ -87,6 +88,8 @@ def start(
         return member, None
     end = ClientEnd(member, started, on_signal, quiet=quiet)
     _open(end, joined.options, signals)
+    if by_command:
+        note_start()
     joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
     return member, Session(end)
 

@@ -63,7 +63,8 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
         resource.getrlimit(resource.RLIMIT_RSS)[1] if resident is None else resident,
     ]
     for group in _groups(proc, "memory"):
-        for file in ("memory.max", "memory.limit_in_bytes"):
+        # above "high" the kernel takes pages away, which slows the processes down
+        for file in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             # "no limit" is "max" in v2, which is no number, and 2**63 less a page in v1, which is no minimum
             limits += _numbers(_read(group / file))
         # has the limits of ancestors that a container hides, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import sys
@@ -159,7 +160,16 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
 
 
 def _remove_tree(path: str, limit: float) -> bool:
-    """Remove entries until `limit` (monotonic seconds); whether anything was removed.
+    """Remove a folder until `limit` (monotonic seconds); whether anything was removed."""
+    removed = remove_contents(path, limit)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+        removed = True
+    return removed
+
+
+def remove_contents(path: str, limit: float = math.inf) -> bool:
+    """Remove entries of a folder until `limit` (monotonic seconds); whether anything was removed.
 
     `shutil.rmtree` can't be stopped, and a slow file system takes minutes for spilled data. `os.fwalk` works by descriptors: if
     others may write the parent folder, one may have put a link to another folder of ours in its place.
@@ -167,13 +177,12 @@ def _remove_tree(path: str, limit: float) -> bool:
     removed = False
     with contextlib.suppress(OSError):  # it is gone already
         for _, directories, files, folder in os.fwalk(path, topdown=False):
+            with contextlib.suppress(OSError):
+                os.fchmod(folder, 0o700)  # its owner can't remove entries of a folder that is not writable
             for name in (*files, *directories):
                 if time.monotonic() > limit:
                     return removed
                 removed |= _remove_entry(name, folder)
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
-        removed = True
     return removed
 
 

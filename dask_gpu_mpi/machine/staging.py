@@ -2,11 +2,12 @@
 
 `launch` inspects the archive (`find_stage`) and starts one process on each node (`main`). This process reads the archive once. It
 pipes what it reads into the programs that unpack it. The SHA-256 comes by the command line, and nothing of the copy is run before
-it is compared. A marker, written last, makes a copy complete.
+it is compared. A marker, written last, makes a copy complete. At the end another process on each node removes the copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -15,16 +16,23 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import IO, Any
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
 from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text, make_scratch
+from dask_gpu_mpi.machine.scratch import (
+    exposed_folder,
+    exposed_text,
+    make_scratch,
+    remove_contents,
+    remove_scratch,
+)
 from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
@@ -38,8 +46,8 @@ PROGRAMS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz",
 SQUASHFS = b"hsqs"
 #: The end of each tar file, without which a part of it is missing.
 TAR_END = bytes(1024)
-#: Seconds for a program of the copy.
-PROGRAM_TIMEOUT = 300.0
+#: Seconds for a program of the copy, and for the removal of one, which `launch` ends soon after that.
+PROGRAM_TIMEOUT, REMOVAL_TIMEOUT = 300.0, 100.0
 #: Imports what a rank does; loading the library fails on a disk from which nothing may be run.
 PROBE = """
 import mpi4py
@@ -86,10 +94,15 @@ def find_stage(source: str, local: str, *, job: str) -> Stage:
 
 
 def main() -> None:
-    """The process on a node: its arguments are the words of `Stage`, and the version text of the MPI library."""
-    source, folder, size, digest, library = sys.argv[1:]
+    """The process on a node: its arguments are those of `make_copy`, or the folder of a copy to remove."""
+    # libraries read files of the working directory, where others may have put some
+    os.chdir("/")
     die_with_parent(os.getppid())
     host = socket.gethostname()
+    if len(sys.argv) == 2:
+        remove_copy(sys.argv[1], host)
+        return
+    source, folder, size, digest, library = sys.argv[1:]
     try:
         try:
             make_copy(Stage(source, folder, int(size), digest), library, host)
@@ -102,23 +115,18 @@ def main() -> None:
 
 def make_copy(wanted: Stage, library: str, host: str) -> None:
     """Make the copy on this node, unless it is complete; `launch` removes the part of one that fails."""
-    parent, marker = os.path.dirname(wanted.folder), os.path.join(wanted.folder, "complete")
-    if exposed := exposed_folder(parent):
-        raise InputError(exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory")
+    marker = _marker_of(wanted.folder)
+    _check_parent(wanted.folder)
     if not os.path.lexists(wanted.folder):
         try:
             make_scratch(wanted.folder)
         except InputError:
             if not os.path.lexists(wanted.folder):
                 raise
-    folder = os.open(wanted.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with _opened(wanted.folder) as folder:
         # a heterogeneous job has several processes on a node: the first one makes the copy, and the others wait
         fcntl.flock(folder, fcntl.LOCK_EX)
-        status = os.fstat(folder)
-        if status.st_uid != os.geteuid():
-            raise InputError(f"{wanted.folder} belongs to another user", fix="another --local-directory")
-        private = stat.S_IMODE(status.st_mode) == 0o700
+        private = stat.S_IMODE(os.fstat(folder).st_mode) == 0o700
         found = _marker(marker).split() if private else []
         if found[1:] and found[1] != host:
             raise InputError(
@@ -129,14 +137,52 @@ def make_copy(wanted: Stage, library: str, host: str) -> None:
             return
         os.fchmod(folder, 0o700)
         remove(marker)
+        remove_contents(wanted.folder)
         if os.listdir(folder):
-            _run(["chmod", "-R", "u+rwX", wanted.folder], "remove it there")
-            _run(["find", wanted.folder, "-mindepth", "1", "-delete"], "remove it there")
+            raise InputError(f"{wanted.folder} can't be emptied", fix="remove it there")
         _unpack(wanted)
         _complete(wanted, library)
         replace(marker, f"{wanted.sha256} {host}".encode())
+
+
+def remove_copy(folder: str, host: str) -> None:
+    """Remove the copy on this node, its marker first; print a line if it is left.
+
+    That is no error, after which a launcher may end the removal on the other nodes.
+    """
+    if not os.path.lexists(folder):
+        return
+    why = ""
+    try:
+        _check_parent(folder)
+        with _opened(folder):
+            remove(_marker_of(folder))
+        remove_scratch(folder, within=REMOVAL_TIMEOUT)
+    except (InputError, OSError) as error:
+        why = f" ({error})"
+    if os.path.lexists(folder):
+        say(f"launch: --stage: {host}: {folder} is left{why}. Fix: remove it there")
+
+
+def _check_parent(folder: str) -> None:
+    if exposed := exposed_folder(os.path.dirname(folder)):
+        raise InputError(exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory")
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    """A descriptor of the folder of a copy. Another user, who may know its name, may have made it, or a link to one of ours."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise InputError(f"{folder} belongs to another user", fix="another --local-directory")
+        yield descriptor
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def _marker_of(folder: str) -> str:
+    return os.path.join(folder, "complete")
 
 
 def _marker(path: str) -> str:

@@ -192,6 +192,7 @@ class MpiChild(PacketWorld):
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), *path],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
+                cwd="/",  # MPI's libraries read files of the working directory, where others may have put some
                 close_fds=False,  # some launchers give a rank a descriptor (PMI_FD)
             )
         except OSError as error:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
 _LINK = re.compile(r"https?://[^\s{}]+")
 #: The configuration that is used of a file. Dask's ``preload`` for example would run code.
 _CONNECTION_KEYS = "distributed.comm."
+#: Seconds between two looks for a file that is not there yet.
+POLL = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,24 @@ def remove_scheduler_file(path: str, identity: str) -> None:
     ):
         if f'"id": {json.dumps(identity)}'.encode() in file.read():  # as `write_scheduler_file` writes it
             os.unlink(name, dir_fd=folder)
+
+
+def wait_for_scheduler_file(path: str | os.PathLike[str], timeout: Any = None) -> None:
+    """Wait until the file is there: its job may still be in the queue.
+
+    `timeout`: seconds, or a text as Dask reads it; None: that of Dask's connections.
+    """
+    import dask
+    from dask.utils import parse_timedelta
+
+    if timeout is None:
+        timeout = dask.config.get("distributed.comm.timeouts.connect", "30s")
+    seconds = float(parse_timedelta(timeout, "s"))
+    limit = time.monotonic() + seconds
+    if not os.path.lexists(path):
+        say(f"waiting up to {seconds:g} s for the scheduler file {os.fspath(path)!r}")
+    while not os.path.lexists(path) and time.monotonic() < limit:
+        time.sleep(POLL)
 
 
 def read_scheduler_file(path: str | os.PathLike[str]) -> Target:

@@ -266,7 +266,7 @@ class Options:
         "interfaces, and the token crosses the network in clear.",
         ("--dashboard-address",), topic="Dashboard, logs and report", resolved=DASHBOARD_ADDRESS)
     log_level: str = option("choice", "warning",
-        "Least severity of the messages that Dask logs.",
+        "Least severity of the messages that Dask logs. debug: the report has the texts of errors as well.",
         ("--log-level",), topic="Dashboard, logs and report",
         choices=("debug", "info", "warning", "error", "critical"))
     log_directory: str | None = option("path", None,

@@ -100,9 +100,9 @@ class Requeue:
         return False
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command of the batch system, with the signals that `launch` has blocked."""
+        """Run a command of the batch system here, where the next job starts, with the signals that `launch` has blocked."""
         unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
-        return run_command(command, environ, REQUEUE_TIMEOUT, prepare=unblock)
+        return run_command(command, environ, REQUEUE_TIMEOUT, cwd=".", prepare=unblock)
 
     def rerun(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Run the command that requeues the job; whether it succeeded, and if not, report it."""
@@ -244,6 +244,10 @@ class BatchSystem:
 
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         """Whether processes of a cancelled job on other nodes are killed as soon as `launch` ends."""
+        return False
+
+    def ends_job(self, environ: Mapping[str, str], ask: Ask) -> bool:
+        """Whether it is ending the job of `launch`, which was signalled."""
         return False
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
@@ -497,13 +501,15 @@ def run_command(
     timeout: float = COMMAND_TIMEOUT,
     *,
     text: str = "",
+    cwd: str = "/",
     prepare: Callable[[], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; exit code `CANNOT_RUN`, and the reason on stderr, if it can't be run, or does not end in time.
 
     `text` is its standard input. `prepare` is called in the child.
 
-    It is not searched in the working directory, where another user may have put it.
+    It is not searched in the working directory, where another user may have put it, nor does it run there without `cwd`: it or
+    its libraries may read files of it.
     """
     search = (os.environ if environ is None else environ).get("PATH", os.defpath)
     path = os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
@@ -519,6 +525,7 @@ def run_command(
             text=True,
             errors="surrogateescape",  # names of jobs may not be UTF-8
             timeout=timeout,
+            cwd=cwd,
             preexec_fn=prepare,
         )
     except subprocess.TimeoutExpired:

@@ -24,14 +24,9 @@ def _main_of(module: str) -> str:
     return f"import sys; sys.flags.safe_path or sys.path.pop(0); from {module} import main; main()"
 
 
-#: Our command line, as by ``-m dask_gpu_mpi``; the process of a node that makes its copy of the environment (``--stage``).
+#: Our command line, as by ``-m dask_gpu_mpi``; the process of a node that makes, or removes, its copy of the environment
+#: (``--stage``).
 START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.machine.staging")
-
-#: Removes a copy on a node. A launcher may end it on the other nodes if it fails on one.
-UNSTAGE = (
-    'rm -f "$0/complete"; chmod -R u+rwX "$0" 2>/dev/null; '
-    'rm -rf "$0" || echo "launch: --stage: $(uname -n): $0 is left. Fix: remove it there" >&2'
-)
 
 #: Options of launchers that may be there several times, and add up.
 _REPEATED = frozenset({"x", "o", "container-mounts"})
@@ -184,7 +179,7 @@ def decide(
         of = request.stage
         source = (of.source, of.folder, str(of.size), of.sha256, library.partition("\n")[0].rstrip("\0"))
         stage = (starter.path, *how, python, "-c", STAGE, *source)
-        unstage = (starter.path, *how, "sh", "-c", UNSTAGE, of.folder)
+        unstage = (starter.path, *how, python, "-c", STAGE, of.folder)
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
     if (container := container_of(request, environ, cwd, bound)) is not None:
         runtime = container.runtime

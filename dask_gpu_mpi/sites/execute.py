@@ -15,6 +15,7 @@ from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
+from dask_gpu_mpi.sites.batch import output_of
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.local import Ranks
 
@@ -23,6 +24,9 @@ END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds before a signal is forwarded. `timeout` and batch systems signal the whole group: the launcher, too, is then ending.
 FORWARD_DELAY = 1.0
+#: The same if the batch system signals the ranks itself: somebody may have signalled this process alone. By default Slurm kills
+#: the ranks of a job after 30 seconds.
+BATCH_DELAY = 35.0
 #: Seconds to wait after the launcher's end. `scancel` makes the ranks write their checkpoint and end, and its signal may arrive
 #: here after that; a cancelled job must not be requeued. Processes on other nodes clean up in this time, before Slurm kills them.
 LINGER = 3.0
@@ -42,9 +46,13 @@ class Runner:
     After ``__enter__``, signals are blocked until `run` or `listen` fetches them, so that none is lost.
     """
 
-    def __init__(self, *, forwards_end: bool, forwards_warning: bool) -> None:
-        #: Whether SIGTERM and SIGINT are forwarded.
-        self.forwards_end = forwards_end
+    def __init__(
+        self, *, end_delay: float, forwards_warning: bool, is_ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        #: Seconds before SIGTERM and SIGINT are forwarded.
+        self.end_delay = end_delay
+        #: Whether the batch system ends the job by itself.
+        self._is_ended = is_ended
         self._warning = forwards_warning
         # a signal that is ignored, as by nohup, stays ignored
         ignored = {number for number in (*END, *WARNING) if signal.getsignal(number) is signal.SIG_IGN}
@@ -125,6 +133,12 @@ class Runner:
             got = signal.sigtimedwait(self._signals, wait)
             if deadline is not None and time.monotonic() >= deadline:
                 deadline = None
+                if self.end_delay >= BATCH_DELAY:
+                    if self._is_ended():
+                        continue
+                    say(
+                        f"launch: the ranks have not ended after {BATCH_DELAY:.0f} s; the launcher gets SIGTERM"
+                    )
                 # Of two SIGINT MPICH's and Slurm's launchers kill the ranks at the second one.
                 child.send_signal(signal.SIGTERM)
             if got is None or got.si_signo == signal.SIGCHLD:
@@ -137,8 +151,8 @@ class Runner:
                 say(f"launch: {signal.Signals(got.si_signo).name} received; ending the job")
             self.stopped_by = signal.Signals(got.si_signo)
             by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
-            if self.forwards_end and not by_terminal and deadline is None:
-                deadline = time.monotonic() + FORWARD_DELAY
+            if not by_terminal and deadline is None:
+                deadline = time.monotonic() + self.end_delay
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode or 0
         code = 128 - code if code < 0 else code
@@ -176,7 +190,11 @@ def run_launch(
             fix="another by --log-directory or DGM_LOGS",
         ) from None
     with (
-        Runner(forwards_end=launch.forwards_end, forwards_warning=not launch.batch.signals_all) as runner,
+        Runner(
+            end_delay=FORWARD_DELAY if launch.forwards_end else BATCH_DELAY,
+            forwards_warning=not launch.batch.signals_all,
+            is_ended=lambda: launch.batch.ends_job(environ, output_of),
+        ) as runner,
         contextlib.ExitStack() as stack,
     ):
         if launch.stage:
@@ -184,15 +202,16 @@ def run_launch(
             begin = time.monotonic()
             code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
             if code or runner.stopped_by:
-                return code or 128 + (runner.stopped_by or 0)
+                return _code_of(code, runner)
             say(f"launch: --stage: each node has its copy after {time.monotonic() - begin:.1f} s")
         if launch.check:
             code = runner.run(launch.check, child, preflight=True, ranks=launch.ranks)
             if code or runner.stopped_by:
-                return code or 128 + (runner.stopped_by or 0)
+                return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
         noted, lost = _noted(launch.mark) if launch.mark else (None, False)
-        lost_node = code == 0 and bool(launch.mark) and not _is_our_mark(launch.mark)
+        # ssh ends with 255 if its connection is lost, and Open MPI's mpirun with the code of ssh, or with 0
+        lost_node = code in (0, 255) and bool(launch.mark) and not _is_our_mark(launch.mark)
         code = code if noted is None else noted
         requeues = requeue is not None and (code == 75 or lost_node or lost)
         if requeues:
@@ -203,8 +222,9 @@ def run_launch(
             return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
             say(
-                f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing, or "
-                "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
+                f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({launch.mark} is "
+                "missing, or another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the "
+                "job again"
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once
@@ -214,8 +234,13 @@ def run_launch(
     return 1 if lost_node else code
 
 
+def _code_of(code: int, runner: Runner) -> int:
+    """The exit code of a step before the job: of a signal that has ended it, since launchers have different ones (Hydra: 15)."""
+    return code if runner.stopped_by is None else 128 + runner.stopped_by
+
+
 def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None:
-    runner.forwards_end = False  # a second signal must not stop it half way
+    runner.end_delay = math.inf  # a second signal must not stop it half way
     if code := runner.run(launch.unstage, environ, preflight=True, within=UNSTAGE_TIMEOUT):
         say(
             f"launch: --stage: {launch.unstage[-1]} may be left on nodes ({launch.unstage[0]} exited with code {code}). Fix: "

@@ -133,7 +133,7 @@ def _at(lines: list[str], beginning: str) -> int:
 def submit(job: JobRequest, text: str) -> str:
     """Submit a script and return the job's number; InputError if there is no such batch system here, or if it fails."""
     system = batch_system(job.system)
-    done = run_command(system.submit, timeout=SUBMIT_TIMEOUT, text=text)
+    done = run_command(system.submit, timeout=SUBMIT_TIMEOUT, text=text, cwd=".")
     answer, complaint = " ".join(done.stdout.split()), " ".join(done.stderr.split())
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:

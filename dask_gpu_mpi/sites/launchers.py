@@ -122,7 +122,7 @@ class Launcher:
     without_input: tuple[str, ...] = ()
     #: Whether it copies this node's variables to all nodes.
     copies = True
-    #: Whether its exit code may be 0 after the loss of a node.
+    #: Whether its exit code may be 0 after the loss of a node, or whether it waits for a node that is silent.
     may_lose_nodes = False
 
     def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
@@ -279,6 +279,7 @@ class Hydra(Launcher):
     families: tuple[Family, ...] = ("mpich", "intel", "cray", "other")
     daemons = ("hydra_pmi_proxy", "pmi_proxy")
     exposes = "end the job"
+    may_lose_nodes = True
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         where: list[str] = []

@@ -15,6 +15,9 @@ GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 #: Parts of a heterogeneous job (MAX_HET_JOB_COMPS in slurm.h: 128).
 MOST_PARTS = 128
 _JOB_END = "SLURM_JOB_END_TIME"
+#: The variable by which a Hydra starts its processes in another way than by srun, by its kind. By itself it chooses srun if there
+#: are Slurm's variables, and waits forever if there is no srun, as in a container.
+_BOOTSTRAP = {"hydra": "HYDRA_BOOTSTRAP", "intel": "I_MPI_HYDRA_BOOTSTRAP"}
 #: With these srun would pass on a part of the variables, cores or GPUs. ``sbatch --export=NONE`` sets the first one.
 _CONFINING = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SLURM_GPU_BIND")
 _MPIRUN = "slurm-mpirun.sbatch"
@@ -127,6 +130,9 @@ class Slurm(BatchSystem):
         if own_launcher:
             return changes
         changes["SLURM_CPU_BIND"] = "none"
+        bootstrap = _BOOTSTRAP.get(launcher, "")
+        if bootstrap and bootstrap not in environ and not ask(["srun", "--version"]):
+            changes[bootstrap] = "ssh"  # it uses none for its own node
         if per_node is not None and per_node > on_node:
             changes["SLURM_GPUS_PER_NODE"] = None
         if copies:
@@ -144,6 +150,10 @@ class Slurm(BatchSystem):
 
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         return in_batch_script(environ) and launcher not in (self.launcher, LOCAL.kind)
+
+    def ends_job(self, environ: Mapping[str, str], ask: Ask) -> bool:
+        """Slurm also signals a batch script alone (``scancel --batch``), and then the job goes on."""
+        return ask(["squeue", "-h", "-j", _task(environ), "-o", "%T"]).strip() != "RUNNING"
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         again = ["scontrol", "requeue", _task(environ)]

@@ -55,7 +55,9 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     # no modules of the working directory, where others may have put some
     command = [*python, "-P", "-c", PROGRAM]
     contained = len(python) > 1
-    done = run_command(command, scrub(environ), CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT)
+    timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
+    # for paths of the user that are relative; `PROGRAM` leaves it before it loads a library
+    done = run_command(command, scrub(environ), timeout, cwd=".")
     if (library := parse_answer(done.stdout)) is not None:
         return library
     last = done.stderr.strip().splitlines()
@@ -169,7 +171,7 @@ def choose_launcher(
 def _mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
     """Those of these files that are an mpirun or mpiexec of a known kind, by the output of ``--version``."""
     found = []
-    for file in dict.fromkeys(files):
+    for file in dict.fromkeys(map(os.path.abspath, files)):
         if os.path.isfile(file) and os.access(file, os.X_OK):
             version = ask([file, "--version"])
             found += [Starter(each, file) for each in MPIRUNS if re.search(each.version, version)][:1]

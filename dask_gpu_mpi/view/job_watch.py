@@ -40,6 +40,11 @@ _NO_WORKER = (
     "scheduler: no worker is left, and tasks wait: all were retired, or have reached their lifetime. Fix: keep a worker, or "
     "set distributed.worker.lifetime.restart"
 )
+#: What the user is told if tasks wait, and no worker leaves the state in which Dask starts no task.
+_ALL_PAUSED = (
+    "scheduler: all workers are paused, since too much host memory is in use, and tasks wait. Fix: smaller chunks, a larger "
+    "memory_limit (--memory-limit), more nodes, or a local_directory (--local-directory) with more space, if that is full"
+)
 #: distributed's names of the removal of a worker on request, of a client or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
@@ -67,6 +72,8 @@ class JobWatch(SchedulerPlugin):
         #: Addresses of workers that have reported that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
+        #: Since when all workers are paused (``time.monotonic()``).
+        self._all_paused: float | None = None
         #: Names of the plan's workers that have not come yet.
         self._expected = set(self.hosts)
         self._scheduler: Any = None
@@ -152,6 +159,7 @@ class JobWatch(SchedulerPlugin):
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
+        self._note_paused()
         if self._lost.pop(name, None) is not None:
             self.warn(f"{self._called(worker)} restarted")
 
@@ -159,6 +167,7 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when a worker is gone; the stimulus has the reason."""
         called, name = self._called(worker), self._names.pop(worker, "")
         self._paused.discard(worker)
+        self._note_paused()
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
@@ -167,6 +176,15 @@ class JobWatch(SchedulerPlugin):
             return
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
+
+    def _note_paused(self) -> None:
+        """Note whether all workers are paused now, and inspect that later."""
+        if not 0 < len(self._names) == len(self._paused):
+            self._all_paused = None
+        elif self._all_paused is None:
+            self._all_paused = time.monotonic()
+            if self._timer is None:
+                self._look_again(UNRUNNABLE_AFTER)
 
     def _called(self, address: str) -> str:
         """A connected worker in messages."""
@@ -187,7 +205,8 @@ class JobWatch(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Called by distributed when a task's state changes."""
-        waits = finish == "no-worker" or (finish == "queued" and not self._names)
+        none_runs = not self._names or self._all_paused is not None
+        waits = finish == "no-worker" or (finish == "queued" and none_runs)
         if waits and self._timer is None:
             self._look_again(UNRUNNABLE_AFTER)
 
@@ -202,9 +221,15 @@ class JobWatch(SchedulerPlugin):
         starting = not workers or self._expected or self.recently_lost(RESTART_TIME)
         if not (workers or self._expected or self._lost) and (waiting or self._scheduler.queued):
             self._warn_once((), _NO_WORKER)
+        now, again = time.monotonic(), UNRUNNABLE_AFTER
+        if workers and self._all_paused is not None:
+            if (left := self._all_paused + UNRUNNABLE_AFTER - now) > 0:
+                self._look_again(left)
+                return
+            if waiting or self._scheduler.queued or any(each.processing for each in workers):
+                self._warn_once(("paused",), _ALL_PAUSED)
         if not waiting:
             return
-        now, again = time.monotonic(), UNRUNNABLE_AFTER
         for task, since in islice(waiting.items(), 0 if starting else LOOKED_AT):
             if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
                 again = left
@@ -266,8 +291,10 @@ class JobWatch(SchedulerPlugin):
         elif status == "paused" and topic not in self._paused:
             self._paused.add(topic)
             self.warn(f"{self._called(topic)} paused: too much host memory in use")
+            self._note_paused()
         elif status == "running" and topic in self._paused:
             self._paused.remove(topic)
+            self._note_paused()
             self.warn(f"{self._called(topic)} continues")
 
 

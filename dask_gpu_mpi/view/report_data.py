@@ -23,10 +23,16 @@ from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 
-# Secrets are left out of all texts of the report.
+# Texts of errors may have any secret, so they are left out unless they are asked for. Known forms of secrets are left out of all
+# other texts.
 
+#: The log level that asks for the texts of errors.
+WITH_ERRORS = "debug"
 LEFT_OUT = "[left out]"
-_WORDS = r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
+_WORDS = (
+    r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|(?:api|access|private|account|sas)[_-]?key|authorization|"
+    r"cookie|signature"
+)
 _NAME = re.compile(_WORDS, re.IGNORECASE)
 _VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
 #: Secrets, each after a group that stays. Every repetition that is not at the end is bounded: otherwise the time grows with the
@@ -41,12 +47,16 @@ _SECRETS = [
         rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}",
         rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}",
         r"(\b\w{1,20}://)[^\s/]{1,300}(?=@)",
+        r"([?&]sig=)[^\s&#]+",
+        # by their own form: of GitHub, GitLab, Hugging Face, Slack and AWS; JSON web tokens
+        r"()\b(?:gh[a-z]_|github_pat_|glpat-|hf_|xox[a-z]-|AKIA|ASIA)[\w-]{16,}",
+        r"()\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?",
     )
 ]
 
 
 def scrub(data: Any) -> Any:
-    """Plain data with secrets left out of all its texts.
+    """Plain data with known forms of secrets left out of all its texts.
 
     >>> scrub({"link": "http://localhost:8787/status?token=abc#top", "log": ["password: xyz, ftp://me:pw@host/"]})
     {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
@@ -125,6 +135,7 @@ class ReportedJob:
 def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, Any]:
     """All figures; `record`: the scheduler's (`recorder.Recorder.record`), None if there is none."""
     explicit = job.options.explicit
+    has_errors = job.options.log_level == WITH_ERRORS
     values = {field.name: getattr(job.options, field.name) for field in fields(Options)}
     options = scrub_options({name: value for name, value in values.items() if name not in _NO_OPTIONS})
     data = {
@@ -133,7 +144,8 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
             "began": job.began,
             "ready_after": _seconds(job.ready - job.began),
             "ended_after": _seconds(job.ended - job.began),
-            "how": job.how,
+            # of an exception, its class stays
+            "how": job.how if has_errors else re.sub(r"^(\w+): .*", r"\1", job.how, flags=re.DOTALL),
             "exit_code": job.exit_code,
             "transport": job.transport,
             "scheduler_answered": job.answered,
@@ -151,7 +163,7 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
             {"name": name, "value": value, "set": name in explicit} for name, value in options.items()
         ],
         "start": _start(job),
-        "record": None if record is None else _record(record, job),
+        "record": None if record is None else _record(record, job, has_errors=has_errors),
     }
     data["summary"] = summarize(data)
     scrubbed: dict[str, Any] = scrub(data)
@@ -186,7 +198,7 @@ def _start(job: ReportedJob) -> dict[str, Any]:
     }
 
 
-def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
+def _record(record: Mapping[str, Any], job: ReportedJob, *, has_errors: bool) -> dict[str, Any]:
     """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin."""
     began = job.began
     busy = record["busy"]
@@ -210,7 +222,13 @@ def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
         "tasks": _tasks(record["tasks"], record["since"] - began),
         "warnings": [{"at": _seconds(at - began), "text": text} for at, text in record["warnings"]],
         "events": [
-            {"at": _seconds(at - began), "what": what, "worker": worker, "why": why, "output": output}
+            {
+                "at": _seconds(at - began),
+                "what": what,
+                "worker": worker,
+                "why": why,
+                "output": output if has_errors or not output else LEFT_OUT,
+            }
             for at, what, worker, why, output in record["events"]
         ],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,14 @@ MANAGED = "rmm_managed_memory"
 DEFAULT_FRACTION = 0.8
 #: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.
 PROPOSED_FRACTION = 0.9
+
+
+def follow_cudf_spill(worker_options: Mapping[str, Any]) -> None:
+    """If cuDF spills in the workers, let it do so in this process, which could not unpickle their data, and in its children."""
+    if worker_options.get("enable_cudf_spill"):
+        os.environ["CUDF_SPILL"] = "on"  # cuDF reads it when it is imported
+        if (cudf := sys.modules.get("cudf")) is not None:
+            cudf.set_option("spill", True)
 
 
 def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]:

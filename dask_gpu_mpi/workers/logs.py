@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.files import open_to_append
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
@@ -31,8 +32,8 @@ _NAMES = (
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
 #: Of each process's last output: the records that are kept, the characters of each, and the characters at which the file is cut.
 _LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
-#: Shared with every process forked from here: a one means that the job is ending.
-_ending = mmap.mmap(-1, 1)
+#: Shared with every process forked from here: a one means that the job is ending, and that a full disk was reported.
+_ending, _full_reported = mmap.mmap(-1, 1), mmap.mmap(-1, 1)
 
 
 #: Of messages with tracebacks that the process logs, or the agent reports, in another way: a worker whose heartbeat fails has
@@ -52,6 +53,27 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
     if isinstance(record.msg, str) and any(text in record.msg for text in _REPEATED):
         return False
     return not _ending[0]
+
+
+class _FullDisk(logging.Filter):
+    """Replaces the traceback of a worker that can't spill, which Dask repeats every ten seconds, by one line for each rank."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not (isinstance(error, OSError) and str(record.msg).startswith("Spill to disk failed")):
+            return True
+        if not _full_reported[0]:
+            _full_reported[0] = 1
+            say(
+                f"warning: a worker on {socket.gethostname()} can't spill to {self._directory} ({error.strerror}). Its data stay "
+                "in memory, and it is paused when that is full. Fix: a local_directory (--local-directory) with more space, "
+                "smaller chunks, or more memory"
+            )
+        return False
 
 
 class _LastOutput(logging.Handler):
@@ -92,6 +114,7 @@ def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
     """Set the level of Dask's loggers and change the handlers, before the fork; `quiet_stream`: nothing on standard error."""
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger("distributed.spill").addFilter(_FullDisk(os.path.dirname(scratch)))
     last = _LastOutput(scratch)
     for name in _NAMES:
         logger = logging.getLogger(name)

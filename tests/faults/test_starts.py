@@ -136,14 +136,17 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...], call: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
-    before = f"from mpi4py import MPI\nif rank() == {stopped}:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    report = end(mpirun, job, 1, DEADLINE + 2 + 10, since=job.began).error
-    assert f"no response from rank {stopped} of 2 before the start-up timeout" in report
-    assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
-    if stopped == 1:
+@pytest.mark.parametrize(
+    ("ranks", "stopped"), [(2, (0,)), (2, (1,)), (3, (0, 1))], ids=["rank 0", "rank 1", "ranks 0 and 1"]
+)
+def test_rank_stopped_after_mpi(mpirun: Mpi, ranks: int, stopped: tuple[int, ...]) -> None:
+    before = f"from mpi4py import MPI\nif rank() in {stopped}:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    options = {"startup_timeout": DEADLINE}
+    job = start(mpirun, "initialize", "mark()\n", ranks, before=before, options=options)
+    report = end(mpirun, job, 1, DEADLINE + 4 + 10, since=job.began).error
+    assert f"no response from rank {stopped[0]} of {ranks} before the start-up timeout" in report
+    assert f"rank {stopped[0]} on {os.uname().nodename} is stopped" in report
+    if stopped == (1,):
         assert f"rank 0 on {os.uname().nodename}" in report
 
 

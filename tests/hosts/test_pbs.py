@@ -53,7 +53,12 @@ class Pbs:
                 path.unlink()
 
     def run(
-        self, program: str, lines: Sequence[str], env: Mapping[str, str | None] | None = None
+        self,
+        program: str,
+        lines: Sequence[str],
+        env: Mapping[str, str | None] | None = None,
+        *,
+        allow_leaks: bool = False,
     ) -> CompletedJob:
         (self.work / "analysis.py").write_text(program)
         nodefile = self.home / "nodefile"
@@ -76,7 +81,9 @@ class Pbs:
             **(env or {}),
         }
         line = self.bed.on(lines[0], ["bash", str(ROOT / "jobscripts" / "pbs.pbs")])
-        return self.mpirun.run(line, None, bed=self.bed, env=environ, cwd=self.home, timeout=90)
+        return self.mpirun.run(
+            line, None, bed=self.bed, env=environ, cwd=self.home, timeout=150, allow_leaks=allow_leaks
+        )
 
 
 @pytest.fixture
@@ -179,3 +186,24 @@ def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -
     # MPICH takes all variables along, Open MPI those that it is told to
     warned = f"TMPDIR={tmpdir} can't be written; using /tmp instead" in done.stdout
     assert warned == (pbs.mpirun.name == "mpich")
+
+
+@pytest.mark.both_mpis
+def test_a_node_that_is_silent(pbs: Pbs) -> None:
+    """Its power or network is gone: mpirun would wait for it, until the walltime."""
+    program = (
+        CLIENT
+        + """
+import socket, subprocess
+def cut():
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+(there,) = [address for address, host in client.run(socket.gethostname).items() if host == "h2"]
+client.submit(cut, workers=[there]).result(300)
+"""
+    )
+    try:
+        done = pbs.run(program, ["h1", "h2"], {"DGM_CHECK": "no"}, allow_leaks=True).check(75)
+    finally:
+        pbs.bed.ip("h2", "link", "set", "eth0", "up")
+    assert "rank 1 on h2 lost: its processes or its node died, or its network is down" in done.output
+    assert [row["name"] for row in pbs.commands.rows()].count("qsub") == 1

@@ -397,3 +397,85 @@ def test_what_is_refused_below_the_command(mpirun: Mpi, call: str, says: str) ->
     assert done.stdout == ""
     assert foreign_lines(done.stderr) == []
     assert says in done.error
+
+
+@pytest.mark.both_mpis
+def test_a_script_that_does_not_look_at_the_result_of_initialize(mpirun: Mpi, tmp_path: Path) -> None:
+    """On the other ranks it would start clusters of Dask's own, and compute everything again."""
+    program = """
+        import sys
+        from dask_gpu_mpi import initialize
+
+        initialize(exit=False)
+        if __name__ == "__main__":
+            from distributed import Client
+
+            with Client() as client, open(sys.argv[1], "a") as file:
+                print(client.submit(sum, [1, 2]).result(), file=file)
+    """
+    done = mpirun.run(program, 3, args=[str(tmp_path / "out")])
+    said = "error: Client: initialize(exit=False) has returned False on this rank"
+    assert (tmp_path / "out").read_text() == "3\n"
+    assert said in done.stderr, done.output
+    assert "Traceback" not in done.stderr, done.output
+    assert done.rc == 2, done.output
+
+
+def test_a_cluster_of_a_rank_on_which_initialize_has_returned_false(mpirun: Mpi) -> None:
+    program = """
+        from dask_gpu_mpi import initialize
+        from distributed import Client, LocalCluster
+
+        if not initialize(exit=False, dashboard=False):
+            with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as own, Client(own) as client:
+                print(client.submit(sum, [1, 2]).result())
+    """
+    done = mpirun.run(program, 2).check()
+    assert done.stdout == "3\n"
+    assert (
+        done.stderr.count("warning: LocalCluster: initialize(exit=False) has returned False on this rank")
+        == 1
+    )
+
+
+@pytest.mark.both_mpis
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_client_whose_constructor_fails(mpirun: Mpi, kept: bool) -> None:
+    program = """
+        import sys
+        from dask_gpu_mpi import initialize
+
+        initialize()
+        from distributed import Client
+
+        errors = []
+        try:
+            Client(timeout=None)
+        except ValueError as error:
+            if "kept" not in sys.argv:
+                raise
+            errors.append(error)
+    """
+    done = mpirun.run(program, 2, args=["kept"] * kept)
+    assert done.rc == (not kept), done.output
+    assert ("Traceback" in done.stderr, "AttributeError" in done.stderr) == (not kept, False), done.output
+    assert "dask_gpu_mpi: ended after" in done.stderr, done.output
+
+
+@pytest.mark.quick
+def test_initialize_within_a_setting_of_dask(mpirun: Mpi) -> None:
+    """Its end removes the whole section, which initialize has brought. With dask-mpi, whose import brings it, this works."""
+    program = """
+        import dask
+        from dask_gpu_mpi import current_session, initialize
+
+        with dask.config.set({"distributed.scheduler.allowed-failures": 10}):
+            initialize()
+        with current_session().client() as client:
+            print(client.submit(sum, [1, 2]).result())
+            print(client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.allowed_failures))
+        from distributed import Client
+
+        print(Client().submit(sum, [2, 2]).result(), dask.config.get("distributed.scheduler.allowed-failures"))
+    """
+    assert mpirun.run(program, 2).check().stdout.split() == ["3", "10", "4", "3"]

@@ -113,7 +113,9 @@ def inside(dask_worker):
     imported = [name in sys.modules for name in ("wave", "dbm.dumb")]
     return str(dask_worker.name), rmm.calls, cudf.options, imported
 
-tell(inside=sorted(client.run(inside).values()))
+import os
+spills = [client.run_on_scheduler(lambda: os.environ.get("CUDF_SPILL")), os.environ.get("CUDF_SPILL")]
+tell(inside=sorted(client.run(inside).values()), spills=spills)
 """
     env = gpu_environ(gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
     env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
@@ -125,6 +127,8 @@ tell(inside=sorted(client.run(inside).values()))
     assert {row["memory"] for row in rows.values()} == {GIB}
     assert rows["0-0"]["resources"] == {"GPU": 1, "FOO": 2}
     assert told["steered"] == {"GPU": ["0-0", "0-1"], "CPU": ["0-cpu-0"]}
+    # who reads the data of such workers must spill as well
+    assert told["spills"] == ["on", "on"]
     (small, large, cpu) = told["inside"]
     for (_, calls, cudf, imported), memory in ((small, 16 * GIB), (large, 80 * GIB)):
         assert calls == [

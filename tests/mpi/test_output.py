@@ -236,6 +236,15 @@ USES = {
         "    print(client.submit(abs, -1).result())",
         True,
     ),
+    "its own compute, and sys.exit()": (
+        "import dask, sys\nprint(dask.delayed(abs)(-1).compute())\nsys.exit()",
+        True,
+    ),
+    "a program's --help": (
+        "import argparse\nparser = argparse.ArgumentParser(usage='1')\nparser.format_help = lambda: '1\\n'\n"
+        "parser.parse_args(['--help'])",
+        False,
+    ),
     "a client of a child": (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from distributed import Client; "
         "print(Client().submit(abs, -1).result())'], check=True)",
@@ -252,3 +261,19 @@ def test_a_script_that_does_not_use_its_cluster(mpirun: Mpi, use: str) -> None:
     # a cluster of Dask's own may leave a future behind whose error nobody has looked at
     assert warned or foreign_lines(done.stderr) == []
     assert done.stderr.count(UNUSED) == warned
+
+
+@pytest.mark.parametrize("argument", ["--help", "--wrong", ""])
+def test_argparse_after_initialize(mpirun: Mpi, argument: str) -> None:
+    program = """
+        import argparse
+        from dask_gpu_mpi import initialize
+
+        initialize(dashboard=False)
+        argparse.ArgumentParser().parse_args()
+        import dask
+
+        dask.delayed(abs)(-1).compute()
+    """
+    done = mpirun.run(program, 2, args=[argument] * bool(argument)).check(2 * (argument == "--wrong"))
+    assert done.stderr.count(UNUSED) == (not argument)

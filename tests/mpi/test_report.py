@@ -141,7 +141,7 @@ def test_gpus(mpirun: Mpi) -> None:
 
 
 ENDINGS = {
-    "raises": ("raise KeyError('token=abc')\n", 1, r"KeyError: .token=\[left out\]"),
+    "raises": ("raise KeyError('token=abc')\n", 1, "^KeyError$"),
     "sys.exit": ("raise SystemExit(7)\n", 7, "the script called sys.exit"),
     "walltime": (
         "from dask_gpu_mpi import current_session\ncurrent_session().on_walltime(lambda: None)\n"
@@ -177,7 +177,7 @@ def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None
 
 
 INITIALIZED = {
-    "an error after that": (ENDINGS["a caught signal"][0] + "raise KeyError('x')\n", 1, "KeyError: 'x'", 1),
+    "an error after that": (ENDINGS["a caught signal"][0] + "raise KeyError('x')\n", 1, "KeyError", 1),
     "walltime": (ENDINGS["walltime"][0], 75, "its time was running out", 75),
 }
 
@@ -246,7 +246,7 @@ time.sleep(1.0)
     assert ("worker restarted", "0", "") in told
     assert any(what == "worker gone" and worker == "0" for what, worker, _ in told), told
     died = next(event for event in record["events"] if event["what"] == "process died")
-    assert "its last words" in died["output"]
+    assert died["output"] == "[left out]"
     assert {worker["name"]: worker["starts"] > 1 for worker in record["workers"]} == {"0": True, "1": False}
 
 

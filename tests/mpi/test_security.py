@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import TELL, facts, foreign_lines
+from support.jobs.clusters import TELL, facts, foreign_lines, packed_environment
 from support.jobs.mpi import Mpi
 
 #: Modules that a process of ours imports early, or at all.
 PLANTED = (
     "asyncio", "click", "cloudpickle", "contextlib", "dask", "dask_cuda", "dask_gpu_mpi", "distributed", "json", "msgspec",
-    "mpi4py", "multiprocessing", "numba", "numpy", "psutil", "signal", "socket", "ssl", "subprocess", "tempfile", "ucxx",
+    "mpi4py", "multiprocessing", "numba", "numpy", "psutil", "signal", "sitecustomize", "socket", "ssl", "subprocess", "tempfile",
+    "ucxx", "usercustomize",
 )  # fmt: skip
 #: Tells how Python has set its own process, those of its children, and those of tasks and of their children.
 HOW = (
@@ -35,8 +36,8 @@ def plant(folder: Path) -> Path:
     """A working directory in which another user has put modules; returns the file that they write to."""
     folder.mkdir(parents=True, exist_ok=True)
     ran = folder.parent / f"{folder.name}-ran"
-    # which UCX, in MPI's library, would read: it would say so in its output, and load code if told so
-    (folder / "ucx.conf").write_text("UCX_LOG_LEVEL=info\n")
+    # which UCX, in MPI's library, would read: it would say so in this file, and load code if told so
+    (folder / "ucx.conf").write_text(f"UCX_LOG_LEVEL=info\nUCX_LOG_FILE={ran}\n")
     for name in PLANTED:
         (folder / f"{name}.py").write_text(
             f"with open({str(ran)!r}, 'a') as file:\n    print(__name__, file=file)\n"
@@ -73,14 +74,24 @@ def test_modules_of_the_working_directory_are_not_run_for_a_script_elsewhere(
     assert not ran.exists(), ran.read_text()
 
 
-def test_modules_of_the_working_directory_are_not_run_by_launch(mpirun: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_modules_of_the_working_directory_are_not_run_by_launch(
+    mpirun: Mpi, tmp_path: Path, staged: bool
+) -> None:
+    """Nor by the processes that make copies of an environment, and start a launcher."""
     ran = plant(tmp_path / "shared")
     script = neighbours(tmp_path / "own", f"{HOW}{CLIENT}")
     launch = [os.path.join(sys.prefix, "bin", "dask-gpu-mpi"), "launch", "--interface", "lo"]
-    command = [*launch, "-n", "2", "--check", script]
+    stage = ["--stage", str(packed_environment(tmp_path))] if staged else ["--check"]
+    command = [*launch, "-n", "2", *stage, "--local-directory", str(tmp_path / "local"), script]
     done = mpirun.run(command, None, cwd=tmp_path / "shared", timeout=110).check()
     assert facts(done) == {"task": 5, "hows": [[False, False, "", False]] * 2, "first": str(tmp_path / "own")}
     assert not ran.exists(), ran.read_text()
+
+
+def test_a_module_of_the_working_directory_that_is_asked_for(mpirun: Mpi, tmp_path: Path) -> None:
+    launch = [os.path.join(sys.prefix, "bin", "dask-gpu-mpi"), "launch", "--interface", "lo"]
+    neighbours(tmp_path / "own", "")
     # -m searches the working directory first, as Python itself does
     prints = "import neighbour, sys; print(neighbour.VALUE, [sys.path[0]])"
     (tmp_path / "own" / "module.py").write_text(prints)

@@ -122,3 +122,42 @@ def test_all_that_the_launcher_adds_is_scrubbed_and_nothing_else(mpirun: Mpi) ->
     assert set(rank) - set(alone) != set()
     assert set(scrub(rank)) - set(alone) <= HARMLESS
     assert set(alone) <= set(scrub(rank))
+
+
+SETS = """
+import os, sys
+os.environ["FROM_SCRIPT"] = "k"
+sys.path.insert(0, FOLDER)
+os.chdir(FOLDER)
+import dask
+dask.config.set({"distributed.worker.memory.spill": 0.41, "distributed.client.heartbeat": "4s"})
+import helper
+"""
+LOOKS = """
+from distributed import Client
+
+def inside():
+    return os.environ.get("FROM_SCRIPT"), os.getcwd(), dask.config.get("distributed.worker.memory.spill")
+
+client = Client()
+print(client.submit(inside).result())
+"""
+
+
+def test_what_a_script_sets_at_its_top(mpirun: Mpi, tmp_path: Path) -> None:
+    """The workers of a command start before its script; with initialize() they start when it is called."""
+    (tmp_path / "helper.py").write_text("def value():\n    return 7\n")
+    sets = SETS.replace("FOLDER", repr(str(tmp_path)))
+    starts = "from dask_gpu_mpi import initialize\ninitialize(dashboard=False)"
+    done = mpirun.run(f"{sets}{starts}{LOOKS}print(client.submit(helper.value).result())", 2).check()
+    assert done.stdout.splitlines() == [f"('k', {str(tmp_path)!r}, 0.41)", "7"]
+    assert "warning: Client" not in done.stderr
+    done = mpirun.run(sets + LOOKS, 2, command=["--no-dashboard"]).check()
+    assert done.stdout.startswith("(None, ")
+    (said,) = [line for line in done.stderr.splitlines() if "warning: Client: " in line]
+    what = f"the variable FROM_SCRIPT, the working directory, {str(tmp_path)!r} in sys.path, distributed.worker.memory.spill of"
+    begin = "dask_gpu_mpi: warning: Client: the workers do not have what the script has set since its start"
+    assert said.startswith(f"{begin}: {what} Dask's configuration. Fix: ")
+    # nothing was set
+    done = mpirun.run("from distributed import Client; Client()", 1, command=["--no-dashboard"]).check()
+    assert "warning: Client" not in done.stderr

@@ -71,6 +71,18 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.both_mpis
+def test_scancel_of_the_batch_script_alone(slurm: Slurm) -> None:
+    """The ranks get nothing from Slurm; the launcher is then ended by `launch`."""
+    job = slurm.run(WAITS, *TWO)
+    job.wait_for("the script runs")
+    slurm.ask("scancel", "--batch", "--signal=TERM", job.number)
+    ended = job.wait(75, allowed=r"mpich_shm_|dgm-|sem\.mp-")
+    assert "SIGTERM received; ending the job" in ended.output
+    assert "the ranks have not ended after 35 s; the launcher gets SIGTERM" in ended.output
+    assert ended.state in ("FAILED", "CANCELLED")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
     # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run

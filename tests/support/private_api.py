@@ -166,8 +166,8 @@ TABLE: tuple[PrivateName, ...] = (
         "Client.__init__ LocalCluster.__init__",
         "job/dask_client",
         _DISTRIBUTED,
-        why="a script that starts a cluster beside the job's is warned",
-        without="it is not",
+        why="a script that starts a cluster beside the job's is warned, and a client on a rank that has none is refused",
+        without="neither happens",
         replaced=True,
     ),
     *_of(
@@ -182,7 +182,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask.config",
         "defaults",
-        "job/child_processes options/dask_config options/resolve",
+        "job/child_processes job/dask_client options/dask_config options/resolve",
         _DISTRIBUTED.replace("distributed", "dask"),
         why="whether the user has configured a key, or only a package",
         without="the job ends with an AttributeError",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -335,6 +337,30 @@ async def test_the_mark_has_the_code_of_the_script_if_ranks_are_lost(
         assert await made.end(code, *range(1 + closes)) == 0
         file = tmp_path / "ended"
         assert (file.read_text() if file.exists() else None) == mark
+
+
+@pytest.mark.parametrize("error", [errno.ETIMEDOUT, errno.ECONNRESET])
+async def test_the_mark_if_a_node_is_silent(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher would wait for it."""
+    async with job(log_directory=tmp_path) as made:
+        await made.start()
+        receive = Connection.receive
+
+        async def silent(self: Connection) -> Any:
+            await receive(self)
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(Connection, "receive", silent)
+        made.tell(1, Kind.STEP, "a message")  # after which the connection has ended
+        made.tell(1, Kind.STEP, "another message")
+        assert await made.heard() == Kind.STOP
+        assert await made.end(1, 0) == 0
+        file = tmp_path / "ended"
+        assert (file.read_text() if file.exists() else None) == (
+            "1 lost\n" if error == errno.ETIMEDOUT else None
+        )
 
 
 async def test_a_rank_that_does_not_close_is_given_up_and_no_mark_is_left(

@@ -223,3 +223,13 @@ def test_the_other_side_of_a_socket_ends(read_all: bool, ends: tuple[socket.sock
     assert (reader.eof, reader.taken) == (True, False)
     with pytest.raises(ConnectionError):
         write_frame(ours.fileno(), "too late", fds=[0])
+
+
+def test_descriptors_for_a_side_that_reads_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
+    """They wait no longer than other frames."""
+    ours, _ = ends
+    with pytest.raises(TimeoutError, match=r"reads nothing for 0.1 s"):
+        write_frame(ours.fileno(), b"x" * 3_000_000, fds=[0], patience=0.1)
+    for _ in range(1000):
+        with pytest.raises(TimeoutError):
+            write_frame(ours.fileno(), "more", fds=[0], patience=0.001)

@@ -12,7 +12,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.cli.main import main
-from dask_gpu_mpi.sites.command import START, UNSTAGE
+from dask_gpu_mpi.sites.command import STAGE, START
 from dask_gpu_mpi.sites.launchers import scrub
 from support.jobs.clusters import packed_environment
 from support.mocks.launchers import SAMPLES
@@ -220,6 +220,11 @@ def test_working_directory_that_was_deleted(
     assert capsys.readouterr().err.startswith(said)
 
 
+def removed(found: list[str]) -> str:
+    """The folder that the last of these commands removes."""
+    return found[len(found) - found[::-1].index(STAGE)]
+
+
 def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--stage", str(tmp_path / "no.tar"), "--dry-run", "my.py") == 2
     assert "--stage" in (error := capsys.readouterr().err)
@@ -229,7 +234,7 @@ def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], 
     archive = packed_environment(tmp_path)
     given = ["--local-directory", str(tmp_path / "local"), "my.py"]
     found = dry("--stage", str(archive), *given)
-    folder = found[found.index(UNSTAGE) + 1]
+    folder = removed(found)
     assert folder.startswith(f"{tmp_path}/local/dgm-stage-")
     assert f"{folder}/env/bin/python" in found
 
@@ -243,7 +248,7 @@ def test_a_requeued_job_has_the_copies_of_the_same_command_line(
     def name(*program: str) -> str:
         monkeypatch.setattr(sys, "argv", ["dask-gpu-mpi", "launch", *given, *program])
         found = dry(*given, *program)
-        return os.path.basename(found[found.index(UNSTAGE) + 1])
+        return os.path.basename(removed(found))
 
     assert name("a.py") != name("a.py")  # no job
     for variable, value in SLURM.items():

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import pytest
 
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import (
+    RANK_PID,
     ChildrenOfCluster,
     ClusterFile,
     forget_cluster,
@@ -49,6 +51,8 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
         f"OMPI_COMM_WORLD_{name}": value
         for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"))
     }
+    for other in ("", "no number", "9" * 5000):
+        assert run_python(code, env=os.environ | world | {RANK_PID: other}).stderr == ""
     refused = run_python(code, env=os.environ | world).stderr
     assert "called in a child process of a rank that has its cluster already" in refused
     assert run_python(code, env=dict(os.environ)).stderr == ""  # no launcher: a job by itself
@@ -154,6 +158,20 @@ def test_the_users_configuration_holds_in_children(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     keys = ("scheduler-address", "distributed.comm.tls.client.key", "mine")
     assert child(ASK.replace(repr(KEYS), repr(keys))) == ["tls://h:1", KEY, {"a": 1, "b": 2, "c": 3}]
+    file.close()
+    assert dict(os.environ) == before
+
+
+def test_a_variable_with_more_than_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not replace the credentials, and its other values hold in children."""
+    variable = repr({"tls": {"client": {"key": "mine"}}, "timeouts": {"connect": "7s"}})
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM", variable)
+    inherited = dask.config.serialize({"mine": {"a": 5}, "scheduler-address": "tcp://mine:1"})
+    monkeypatch.setenv("DASK_INTERNAL_INHERIT_CONFIG", inherited)
+    before = dict(os.environ)
+    file = ClusterFile(SETTINGS)
+    keys = (*KEYS, "distributed.comm.timeouts.connect")
+    assert child(ASK.replace(repr(KEYS), repr(keys))) == ["tls://h:1", KEY, True, 5, "7s"]
     file.close()
     assert dict(os.environ) == before
 

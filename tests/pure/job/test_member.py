@@ -543,6 +543,7 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
         assert f"could not remove all of {tmp_path / name} within 10 s" in told
 
 
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("failed", "code"), [(None, None), (SystemExit(0), None), (SystemExit(3), 3)])
 def test_a_program_that_fails_after_its_cluster_ends_the_other_ranks(
     failed: SystemExit | None,
@@ -555,7 +556,13 @@ def test_a_program_that_fails_after_its_cluster_ends_the_other_ranks(
     codes: list[int] = []
     monkeypatch.setattr(module.outcome, "_noted", None)
     rank, agent = member(is_client=True, leave_open=True)
-    monkeypatch.setattr(rank.joined.world, "abort", codes.append)
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("no exception while the job is aborted"))
+
+    def abort(code: int) -> None:
+        signal.raise_signal(signal.SIGTERM)  # of the launcher, since another rank has failed as well
+        codes.append(code)
+
+    monkeypatch.setattr(rank.joined.world, "abort", abort)
     agent.answers = {Kind.OVER: [END, ENDED]}
     with contextlib.suppress(SystemExit), contextlib.ExitStack() as function:  # of `execute`
         function.callback(rank.end, final=True)

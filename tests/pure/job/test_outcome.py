@@ -106,19 +106,11 @@ def test_a_hook_around_ours_stays_and_runs_once(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (SpmdError("spmd: rank 0 raised ValueError()"), ""),  # of a gang's function
-        (ImportError("no module named cudf"), ""),
-        (RuntimeError("can't unspill without a global spill manager"), "Fix: cudf.set_option('spill', True)"),
-    ],
-    ids=repr,
+    "error", [SpmdError("spmd: rank 0 raised ValueError()"), ImportError("no module named cudf")], ids=repr
 )
-def test_errors_of_others_have_their_traceback_and_may_have_a_line_before_it(
-    error: Exception, said: str, seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+def test_errors_of_others_have_their_traceback(
+    error: Exception, seen: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome.install(lambda: None)
     report(error)
-    assert seen == [error]
-    err = capsys.readouterr().err
-    assert (said in err, bool(err)) == (True, bool(said))
+    assert (seen, capsys.readouterr().err) == ([error], "")

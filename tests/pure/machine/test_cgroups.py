@@ -78,7 +78,9 @@ def test_without_a_cgroup_physical_and_resident_memory_count(
         ({"0/job/step/memory.max": str(8 * GIB), "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
         ({"0/job/step/memory.max": "max"}, 64 * GIB),
         ({"0/job/step/memory.max": str(500 * GIB)}, 64 * GIB),
-        ({"0/job/step/memory.high": str(GIB)}, 64 * GIB),  # throttles, does not kill
+        # above it the kernel takes pages away, and slows the processes down; distributed reads it as well
+        ({"0/job/step/memory.high": str(GIB), "0/job/step/memory.max": str(2 * GIB)}, GIB),
+        ({"0/job/memory.high": "max"}, 64 * GIB),
         ({"0/other/memory.max": str(GIB)}, 64 * GIB),
     ],
 )

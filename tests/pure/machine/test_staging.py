@@ -207,6 +207,65 @@ def test_a_link_in_place_of_the_copy_is_refused(source: Path, tmp_path: Path) ->
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def run_removal(folder: Path | str) -> str:
+    """What the process that removes a copy prints."""
+    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout + done.stderr
+
+
+def test_removal_on_a_node(tmp_path: Path) -> None:
+    """Also of folders that their owner may not write; a copy that is not there is none to report."""
+    folder = tmp_path / "dgm-stage-1"
+    (folder / "env" / "closed" / "more").mkdir(parents=True)
+    (folder / "complete").touch()
+    (folder / "env" / "closed").chmod(0o555)
+    assert (run_removal(folder), folder.exists(), run_removal(folder)) == ("", False, "")
+
+
+def test_removal_follows_no_link(tmp_path: Path) -> None:
+    """Who knows the name of a copy puts a link to files of ours there, which keep their names and modes."""
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "complete").touch()
+    (ours / "complete").chmod(0o400)
+    folder = tmp_path / "dgm-stage-1"
+    folder.symlink_to(ours)
+    assert f"launch: --stage: {os.uname().nodename}: {folder} is left (" in run_removal(folder)
+    assert (ours / "complete").stat().st_mode & 0o777 == 0o400
+
+
+@pytest.mark.parametrize("what", ["parent", "owner"])
+def test_removal_leaves_what_is_not_ours(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's own folder may have been moved to the name, if others may write the folder around."""
+    folder = tmp_path / "dgm-stage-1"
+    folder.mkdir()
+    (folder / "complete").touch()
+    if what == "parent":
+        monkeypatch.setattr(staging, "exposed_folder", {str(tmp_path): str(tmp_path)}.get)
+    else:
+        monkeypatch.setattr(staging.os, "geteuid", lambda: os.getuid() + 1)
+    staging.remove_copy(str(folder), "h1")
+    assert os.listdir(folder) == ["complete"]
+    why = {"parent": "other users may replace", "owner": f"{folder} belongs to another user"}[what]
+    assert f"launch: --stage: h1: {folder} is left ({why}" in capsys.readouterr().err
+
+
+def test_the_mark_of_a_copy_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that nobody uses a part."""
+    folder = tmp_path / "dgm-stage-1"
+    (folder / "env").mkdir(parents=True)
+    (folder / "complete").touch()
+    monkeypatch.setattr(staging, "remove_scratch", lambda *_, **more: None)
+    staging.remove_copy(str(folder), "h1")
+    assert os.listdir(folder) == ["env"]
+    assert capsys.readouterr().err.endswith(f"launch: --stage: h1: {folder} is left. Fix: remove it there\n")
+
+
 def test_a_node_that_has_its_copy_keeps_it(source: Path, tmp_path: Path) -> None:
     """As those of a requeued job (tests/slurm/test_staging.py); of another archive it has another copy."""
     archive = packed(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dask_gpu_mpi.network.scheduler_file import (
     read_scheduler_file,
     read_target,
     remove_scheduler_file,
+    wait_for_scheduler_file,
     write_scheduler_file,
 )
 from dask_gpu_mpi.options.resolve import resolve
@@ -48,6 +50,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path.write_text('{"address": "tcp://h:1", "services": {"dashboard": 8787}}')  # of Dask's own
     assert read_scheduler_file(path) == Target("tcp://h:1", {}, None)
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("timeout", [30, "1m", None])
+def test_a_file_that_is_not_there_yet(
+    path: Path, timeout: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its job may still be in the queue."""
+    monkeypatch.setattr(time, "sleep", lambda _: write_scheduler_file(str(path), "tls://h:1", None, "x", {}))
+    wait_for_scheduler_file(path, timeout)
+    assert path.exists()
+    assert (
+        f"waiting up to {60 if timeout == '1m' else 30} s for the scheduler file" in capsys.readouterr().err
+    )
+    wait_for_scheduler_file(path, timeout)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_never_comes(path: Path) -> None:
+    wait_for_scheduler_file(path, 0.01)
+    with pytest.raises(InputError, match="no scheduler file"):
+        read_scheduler_file(path)
 
 
 def test_only_its_owner_removes_it(path: Path) -> None:

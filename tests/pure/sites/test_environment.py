@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from dask_gpu_mpi.sites.batch import Allocation
@@ -22,9 +24,14 @@ def changes(
     library: str = "MPICH Version: 5.0.2",
     root: bool = False,
     ends: str = "",
+    has_srun: bool = True,
 ) -> dict[str, str | None]:
     where = Allocation(system, nodes, nodes, {f"h{i}": 1 for i in range(nodes)})
-    return launch_environment(environ, where, library, KINDS[kind], lambda _: ends, root=root)
+
+    def ask(command: Sequence[str]) -> str:
+        return ("slurm 24.05" if has_srun else "") if command[0] == "srun" else ends
+
+    return launch_environment(environ, where, library, KINDS[kind], ask, root=root)
 
 
 def test_nothing_on_a_laptop_but_leave_for_root() -> None:
@@ -114,6 +121,23 @@ def test_signal_before_the_walltime(system: str) -> None:
 )
 def test_slurm(more: dict[str, str], kind: str, expected: dict[str, str | None]) -> None:
     assert changes(SLURM | more, "slurm", kind) == expected | SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "expected"),
+    [
+        ("hydra", {}, {"HYDRA_BOOTSTRAP": "ssh"}),
+        ("hydra", {"HYDRA_BOOTSTRAP": "fork"}, {}),  # the user's
+        ("intel", {}, {"I_MPI_HYDRA_BOOTSTRAP": "ssh"}),
+        ("openmpi", {}, {}),
+    ],
+)
+def test_hydra_in_a_shell_with_the_variables_of_slurm_and_no_srun(
+    kind: str, own: dict[str, str], expected: dict[str, str]
+) -> None:
+    """By the variables it would start srun, and wait forever."""
+    found = changes(SLURM | own, "slurm", kind, has_srun=False)
+    assert {name: value for name, value in found.items() if name.endswith("_BOOTSTRAP")} == expected
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.lsf import LSF
 execute.LINGER = float(os.environ.get("LINGER", execute.LINGER))
+execute.BATCH_DELAY = float(os.environ.get("BATCH_DELAY", execute.BATCH_DELAY))
 execute.time.sleep = lambda seconds: print("lingers", flush=True)
 python = (sys.executable, "-c")
 check, run = ((*python, text) if text else () for text in sys.argv[1:3])
@@ -219,13 +220,14 @@ def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch(number: 
     assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
 
 
-def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [0, 255])
+def test_mark_of_a_job_that_has_completed(tmp_path: Path, code: int) -> None:
     mark = tmp_path / "ended"
     mark.touch()  # of the run before
     more = repr({"mark": str(mark)})
-    rc, output = ran("pass", more=more)
+    rc, output = ran(f"import os; os._exit({code})", more=more)
     assert rc == 75  # it can't go on without the node: it is requeued
-    assert "exited with code 0, but the job has not completed" in output
+    assert f"exited with code {code}, but the job has not completed" in output
     assert output.endswith("requeued\n")
     assert run_launch(Launch({}, (), ("true",), mark=str(mark)), os.environ) == 1
     assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
@@ -345,6 +347,14 @@ def test_copies_are_removed_unless_the_job_comes_again(
     assert (tmp_path / "order").read_text().split() == order.split()
 
 
+@pytest.mark.parametrize("step", ["stage", "check"])
+def test_a_signal_before_the_job_is_the_exit_code(step: str) -> None:
+    """MPICH's launcher ends with 15 then."""
+    ends = "import os, signal, time; signal.signal(15, lambda *_: os._exit(15)); os.kill(os.getppid(), 15); time.sleep(30)"
+    more = {"stage": (sys.executable, "-c", ends), "unstage": ("true",)} if step == "stage" else {}
+    assert ran("print('run')", check=ends if step == "check" else "", more=repr(more)) == (143, "")
+
+
 def test_copies_that_hang_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,3 +372,29 @@ def test_a_signal_does_not_stop_the_removal_of_copies() -> None:
     more = {"stage": ("true",), "unstage": ("sh", "-c", signals_launch)}
     code, said = ran("pass", more=repr(more))
     assert (code, said.splitlines()[1:]) == (0, ["removed"])
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_signal_to_launch_alone_if_the_batch_system_signals_the_ranks(
+    start: Start, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``scancel --batch``; a job that Slurm ends is left alone, since srun would kill ranks that clean up."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("BATCH_DELAY", "0.5")
+    launcher = HEARS.replace("while True", "limit = time.monotonic() + 5\nwhile time.monotonic() < limit")
+    launch = LAUNCH.replace(
+        "sys.exit(execute", "from dask_gpu_mpi.sites.slurm import SLURM\nsys.exit(execute"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "LAUNCH", launch)
+    job = start(launcher, more="{'forwards_end': False, 'batch': SLURM}")
+    assert job.stdout is not None
+    assert job.stdout.readline().startswith("up")
+    job.send_signal(signal.SIGTERM)
+    output, _ = job.communicate(timeout=30)
+    forwarded = state == "RUNNING"
+    assert ("heard SIGTERM" in output, "the launcher gets SIGTERM" in output) == (forwarded, forwarded), (
+        output
+    )
+    assert job.returncode == (9 if forwarded else 0)

@@ -76,6 +76,7 @@ def test_pbs_submits_a_job_of_the_same_shape(
     expected = f"qsub -q batch {shape} -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
     assert ran(commands) == ["qstat -fw 42", expected]
     assert commands.call_args.args[1]["DGM_RESTART"] == "4"
+    assert commands.call_args.kwargs["cwd"] == "."  # qsub makes it the PBS_O_WORKDIR of the new job
     assert requeue("pbs", environ, limit=3) is None
     assert "3 restarts so far" in capsys.readouterr().err
     monkeypatch.setattr(pbs, "job_script", lambda parent: "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +64,30 @@ def test_template_without_a_script_says_how_to_use_it(batch: FakeBatch, path: Pa
     assert ran.output.startswith("usage: ")
     assert path.name in ran.output
     assert ran.rows == []
+
+
+@each_template
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM], ids=lambda each: each.name
+)
+def test_signal_to_all_processes_of_the_job(tmp_path: Path, path: Path, number: signal.Signals) -> None:
+    """As of qsig, and at the end of the walltime: `launch` ends with the code of the job, and a shell that waits for it too."""
+    fake = tmp_path / "dask-gpu-mpi"
+    fake.write_text(
+        f"#!{sys.executable}\nimport signal, sys\nnumber = {number:d}\n"
+        "assert signal.getsignal(number) is signal.SIG_DFL\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {number})\nprint('ready', flush=True)\n"
+        "signal.sigwait({number})\nsys.exit(75)\n"
+    )
+    fake.chmod(0o755)
+    env = {**os.environ, **ENVIRON[system_of(path)], "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env["PBS_O_WORKDIR"] = str(tmp_path)
+    line = ["bash", str(path), "my.py"]
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        os.killpg(job.pid, number)
+        assert job.wait(20) == 75
 
 
 @pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs", "lsf.bsub"])

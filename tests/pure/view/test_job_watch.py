@@ -113,6 +113,34 @@ async def test_a_worker_that_pauses() -> None:
         ]
 
 
+async def test_tasks_that_wait_for_workers_of_which_all_are_paused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_watch, "UNRUNNABLE_AFTER", 0.01)
+    said = "warning: scheduler: all workers are paused, since too much host memory is in use, and tasks wait. Fix: "
+    async with (
+        watched() as (scheduler, watch),
+        Client(scheduler.address, asynchronous=True) as client,
+        worker(scheduler, "a") as one,
+        worker(scheduler, "b") as two,
+    ):
+        one.status = type(one.status).paused
+        await until(lambda: texts(watch))
+        two.status = type(one.status).paused
+        await until(lambda: len(watch.warnings) == 2)
+        await asyncio.sleep(0.1)
+        assert said not in capfd.readouterr().err  # nothing waits
+        one.status = type(one.status).running
+        await until(lambda: len(watch.warnings) == 3)
+        assert await client.submit(abs, -1) == 1
+        one.status = type(one.status).paused
+        waiting = client.submit(abs, -2)
+        await until(lambda: len(watch.warnings) == 5)
+        assert capfd.readouterr().err.count(said) == 1
+        one.status = type(one.status).running
+        assert await waiting == 2
+
+
 async def test_tasks_that_no_worker_can_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,20 @@ def test_secrets_are_left_out() -> None:
     assert "S3CRET" not in json.dumps(data)
 
 
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_texts_of_errors_are_left_out_unless_they_are_asked_for(level: str) -> None:
+    made = made_up(1, 1, 5, 1)
+    record = {**made.recorder.record(), "events": [(1.0, "process died", "0", "signal 9", "its words")]}
+    data = assemble(job(how="ValueError: a\nb", options=Options(log_level=level)), record)
+    (event,) = data["record"]["events"]
+    asked = level == "debug"
+    assert data["job"]["how"] == ("ValueError: a\nb" if asked else "ValueError")
+    assert event["output"] == ("its words" if asked else LEFT_OUT)
+    assert event["why"] == "signal 9"
+    lost = "the cluster was lost: the scheduler's process ended"
+    assert assemble(job(how=lost), None)["job"]["how"] == lost
+
+
 def test_of_many_ranks_the_first_and_the_last_are_kept() -> None:
     count = MOST_RANKS + 100
     steps = {rank: [Step("rank", "start workers", 100.0, 101.0 + rank / 1_000)] for rank in range(count)}
@@ -135,6 +149,12 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIIabc\n-----END PRIVATE KEY-----"
         'password = "correct S3CRET battery"',
         "Authorization: Token S3CRET",
         '"password": ["S3CRET"]',
+        "DefaultEndpointsProtocol=https;AccountKey=S3CRET==;",
+        "https://h/container?sv=2022&sig=S3CRET%3D&se=1",
+        "Cookie: session=S3CRET",
+        "by ghp_S3CRET0123456789abcdef",
+        "hf_S3CRET0123456789abcdef",
+        "eyJhbGciOiJIUzI1NiJ9.S3CRET.abc",
     ],
 )
 def test_what_looks_like_a_secret(text: str) -> None:

@@ -88,6 +88,29 @@ logger.error("no news")
         assert text not in done.stderr
 
 
+def test_a_worker_that_can_not_spill(tmp_path: Path) -> None:
+    """One line with folder and fix; Dask repeats a traceback every ten seconds."""
+    code = """
+import errno
+spill = logging.getLogger("distributed.spill")
+for again in range(3):
+    spill.filters[:] = spill.filters[-1:]  # without Dask's limit of one in ten seconds
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        if os.fork() == 0:
+            spill.error("Spill to disk failed; keeping data in memory", exc_info=True)
+            os._exit(0)
+        os.wait()
+spill.error("another error")
+"""
+    done = run_python(begin(tmp_path / "scratch", "info") + code)
+    said, other = done.stderr.splitlines()
+    assert f"can't spill to {tmp_path} (No space left on device). Its data stay in memory" in said
+    assert "Fix: a local_directory (--local-directory) with more space" in said
+    assert other.endswith("another error")
+
+
 def test_whoever_wants_everything_gets_it(tmp_path: Path) -> None:
     code = "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n"
     done = run_python(begin(tmp_path, "info") + code)
