@@ -26,6 +26,9 @@ from distributed.utils import nbytes
 
 #: Bytes of the smallest frame that is worth a socket of its own, and of a chunk.
 LEAST, CHUNK = 1 << 20, 1 << 20
+#: Bytes of large frames for which a connection gets streams. A stream costs a handshake of TLS at both ends: 64 workers that each
+#: fetch a little from all others would make 12,000.
+WORTH = 16 << 20
 #: Sockets to a peer: AES-GCM keeps Python's lock, so that two threads seal as much as more of them.
 SEALED, PLAIN = 2, 4
 #: Parts that a process sends, and that it receives, at the same time; each has a thread.

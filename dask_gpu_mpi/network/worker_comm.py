@@ -48,6 +48,7 @@ from dask_gpu_mpi.network.streams import (
     LEAST,
     PLAIN,
     SEALED,
+    WORTH,
     Keys,
     Stream,
     StreamError,
@@ -65,10 +66,15 @@ STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 1
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
 #: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
 FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
+#: Transfers from a peer, one after the other, for which there is no memory, before tasks fail.
+MOST_WITHOUT_MEMORY = 3
 #: Bytes of a proof.
 PROOF_SIZE = 64
 #: distributed's serialisers that leave memory on the GPU.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
+#: Values that are never large, and groups of values. `isinstance` tests tuples faster than unions, which are made at each call.
+_PLAIN = (int, float, str, bytes, type(None))
+_GROUPS = (list, tuple, set, frozenset)
 _boot_id = functools.cache(boot_id)
 #: Addresses with which a connection has stayed on TLS, with the reason; each is warned of once.
 without_ucx: dict[str, str] = {}
@@ -105,6 +111,7 @@ class _Announced:
         self.frames = frames
 
 
+_OF_FAMILY = (_Announced, Serialized)
 register_serialization_family(FAMILY, None, _Announced)
 
 
@@ -118,6 +125,8 @@ class WorkerComm(TLS):
     connection_args: dict[str, Any] | None = None
     #: Streams that have come to this process, by the connection that they belong to.
     _came: dict[bytes, list[Stream]] = {}  # noqa: RUF012
+    #: Transfers one after the other for which there was no memory, by the address of the peer.
+    _without_memory: dict[str, int] = {}  # noqa: RUF012
     _tls_has_ended = False
 
     def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
@@ -130,6 +139,8 @@ class WorkerComm(TLS):
         self._name = b""
         #: Whether they are encrypted, and whether both ends have a GPU.
         self._is_sealed = self._has_gpus = False
+        #: Bytes of the large frames that this end has sent before there were streams.
+        self._large_bytes = 0
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
 
     def handshake_info(self) -> dict[str, Any]:
@@ -163,7 +174,7 @@ class WorkerComm(TLS):
         known = deserializers if deserializers is None else [*deserializers, FAMILY]
         while True:
             message = await super().read(known)
-            if isinstance(message, _Announced | Serialized) and message.header.get("serializer") == FAMILY:
+            if isinstance(message, _OF_FAMILY) and message.header.get("serializer") == FAMILY:
                 if "open" not in message.header:
                     return await self._large(message, deserializers)
                 # the other end has a large frame, and can't make connections
@@ -182,10 +193,8 @@ class WorkerComm(TLS):
             self._use_those_that_came()
         endpoint = self._endpoint
         with self._aborting_on_error():
-            large = []
-            for size, on_gpu in header["large"]:
-                # not the memoryview itself: see `Endpoint`
-                large.append(device_array(size) if on_gpu else host_array(size).obj)
+            large = [self._memory_for(size, on_gpu) for size, on_gpu in header["large"]]
+            self._without_memory.pop(self.peer_address, None)
             if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
             for frame in filter(nbytes, large):
@@ -204,6 +213,27 @@ class WorkerComm(TLS):
                 deserializers=self._serializers if deserializers is None else deserializers,
                 allow_offload=bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
             )
+
+    def _memory_for(self, size: int, on_gpu: bool) -> Any:
+        """Allocate a frame; if there is no memory, Dask tries again, and the third time the tasks that need the data fail."""
+        try:
+            # not the memoryview itself: see `Endpoint`
+            return device_array(size) if on_gpu else host_array(size).obj
+        except MemoryError as error:
+            memory, fix = ("GPU", "a larger rmm_pool_size, ") if on_gpu else ("host", "")
+            found = (
+                f"{socket.gethostname()}: no {memory} memory for {size:,} bytes from the worker at {self.peer_address}: {error}. "
+                f"Fix: smaller chunks or partitions, {fix}or fewer workers on each node"
+            )
+            times = self._without_memory[self.peer_address] = (
+                self._without_memory.get(self.peer_address, 0) + 1
+            )
+            if times == MOST_WITHOUT_MEMORY:
+                del self._without_memory[self.peer_address]
+                raise MemoryError(found) from None
+            if times == 1:
+                say(f"warning: {found}")
+            raise CommClosedError(found) from None
 
     @property
     def _serializers(self) -> Sequence[str] | None:
@@ -228,8 +258,12 @@ class WorkerComm(TLS):
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
         )
         is_large = [self._is_large(frame) for frame in frames]
-        if any(is_large) and self._endpoint is None and not await self._has_streams():
-            return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
+        if any(is_large) and self._endpoint is None:
+            self._large_bytes += sum(
+                nbytes(frame) for frame, is_one in zip(frames, is_large, strict=True) if is_one
+            )
+            if self._large_bytes < WORTH or not await self._has_streams():
+                return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
         large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
         if not self._uses_ucx:  # contiguous, whatever a serialiser of the user's has made
             large = [frame if on_device(frame) else ensure_memoryview(frame) for frame in large]
@@ -269,19 +303,19 @@ class WorkerComm(TLS):
             reason = await self._open_streams()
         else:
             with self._aborting_on_error():
-                async with asyncio.timeout(STREAMS_START):
+                # longer than the other end tries
+                async with asyncio.timeout(2 * STREAMS_START):
                     await super().write(Serialized({"serializer": FAMILY, "open": True}, []))
                     answer = await super().read()
-                if not (isinstance(answer, _Announced | Serialized) and "opened" in answer.header):
+                if not (isinstance(answer, _OF_FAMILY) and "opened" in answer.header):
                     raise StreamError("another message in place of the streams")
                 reason = answer.header["opened"]
             if not reason:
                 self._use_those_that_came()
         if reason:
             self._name = b""
-            _warn_once(
-                self.peer_address, reason, "streams", "find out why these nodes refuse further connections"
-            )
+            fix = "find out why these nodes refuse further connections, or are too busy for them"
+            _warn_once(self.peer_address, reason, "streams", fix)
         return not reason
 
     async def _open_streams(self) -> str:
@@ -318,7 +352,14 @@ class WorkerComm(TLS):
 
     async def _become_stream(self, message: dict[str, Any]) -> None:
         """At the other end: this connection is a stream of another one from now on. Raises a CommClosedError, for distributed."""
-        name, (received, sent) = message["name"], message["keys"]
+        match message:
+            case {"name": bytes(name), "keys": [received, sent]} if self._is_key(received) and self._is_key(
+                sent
+            ):
+                pass
+            case _:
+                self.abort()
+                raise CommClosedError("a stream without its keys")
         try:
             stream = Stream(_socket_of(self), Keys(sent, received))
         except OSError as error:  # no descriptor is left, for example: the other end stays with TLS
@@ -333,6 +374,9 @@ class WorkerComm(TLS):
         self._came.setdefault(name, []).append(stream)
         asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._came, name)
         raise CommClosedError("became a stream")
+
+    def _is_key(self, key: Any) -> bool:
+        return isinstance(key, bytes) and len(key) == KEY if self._is_sealed else key is None
 
     def _use_those_that_came(self) -> None:
         streams = self._came.pop(self._name, [])
@@ -485,16 +529,21 @@ def _on_close(reference: weakref.ref[WorkerComm]) -> None:
 
 def _may_be_large(message: Any, least: int) -> bool:
     """Whether a message may have frames of `least` bytes: most between workers have none, and go as distributed sends them."""
+    if isinstance(message, _PLAIN):
+        return False
     if isinstance(message, dict):
-        return any(_may_be_large(value, least) for value in message.values())
-    if isinstance(message, list | tuple | set | frozenset):
-        return any(_may_be_large(value, least) for value in message)
-    if isinstance(message, Serialize):
+        message = message.values()
+    elif isinstance(message, Serialize):
         size = getattr(message.data, "nbytes", None)
-        if isinstance(message.data, int | float | str | bytes | None):
+        if isinstance(message.data, _PLAIN):
             size = sys.getsizeof(message.data)
         return not isinstance(size, int) or size >= least
-    return not isinstance(message, int | float | str | bytes | None)
+    elif not isinstance(message, _GROUPS):
+        return True
+    for value in message:  # noqa: SIM110  # half the time of `any`, for every message between workers
+        if not isinstance(value, _PLAIN) and _may_be_large(value, least):
+            return True
+    return False
 
 
 def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:

@@ -21,6 +21,7 @@ from distributed import Worker
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
+from distributed.worker_state_machine import FreeKeysEvent, TaskErredMsg
 
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
@@ -125,6 +126,7 @@ def plugins_of(
     yield KeylessDump()
     yield InWorker(end_as_python)
     label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
+    yield FailedTransfers()
     yield Label(label, "" if plan.device else GPU_FIX)
     if records:
         yield TransferSizes()
@@ -308,6 +310,47 @@ class StreamsBetweenWorkers(BeforeWorker):
         from dask_gpu_mpi.network.worker_comm import use_streams_between_workers
 
         use_streams_between_workers(sealed=self.sealed, has_gpu=self.has_gpu)
+
+
+class FailedTransfers(WorkerPlugin):
+    """Fails tasks whose data can't be received, because there is no memory for them or they can't be deserialised.
+
+    Without it, these tasks wait forever (distributed #6705).
+    """
+
+    name = "dask_gpu_mpi-failed-transfers"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes."""
+        if (start, finish) == ("flight", "error"):
+            # The worker's state does not change within a change.
+            asyncio.get_running_loop().call_soon(self._fail, key)
+
+    def _fail(self, key: Any) -> None:
+        data = self._worker.state.tasks.get(key)
+        if data is None or data.state != "error" or data.exception is None:
+            return
+        stimulus = f"failed-transfer-{time.time()}"
+        waiting = [task for task in data.waiters if task.state == "waiting"]
+        for task in waiting:
+            erred = TaskErredMsg(
+                key=task.key,
+                run_id=task.run_id,
+                exception=data.exception,
+                traceback=data.traceback,
+                exception_text=data.exception_text,
+                traceback_text=data.traceback_text,
+                thread=None,
+                startstops=task.startstops,
+                stimulus_id=stimulus,
+            )
+            self._worker.batched_send(erred.to_dict())
+        keys = [task.key for task in waiting] or [key]
+        self._worker.handle_stimulus(FreeKeysEvent(keys=keys, stimulus_id=stimulus))
 
 
 class Label(WorkerPlugin):

@@ -283,6 +283,22 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
+        "distributed.worker",
+        "Worker.batched_send Worker.handle_stimulus",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="a task whose data can't be received fails; with distributed alone it waits forever",
+        without="it waits forever",
+    ),
+    *_of(
+        "distributed.worker_state_machine",
+        "FreeKeysEvent TaskErredMsg TaskState.waiters",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="as above",
+        without="workers do not start",
+    ),
+    *_of(
         "distributed.worker_state_machine",
         "TaskState.startstops",
         "workers/plugins",

@@ -19,7 +19,7 @@ from typing import Any
 import dask.config
 import numpy as np
 import pytest
-from distributed import Security
+from distributed import Client, Scheduler, Security, Worker, wait
 from distributed.comm import CommClosedError, connect, listen, registry
 from distributed.comm.tcp import TLS
 from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
@@ -28,6 +28,7 @@ from dask_gpu_mpi.network import streams, worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.streams import CHUNK, KEY, LEAST, PLAIN, SEALED, TAG, Keys, Stream, StreamError
 from dask_gpu_mpi.network.worker_comm import WorkerComm, use_streams_between_workers
+from dask_gpu_mpi.workers.plugins import FailedTransfers
 
 # -- between two workers ------------------------------------------------------------------------------------------------
 
@@ -47,6 +48,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     for name in ("offers_ucx", "offers_streams", "sealed", "has_gpu"):
         monkeypatch.setattr(WorkerComm, name, False)
     monkeypatch.setattr(worker_comm, "without_ucx", {})
+    monkeypatch.setattr(worker_comm, "WORTH", 0, raising=False)
     monkeypatch.setattr(worker_comm.Ucx, "_loop", None)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):
@@ -149,6 +151,33 @@ async def test_streams_that_can_not_be_made(
 
 
 @pytest.mark.parametrize("first", ["there", "back"])
+async def test_streams_that_are_not_made_in_time(
+    first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sixty workers that all connect at once on few cores, for example: what is sent arrives over TLS."""
+
+    async def slow(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(worker_comm, "connect", slow)
+    monkeypatch.setattr(worker_comm, "STREAMS_START", 0.5)
+    await exchange(first)
+    assert sent == []
+    assert "do not go over streams: not opened within 0.5 s" in capsys.readouterr().err
+
+
+async def test_little_data_do_not_need_streams(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are worth their connections only after some data."""
+    monkeypatch.setattr(worker_comm, "WORTH", 3 * LEAST)
+    async with pair() as comm:
+        for _ in range(2):
+            assert (await there_and_back(comm, np.ones(LEAST, "u1"))).sum() == LEAST
+        assert sent == []
+        assert (await there_and_back(comm, np.ones(LEAST, "u1"))).sum() == LEAST
+    assert sum(sent) == 2 * LEAST
+
+
+@pytest.mark.parametrize("first", ["there", "back"])
 async def test_an_end_that_has_no_descriptor_left(
     first: str, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +241,45 @@ async def test_a_sender_whose_receiver_is_never_ready() -> None:
     assert isinstance(error, StreamError)
 
 
+@pytest.mark.parametrize("failures", [1, 1000])
+async def test_no_memory_for_what_arrives(
+    failures: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job goes on when there is memory again; otherwise the task fails, and the worker goes on."""
+    left, allocate = [failures], worker_comm.host_array
+
+    def host_array(size: int) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise MemoryError("nothing is left")
+        return allocate(size)
+
+    monkeypatch.setattr(worker_comm, "host_array", host_array)
+    monkeypatch.setattr(WorkerComm, "_without_memory", {})
+    host: dict[str, Any] = {"host": "127.0.0.1", "dashboard": False}
+    async with (
+        Scheduler(protocol="tls", port=0, dashboard_address=":0", **host) as scheduler,
+        Worker(scheduler.address, **host) as here,
+        Worker(scheduler.address, plugins=[FailedTransfers()], **host) as there,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        data = client.submit(np.ones, LEAST, workers=[here.address])
+        await wait(data)
+        total = client.submit(np.sum, data, workers=[there.address])
+        if failures == 1:
+            assert await asyncio.wait_for(total.result(), 30) == LEAST
+        else:
+            with pytest.raises(
+                MemoryError, match=rf"no host memory for {8 * LEAST:,} bytes .*: nothing is left"
+            ):
+                await asyncio.wait_for(total.result(), 30)
+            left[0] = 0
+            again = client.submit(np.max, data, workers=[there.address])
+            assert await asyncio.wait_for(again.result(), 30) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dask_gpu_mpi: ")]
+    assert f"no host memory for {8 * LEAST:,} bytes from the worker at {here.address}" in line
+
+
 class Strange:
     """An object whose serialiser makes a buffer that is not contiguous, and whose deserialiser takes memoryviews."""
 
@@ -238,7 +306,7 @@ async def test_buffers_of_other_serialisers(sent: list[int]) -> None:
 
 
 async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_comm, "STREAMS_START", 0.1)
+    monkeypatch.setattr(worker_comm, "STREAMS_START", 2.0)
     came: dict[bytes, list[Stream]] = {}
     monkeypatch.setattr(WorkerComm, "_came", came)
     async with pair() as comm:
@@ -247,6 +315,32 @@ async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPat
         assert [len(found) for found in came.values()] == [SEALED]
         while came:
             await asyncio.sleep(0.01)
+
+
+async def test_a_process_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no certificate of this one: it can't even say that its connection is to be a stream."""
+    came: dict[bytes, list[Stream]] = {}
+    monkeypatch.setattr(WorkerComm, "_came", came)
+    async with listen("tls://127.0.0.1:0", serve, **Security().get_listen_args("worker")) as listener:
+        with dask.config.set(make_credentials()):
+            others = Security().get_connection_args("worker")
+        with pytest.raises(OSError, match=r"(?i)certificate|timed out|closed"):
+            await connect(listener.contact_address, timeout=2, **others)
+    assert came == {}
+
+
+@pytest.mark.parametrize("keys", [[b"short", b"short"], [None, None], ["text", 3], None], ids=repr)
+async def test_garbage_in_place_of_keys(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed, also if it would be a stream without encryption, and the others are not affected."""
+    came: dict[bytes, list[Stream]] = {}
+    monkeypatch.setattr(WorkerComm, "_came", came)
+    async with pair() as comm:
+        stranger = await connect(comm.peer_address, **comm.connection_args)
+        await stranger.write({"op": worker_comm.STREAM_OPERATION, "name": comm._name, "keys": keys})
+        with pytest.raises(CommClosedError):
+            await asyncio.wait_for(stranger.read(), 10)
+        assert came == {}
+        assert (await there_and_back(comm, np.ones(2 * LEAST, "u1"))).sum() == 2 * LEAST
 
 
 async def test_memory_of_the_gpu_is_rmms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +406,13 @@ def test_nobody_on_the_way_reads_or_repeats_it(ends: Callable[..., Ends]) -> Non
     _, _, receiver = ends()
     with pytest.raises(StreamError, match="not those that this peer has sent"):
         arrived(receiver, first)  # of another job
+
+
+def test_chunks_out_of_order(ends: Callable[..., Ends]) -> None:
+    sender, wire, receiver = ends()
+    _, second = (over_the_wire(sender, wire) for _ in range(2))
+    with pytest.raises(StreamError, match="not those that this peer has sent"):
+        arrived(receiver, second)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_the_plans_cores_and_our_plugins() -> None:
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
     assert found.keys() == {
         "CPUAffinity",
+        "FailedTransfers",
         "Figures",
         "KeylessDump",
         "Label",
