@@ -116,8 +116,12 @@ class Census:
         launchers = {
             (each.network, each.address, each.port) for each, role in self.roles.items() if role == "launcher"
         }
+        # for a moment rank 0 has the hub's socket, too, which it opens for its agent
+        passed_on = {(each.network, each.address, each.port) for each in now if (each.pid, each.port) in uses}
         for place in self.seen:
             inherited = (place.network, place.address, place.port) in launchers
+            if place not in now and (place.network, place.address, place.port) in passed_on:
+                continue
             role, what = roles.get(place.pid) or self.roles[place], ""
             if inherited:
                 role = "launcher"
