@@ -13,7 +13,15 @@ import click
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import HelpCommand, click_options, complete_files, fail, read_texts, write_file
+from dask_gpu_mpi.cli.options import (
+    HelpCommand,
+    click_options,
+    complete_files,
+    fail,
+    is_given,
+    read_texts,
+    write_file,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
@@ -186,8 +194,8 @@ def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: 
                     f"command line: --save {save!r} exists", fix="remove it, or choose another name"
                 )
             write_file("--save", save, os.fsencode(text))
-            command = " ".join(word for word in batch_system(system).submit if not word.startswith("-"))
             if not submits:
+                command = " ".join(word for word in batch_system(system).submit if not word.startswith("-"))
                 say(f"{save} is written. Submit it: {command} < {quote(save)}")
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
@@ -320,7 +328,7 @@ def _check_program(job: JobRequest) -> None:
     try:
         with launch.make_context("launch", list(job.program)) as context:
             given = dict(context.params)
-            shape = [name for name in ("ranks", "ranks_per_node", "hosts") if _is_given(context, name)]
+            shape = [name for name in ("ranks", "ranks_per_node", "hosts") if is_given(name, context)]
     except click.ClickException as error:
         raise InputError(f"command line: {error.format_message()} (before the script)") from None
     except click.exceptions.Exit:
@@ -354,7 +362,3 @@ def _check_program(job: JobRequest) -> None:
         )
     for warning in plan.warnings:
         say(str(warning))
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.base.streams import is_public
-from dask_gpu_mpi.cli.options import RunCommand, fail, read_texts, resolve_texts
+from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import LOCAL, detect, library_name
@@ -114,9 +114,8 @@ def launch(
                 command, preflight = "check", False
         environ = dict(os.environ)
         _refuse_ranks(environ)
-        # not DGM_RANKS_PER_NODE, of the job script
-        given_each = click.get_current_context().get_parameter_source("ranks_per_node")
-        if ranks is not None and given_each is click.core.ParameterSource.COMMANDLINE:
+        # `ranks_per_node` may be DGM_RANKS_PER_NODE, of the job script
+        if ranks is not None and is_given("ranks_per_node"):
             raise InputError(
                 f"launch: -n {ranks} with --ranks-per-node {ranks_per_node}",
                 expected="one of them",

@@ -190,6 +190,12 @@ def write_file(option: str, path: str, content: bytes) -> None:
         ) from None
 
 
+def is_given(name: str, context: click.Context | None = None) -> bool:
+    """Whether an option was on the command line, by default on that of the command that runs."""
+    source = (context or click.get_current_context()).get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def fail(error: DaskGpuMpiError) -> NoReturn:
     """Report an error and exit with its code."""
     report_error(error)

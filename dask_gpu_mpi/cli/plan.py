@@ -13,6 +13,7 @@ from dask_gpu_mpi.cli.options import (
     HelpCommand,
     click_options,
     fail,
+    is_given,
     read_texts,
     write_file,
 )
@@ -115,9 +116,8 @@ def plan(
 
 def _refuse_shape() -> None:
     """Refuse options that describe nodes, in a plan of this allocation."""
-    context = click.get_current_context()
     for name in ("ranks_per_node", "gpus_per_node", "visible", "cpus_per_node", "memory_per_node"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if is_given(name):
             raise InputError(
                 f"command line: --{name.replace('_', '-')} without --nodes",
                 expected="--nodes N, for a plan of nodes that you describe",

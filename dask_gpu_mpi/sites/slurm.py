@@ -199,19 +199,24 @@ class Slurm(BatchSystem):
     def _check_gpus(self, directive: str, job: JobRequest) -> None:
         """Refuse a directive with another number of GPUs than the job is planned with."""
         name, value = self.option_name(directive), re.split(r"[=\s]+", directive, maxsplit=1)[-1]
+        total = job.nodes * job.gpus_per_node
+        planned = {
+            "--gpus-per-node": job.gpus_per_node,
+            "--gres": job.gpus_per_node,
+            "--gpus": total,
+            "-G": total,
+        }
+        if name not in planned:
+            return
         if name == "--gres":
             parts = [
                 part.partition("gpu")[2].lstrip(":") for part in value.split(",") if part.startswith("gpu")
             ]
             value = ",".join(part if part[-1:].isdigit() else "1" for part in parts)
-        found = _count({name: value}, name)
-        per_node = (
-            job.gpus_per_node if name in ("--gpus-per-node", "--gres") else job.nodes * job.gpus_per_node
-        )
-        if name in ("--gpus-per-node", "--gres", "--gpus", "-G") and found not in (None, per_node):
+        if (found := _count({name: value}, name)) not in (None, planned[name]):
             raise InputError(
                 f"--directive {directive}: requests {counted(found or 0, 'GPU')}",
-                expected=f"{per_node}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
+                expected=f"{planned[name]}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
                 fix="another --gpus-per-node, with which GPUs are planned",
             )
 
