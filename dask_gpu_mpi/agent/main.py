@@ -28,13 +28,12 @@ from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
 from dask_gpu_mpi.agent.forkserver import (
     become_fork_server,
     become_resource_tracker,
-    leave_deleted_directory,
     watch_fork_server,
 )
 from dask_gpu_mpi.agent.part import Part
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import leave_deleted_directory, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError

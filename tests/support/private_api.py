@@ -68,15 +68,6 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
-        "multiprocessing.spawn",
-        "get_preparation_data",
-        "agent/forkserver",
-        _PYTHON,
-        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
-        without="it does not",
-        replaced=True,
-    ),
-    *_of(
         "multiprocessing.resource_tracker",
         "_resource_tracker main getfd",
         "agent/forkserver",
@@ -233,14 +224,6 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
-        "distributed.nanny",
-        "Nanny.config Nanny.worker_kwargs",
-        "workers/factory",
-        _DISTRIBUTED,
-        why="a worker measures what is configured, although its nanny does not; one with a lifetime may end",
-        without="the start fails, and says so",
-    ),
-    *_of(
         "distributed.process",
         "AsyncProcess.terminate",
         "workers/lifecycle",
@@ -256,14 +239,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="a worker that dies again and again is removed; the process whose last output is reported",
         without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.nanny",
-        "Nanny.plugin_remove",
-        "workers/factory",
-        _DISTRIBUTED,
-        why="overridden by a subclass: a plugin whose teardown hangs does not keep a nanny from closing",
-        without="a nanny closes after its plugins, or is killed after the grace",
     ),
     *_of(
         "distributed.worker",
@@ -331,15 +306,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DASK_CUDA,
         why="replaced while a CUDAWorker is made, which takes neither environment nor plugins for its nannies",
         without="the worker is not made, and the job ends with one line that says so",
-        replaced=True,
-    ),
-    *_of(
-        "dask_cuda.plugins",
-        "CPUAffinity.cores",
-        "workers/factory",
-        _DASK_CUDA,
-        why="the cores of the plan, in place of those next to the GPU",
-        without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
         replaced=True,
     ),
     *_of(
