@@ -43,7 +43,7 @@ from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_s
 from dask_gpu_mpi.network.ucx import (
     missing_ucx,
 )
-from dask_gpu_mpi.options.dask_config import import_config, is_configured
+from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of
 from dask_gpu_mpi.workers import logs
@@ -157,9 +157,8 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     import dask
 
     from dask_gpu_mpi.network.listeners import guard_listeners
-    from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
     from dask_gpu_mpi.workers.plugins import SAFE_PATH
-    from dask_gpu_mpi.workers.worker_options import read_worker_options
+    from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options
 
     guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")

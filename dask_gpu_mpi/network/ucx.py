@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError, Problem
-from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import SWITCHES
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
-from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
     accepted_options,
+    device_sizes,
     is_cuda_worker,
     options_for,
     worker_class_for,

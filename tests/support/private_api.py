@@ -173,7 +173,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask.config",
         "defaults",
-        "job/child_processes job/dask_client options/dask_config options/resolve",
+        "job/child_processes job/dask_client options/convert options/resolve",
         _DISTRIBUTED.replace("distributed", "dask"),
         why="whether the user has configured a key, or only a package",
         without="the job ends with an AttributeError",
