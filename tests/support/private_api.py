@@ -198,15 +198,6 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
-        "distributed.core",
-        "Server.stream_handlers",
-        "gang/member",
-        _DISTRIBUTED,
-        why="the scheduler tells the workers of a gang that it is over",
-        without="as `Server.handlers`",
-        replaced=True,
-    ),
-    *_of(
         "distributed.nanny",
         "Nanny.process",
         "workers/lifecycle",
@@ -221,15 +212,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DISTRIBUTED,
         why="a worker's directory goes with the scratch, and not while the event loop waits",
         without="the end of a job takes longer by the removal of the directory",
-        replaced=True,
-    ),
-    *_of(
-        "distributed.process",
-        "AsyncProcess.terminate",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="our workers leave SIGTERM to the rank, so their nannies kill them",
-        without="the start fails, and says so",
         replaced=True,
     ),
     *_of(
