@@ -8,7 +8,6 @@ child process that then fails as "Nanny failed to start". Sizes of device memory
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import math
@@ -20,7 +19,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.text import format_bytes, parse_bytes
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.convert import convert, show, suggest
+from dask_gpu_mpi.options.convert import convert, nearest, show, suggest
 from dask_gpu_mpi.options.model import Setting
 from dask_gpu_mpi.plan.model import WorkerPlan
 
@@ -54,8 +53,8 @@ def _import(value: str) -> Any:
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
     fix = NO_DASK_CUDA if of_dask_cuda else ""
     if not module_name:
-        known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
-        near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
+        known = {path.rpartition(".")[2]: path for path in KNOWN_CLASSES}
+        near = known.get(nearest(name, known) or "")
         raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
     try:
         module = importlib.import_module(module_name)
@@ -70,20 +69,20 @@ def _import(value: str) -> Any:
             raise OptionError(
                 f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
-        near = difflib.get_close_matches(value, KNOWN_CLASSES)
-        expected = "a module of this environment, or on PYTHONPATH"
-        raise OptionError(f"{where}: there is no module {missing!r}{_hint(near, expected)}") from None
+        hint = _hint(nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH")
+        raise OptionError(f"{where}: there is no module {missing!r}{hint}") from None
     if not hasattr(module, name):
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]
-        near = [f"{module_name}.{match}" for match in difflib.get_close_matches(name, classes)]
-        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(near)}")
+        near = nearest(name, classes)
+        hint = _hint(near and f"{module_name}.{near}")
+        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{hint}")
     return getattr(module, name)
 
 
-def _hint(near: list[str], expected: str = "") -> str:
+def _hint(near: str | None, expected: str = "") -> str:
     """The end of a message: the most similar right path, or the expected form."""
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {near!r}?"
     return f" (expected {expected})" if expected else ""
 
 
