@@ -69,6 +69,18 @@ def test_the_design_has_every_package_and_modules_that_exist() -> None:
     assert set(re.findall(r"^\| `(\w+)` \| \S", page, re.MULTILINE)) == packages
 
 
+def test_the_readme_has_the_measured_figure() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    row = re.search(
+        r"^\| ready, one worker on each of 2 GPUs \| s .*\| \*\*([\d.]+)\*\* \| ([\d.]+) \|",
+        page,
+        re.MULTILINE,
+    )
+    assert row is not None
+    sentence = f"A cluster of two H100 is ready after {row[1]} s, with dask-mpi after {row[2]} s"
+    assert sentence in (ROOT / "README.md").read_text()
+
+
 # -- blocks of code
 
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
