@@ -64,7 +64,7 @@ class _RunByDefault(Help, click.Group):
         "Inspect before and during the run": ("plan", "check", "top"),
     },
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+        "mpirun -np 4 dask-gpu-mpi analysis.py --input data",
         "dask-gpu-mpi launch --check analysis.py --input data",
         "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
     ),
@@ -87,8 +87,8 @@ def cli() -> None:
 @cli.command(
     cls=RunCommand,
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
-        "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
+        "mpirun -np 4 dask-gpu-mpi analysis.py --input data",
+        "srun --mpi=pmix dask-gpu-mpi run --nthreads 2 -m package.module",
     ),
     short_help="Run SCRIPT on the cluster of these ranks.",
 )

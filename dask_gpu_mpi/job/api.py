@@ -311,6 +311,6 @@ def _warn_of_other_options(
     differ += ["comm"] * (not whole_world) + ["exit=False"] * (not exits)
     if differ:
         say(
-            "warning: initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
+            "warning: initialize: the command has started the cluster already; no effect: "
             f"{', '.join(differ)}. Fix: give these options to the command, or run the script without it"
         )
