@@ -289,9 +289,9 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
 
 def send_close_signal() -> None:
     """End the cluster of this process's session; dask-mpi's name for `Session.close`."""
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.session import session_of_process
 
-    session = current_session()
+    session = session_of_process()
     if session is not None:
         session.close()
 
