@@ -186,7 +186,7 @@ class Program:
         except SyntaxError as error:
             sys.excepthook(SyntaxError, error.with_traceback(None), None)
             raise StartupError(
-                f"Python can't compile {'the code of -c' if self.kind is ProgramKind.CODE else self.text}",
+                f"{'-c' if self.kind is ProgramKind.CODE else f'script {self.text!r}'}: Python can't compile it",
                 fix="correct the line above",
             ) from None
         except (OSError, ValueError):
