@@ -59,3 +59,28 @@ def test_a_command_runs_as_printed(mpirun: Mpi, tmp_path: Path, command: str) ->
         for line in printed.splitlines():
             pattern = re.sub(r"\d+(\\?\.\d+)?", r"[\\d.]+", re.escape(line).replace(r"\.\.\.", r"\S+"))
             assert re.search(f"^{pattern}$", done.stdout + done.stderr, re.MULTILINE), line
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["many files", "one big array"])
+def test_a_script_without_dask(mpirun: Mpi, tmp_path: Path, number: int) -> None:
+    """The blocks of the page; NumPy is in CuPy's place."""
+    numpy = pytest.importorskip("numpy")
+    (tmp_path / "cupy.py").write_text("from numpy import *\nfrom numpy import linalg\n")
+    (tmp_path / "data").mkdir()
+    for i in range(3):
+        numpy.save(tmp_path / "data" / f"{i}.npy", numpy.full(16, i))
+    pytest.importorskip("dask.array").ones((6, 4), chunks=(2, 4)).to_npy_stack(tmp_path / "stack")
+    command = [
+        "python",
+        "-m",
+        "dask_gpu_mpi",
+        "launch",
+        "-n",
+        "2",
+        "-c",
+        blocks("docs/your-script.md", "python")[number],
+    ]
+    done = mpirun.run(
+        command, None, cwd=tmp_path, env={"PYTHONPATH": os.environ.get("PYTHONPATH")}, timeout=90
+    ).check()
+    assert done.stdout == ("sum of the norms: 12.0\n", "largest column mean: 1.0\n")[number]
