@@ -15,10 +15,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_click",
 ]
-exclude_patterns = [
-    "_build",
-    "upstream.md",
-]  # the latter: for the owners of other packages, by CONTRIBUTING.md
+exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]

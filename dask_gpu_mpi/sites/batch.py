@@ -1,6 +1,6 @@
 """Batch systems: what `launch`, `jobscript` and the ranks need of each, and the one in which this process runs.
 
-Each system is a module of this package with one subclass of `BatchSystem`. docs/add-a-batch-system.md adds one.
+Each system is a module of this package with one subclass of `BatchSystem`. contributing/add-a-batch-system.md adds one.
 """
 
 from __future__ import annotations

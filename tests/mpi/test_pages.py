@@ -69,7 +69,8 @@ def test_a_script_without_dask(mpirun: Mpi, tmp_path: Path, number: int) -> None
     (tmp_path / "data").mkdir()
     for i in range(3):
         numpy.save(tmp_path / "data" / f"{i}.npy", numpy.full(16, i))
-    pytest.importorskip("dask.array").ones((6, 4), chunks=(2, 4)).to_npy_stack(tmp_path / "stack")
+    array = pytest.importorskip("dask.array")
+    array.to_npy_stack(str(tmp_path / "stack"), array.ones((6, 4), chunks=(2, 4)))
     command = [
         "python",
         "-m",

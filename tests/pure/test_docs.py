@@ -61,7 +61,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 def test_the_design_has_every_package_and_modules_that_exist() -> None:
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = (ROOT / "contributing" / "design.md").read_text()
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     named = re.findall(rf"`((?:{'|'.join(packages)})/\w+)`", page)
     assert len(named) > 20
