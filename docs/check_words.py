@@ -121,7 +121,11 @@ def main() -> int:
     """Print what is found."""
     found = []
     package = "--package" in sys.argv[1:]
-    for page in [ROOT / "README.md", *sorted((ROOT / "contributing").glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "contributing").glob("*.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]:
         text = page.read_text(encoding="utf-8")
         for line, rule, sentence in findings(text if package else without_generated(text)):
             found.append(f"{page.relative_to(ROOT)}:{line}: {rule}: {sentence}")
