@@ -452,6 +452,16 @@ def login_host(environ: Mapping[str, str]) -> str | None:
     return next(filter(None, names), "") if jobs else None
 
 
+def batch_job(environ: Mapping[str, str]) -> str:
+    """The batch system and the job's number; empty: this is not a job.
+
+    >>> batch_job({"SLURM_JOB_ID": "7"}), batch_job({})
+    ('Slurm job 7', '')
+    """
+    jobs = [(system.title, environ.get(system.job_variable)) for system in systems_of(environ)]
+    return ", ".join(f"{title} job {number}" for title, number in jobs if number)
+
+
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
     """The nodes of the batch job from its environment; empty: unknown."""
     environ = os.environ if environ is None else environ

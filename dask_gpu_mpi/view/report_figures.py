@@ -42,7 +42,7 @@ ACTION_COLOURS = {
     "failed": "#ff00c8",
     "transfer": "#e5383b",
     "disk-read": "#ff9800",
-    "disk-write": "#ff9800",
+    "disk-write": "#8d6e00",
     "deserialize": "#9e9e9e",
     "other": "#9e9e9e",
 }
@@ -167,7 +167,7 @@ def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: st
     for colour, (name, values) in zip(Category10[10], rows.items(), strict=False):
         columns = {"x": np.array(times), "y": values.astype("float32"), "name": [name] * len(times)}
         source = ColumnDataSource(columns)
-        plot.line("x", "y", source=source, color=colour, line_width=1.8, legend_label=name)
+        plot.line("x", "y", source=source, color=colour, line_width=1.8, legend_label=f"worker {name}")
         plot.scatter("x", "y", source=source, color=colour, size=3)  # a line of one point is not drawn
     plot.add_tools(HoverTool(tooltips=[("worker", "@name"), ("at", "@x{0.0} s"), ("value", f"@y{{{form}}}")]))
     legend = plot.legend[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,11 @@ from typing import Any
 from bokeh.embed import components
 from bokeh.resources import Resources
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.text import format_bytes, natural
+from dask_gpu_mpi.base.text import fold_names, format_bytes, natural
+from dask_gpu_mpi.base.versions import documentation
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 from dask_gpu_mpi.view.report_figures import (
@@ -56,10 +59,11 @@ def page(data: Mapping[str, Any]) -> str:
     script, elements = components(figures) if figures else ("", {})
     svg = data["plan_picture"].encode("utf-8", "backslashreplace")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": _size, "value": _value}
+    environment.filters |= {"size": _size, "value": _value, "linked": _linked}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         data,
         **tabs,
+        nodes=fold_names(host["host"] for host in data["plan"]["hosts"]),
         began_at=time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(data["job"]["began"])),
         headline=headline(data),
         bars=_bars(data["summary"]),
@@ -316,6 +320,17 @@ def _gpu_name(worker: str, place: int) -> str:
 def _workers(record: Mapping[str, Any]) -> list[Any]:
     """The workers for the tables, in the order of their names."""
     return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
+
+
+def _linked(text: str) -> Markup:
+    """A line of advice, in which the name of a page of the documentation is a link, if the package has its address."""
+    address = documentation()
+    escaped = str(escape(text))
+    if address:
+        escaped = re.sub(
+            r"\bdocs/([\w-]+)\.md\b", rf'<a href="{escape(address)}/\1.html">docs/\1.md</a>', escaped
+        )
+    return Markup(escaped)
 
 
 def _size(number: float | None) -> str:

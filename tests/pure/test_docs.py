@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_the_readme_has_the_measured_figure() -> None:
     assert row is not None
     sentence = f"A cluster of two H100 is ready after {row[1]} s, with dask-mpi after {row[2]} s"
     assert sentence in (ROOT / "README.md").read_text()
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
+    """A placeholder, until there is a public one."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == address
+    for page in ("README.md", "docs/install.md"):
+        assert f"git clone {address}" in (ROOT / page).read_text()
 
 
 # -- blocks of code
