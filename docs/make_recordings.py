@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "tests"))
 COLUMNS, LINES = 100, 30
-#: Rich's SVG without its fonts, which a browser would fetch from another server.
+#: Rich's SVG without its fonts, which a browser would fetch from another server, and without a limit that cuts the last line.
 PLAIN_SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <style>
@@ -39,7 +39,7 @@ PLAIN_SVG = """\
 {lines}
 </defs>
 {chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})">
 {backgrounds}
 <g class="{unique_id}-matrix">
 {matrix}
