@@ -60,4 +60,5 @@ def write_texts(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
     app.connect("build-finished", write_texts)
