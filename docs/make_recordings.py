@@ -1,8 +1,8 @@
-"""Makes the pictures of a terminal in docs/images (plan, launch, top) from real runs on this machine.
+"""Makes the pictures of a terminal in docs/images (plan, top) from real runs on this machine.
 
     python docs/make_recordings.py           needs an MPI, dask[array] and a C compiler; takes half a minute
 
-The runs of `launch` have CPU workers, those of `top` four GPUs that are emulated (tests/support/mocks).
+The four GPUs of `top` are emulated (tests/support/mocks).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "tests"))
 COLUMNS, LINES = 100, 30
-#: Rich's SVG without its fonts, which a browser would fetch from another server.
+#: Rich's SVG without its fonts, which a browser would fetch from another server, and without a limit that cuts the last line.
 PLAIN_SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <style>
@@ -39,7 +39,7 @@ PLAIN_SVG = """\
 {lines}
 </defs>
 {chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})">
 {backgrounds}
 <g class="{unique_id}-matrix">
 {matrix}
@@ -119,23 +119,15 @@ def draw(name: str, title: str, command: str, output: str) -> None:
 
 
 def main() -> None:
-    """Record the three commands."""
+    """Record the two commands."""
     from support.mocks.gpus import GIB, emulated_environ, make_gpus
 
     with tempfile.TemporaryDirectory(prefix="recording") as made:
         folder = Path(made)
-        page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-        script = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-        assert script is not None
-        (folder / "analysis.py").write_text(script.group(1))
         (folder / "work.py").write_text(WORK)
 
         command = ["dask-gpu-mpi", "plan", "--nodes", "2", "--gpus-per-node", "4"]
         draw("plan", "the plan of a job", " ".join(command), record(command, folder, environ()))
-
-        command = ["dask-gpu-mpi", "launch", "-n", "4", "analysis.py"]
-        written = re.sub(r"token=\S+", "token=...", record(command, folder, environ()))
-        draw("launch", "four CPU workers", " ".join(command), written)
 
         gpus = [
             replace(gpu, utilization=use, used=used * GIB)

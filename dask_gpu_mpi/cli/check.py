@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     cls=RunCommand,
     short=("kernel", "expect_gpus", "as_json", "local_directory"),
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
+        "mpirun -np 4 dask-gpu-mpi check analysis.py",
         "dask-gpu-mpi launch check --expect-gpus 4",
     ),
     short_help="Check whether a job would work in this allocation.",

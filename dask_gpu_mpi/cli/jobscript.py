@@ -211,7 +211,9 @@ def request(
     """The request of a job, from the user's values by option name and the configuration; InputError if it can't be planned."""
     if system not in SCRIPTED:
         raise OptionError(
-            f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
+            f"{source}: unknown batch system {show(system)}",
+            expected=f"one of {', '.join(SCRIPTED)}",
+            fix="name it before all options, as in jobscript slurm --nodes 2 -- SCRIPT",
         )
     sites, users = _converted(_configured(), "configuration"), _converted(given, source)
     values = sites | users
@@ -249,7 +251,7 @@ def request(
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
-            f"{_origin('setup', source)} {show(setup)} does not exist",
+            f"{_origin('setup', source if 'setup' in users else 'configuration')} {show(setup)} does not exist",
             expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}

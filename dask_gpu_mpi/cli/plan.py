@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     params=click_options(option for option in OPTIONS.values() if option.cli and option.plan),
     short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
-    examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
+    examples=("srun dask-gpu-mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
     short_help="Show which worker gets which GPU; start nothing.",
 )
 @click.option(

@@ -52,6 +52,13 @@ def make_plan(
             host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
         warnings += ranks_without_gpu(hosts, {name for one in unseen for name in one.hosts})
         warnings += gpus_in_use(hosts, refuse=options.require_idle_gpus)
+    elif options.default_workers == "gpu":
+        warnings.append(
+            Problem(
+                "default_workers=gpu has no effect: none of the ranks that take workers sees a GPU, so tasks run on all workers",
+                fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or leave --default-workers out",
+            )
+        )
     workers, of_workers = plan_workers(hosts, options, on_gpus)
 
     names = {rank: host.plan.host for host in hosts for rank in host.plan.ranks}
@@ -78,13 +85,15 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
         return False
     if any(rank.gpus for rank in working):
         return True
-    if options.worker_kind == "gpu":
+    if options.worker_kind == "gpu" or options.require_idle_gpus:
+        wanted = "GPU workers are asked for" if options.worker_kind == "gpu" else "idle GPUs are required"
+        others = ", or --no-require-idle-gpus" if options.worker_kind != "gpu" else ""
         names = fold_names(host.plan.host for host in hosts if host.working)
         raise PlacementError(
-            "GPU workers are asked for, but none of the ranks that take workers sees a GPU "
+            f"{wanted}, but none of the ranks that take workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names})",
             fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or take CPU workers with worker_class "
-            "(--worker-class distributed.Nanny)",
+            f"(--worker-class distributed.Nanny){others}",
         )
     return False
 

@@ -260,7 +260,7 @@ def divide_gpus(
     if sum(len(seen) for seen in groups) != len(frozenset().union(*groups)):
         raise PlacementError(
             f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)}",
-            expected="the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task",
+            expected="the same GPUs for every rank of a host, as with --gpus-per-node, or different ones for each",
         )
     divided: dict[int, list[tuple[Gpu, ...]]] = {rank.rank: [] for rank in ranks}
     for seen, members in groups.items():

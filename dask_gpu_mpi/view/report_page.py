@@ -9,6 +9,7 @@ import argparse
 import base64
 import json
 import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +32,11 @@ from bokeh.palettes import Category10, Category20, Viridis256
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.text import format_bytes, natural
+from dask_gpu_mpi.base.text import fold_names, format_bytes, natural
+from dask_gpu_mpi.base.versions import documentation
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 from dask_gpu_mpi.view.report_summary import CALLED, SHARES, headline, slowed_of
@@ -60,10 +63,11 @@ def page(data: Mapping[str, Any]) -> str:
     script, elements = components(figures) if figures else ("", {})
     svg = data["plan_picture"].encode("utf-8", "backslashreplace")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": _size, "value": _value}
+    environment.filters |= {"size": _size, "value": _value, "linked": _linked}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         data,
         **tabs,
+        nodes=fold_names(host["host"] for host in data["plan"]["hosts"]),
         began_at=time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(data["job"]["began"])),
         headline=headline(data),
         bars=_bars(data["summary"]),
@@ -322,6 +326,17 @@ def _workers(record: Mapping[str, Any]) -> list[Any]:
     return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
 
 
+def _linked(text: str) -> Markup:
+    """A line of advice, in which the name of a page of the documentation is a link, if the package has its address."""
+    address = documentation()
+    escaped = str(escape(text))
+    if address:
+        escaped = re.sub(
+            r"\bdocs/([\w-]+)\.md\b", rf'<a href="{escape(address)}/\1.html">docs/\1.md</a>', escaped
+        )
+    return Markup(escaped)
+
+
 def _size(number: float | None) -> str:
     return "-" if number is None else format_bytes(int(number)) if number else "0"
 
@@ -350,7 +365,7 @@ ACTION_COLOURS = {
     "failed": "#ff00c8",
     "transfer": "#e5383b",
     "disk-read": "#ff9800",
-    "disk-write": "#ff9800",
+    "disk-write": "#8d6e00",
     "deserialize": "#9e9e9e",
     "other": "#9e9e9e",
 }
@@ -475,7 +490,7 @@ def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: st
     for colour, (name, values) in zip(Category10[10], rows.items(), strict=False):
         columns = {"x": np.array(times), "y": values.astype("float32"), "name": [name] * len(times)}
         source = ColumnDataSource(columns)
-        plot.line("x", "y", source=source, color=colour, line_width=1.8, legend_label=name)
+        plot.line("x", "y", source=source, color=colour, line_width=1.8, legend_label=f"worker {name}")
         plot.scatter("x", "y", source=source, color=colour, size=3)  # a line of one point is not drawn
     plot.add_tools(HoverTool(tooltips=[("worker", "@name"), ("at", "@x{0.0} s"), ("value", f"@y{{{form}}}")]))
     legend = plot.legend[0]

@@ -2,7 +2,7 @@
 
 Such names may go with any release: `without` says what happens then. The test of this module looks up every name in what is
 installed, and fails by that name. It reads the package for private names and for assignments to what others own that are not
-here. docs/upstream.md has for each name the public way that is missing.
+here. contributing/upstream.md has for each name the public way that is missing.
 
 >>> [entry.without for entry in TABLE if entry.name == "_run_module_as_main"]
 ['-m MODULE, a folder and a zip file end with an AttributeError']

@@ -55,6 +55,18 @@ def test_worker_kind() -> None:
         plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
 
 
+def test_options_of_gpus_without_gpus() -> None:
+    none = hypothetical_job(1, 2, 0)
+    with pytest.raises(
+        PlacementError, match=r"idle GPUs are required, but none .* or --no-require-idle-gpus"
+    ):
+        plan(none, require_idle_gpus=True)
+    assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1]
+    [warning] = plan(none, default_workers="gpu").warnings
+    assert "default_workers=gpu has no effect" in str(warning)
+    assert plan(hypothetical_job(1, 1, 2), default_workers="gpu").warnings == ()
+
+
 def test_gpus_that_nobody_sees() -> None:
     promise = Promise(4, "SLURM_GPUS_ON_NODE=4", "run nvidia-smi there")
     blind = [replace(one, gpus=(), promise=promise) for one in hypothetical_job(3, 1, 4)]
