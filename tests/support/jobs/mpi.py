@@ -124,8 +124,10 @@ class Job:
         self.result: CompletedJob | None = None
         self._out, self._err = directory / "stdout", directory / "stderr"
         self.began = time.time()
-        # The job must not outlive a test run that is killed: the kernel tells the launcher.
-        lifeline = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+        # The job must not outlive a test run that is killed: the kernel tells the launcher. Of root it has no right to change
+        # networks, which users do not have either.
+        rights = [] if os.geteuid() else ["--bounding-set", "-net_admin"]
+        lifeline = ["setpriv", *rights, "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
         # Files, not pipes: a process that is left over can't hold the test up by keeping a pipe open.
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.launcher = subprocess.Popen(
