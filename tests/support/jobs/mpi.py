@@ -124,10 +124,8 @@ class Job:
         self.result: CompletedJob | None = None
         self._out, self._err = directory / "stdout", directory / "stderr"
         self.began = time.time()
-        # The job must not outlive a test run that is killed: the kernel tells the launcher. Of root it has no right to change
-        # networks, which users do not have either.
-        rights = [] if os.geteuid() else ["--bounding-set", "-net_admin"]
-        lifeline = ["setpriv", *rights, "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+        # The job must not outlive a test run that is killed: the kernel tells the launcher.
+        lifeline = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
         # Files, not pipes: a process that is left over can't hold the test up by keeping a pipe open.
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.launcher = subprocess.Popen(
@@ -272,6 +270,8 @@ class Mpi:
     jobs: list[Job] = field(default_factory=list)
     #: Further options of the launcher.
     flags: tuple[str, ...] = ()
+    #: What the command line of each job begins with.
+    prefix: tuple[str, ...] = ()
 
     @classmethod
     def detect(cls) -> Mpi | None:
@@ -335,7 +335,9 @@ class Mpi:
             argv = self.command(argv, ranks, env=exported, per_rank_env=per_rank_env, slots=slots)
             if bed is not None and slots is not None:
                 argv = bed.on(next(iter(slots)), argv)
-        job = Job(argv, self._environment(added, spans_hosts=bed is not None), directory, cwd)
+        job = Job(
+            [*self.prefix, *argv], self._environment(added, spans_hosts=bed is not None), directory, cwd
+        )
         self.jobs.append(job)
         return job
 
