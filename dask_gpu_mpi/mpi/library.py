@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.streams import away_from_here
@@ -57,6 +59,16 @@ def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) 
     if MPI.Is_finalized():
         raise InputError("MPI is finalized already", expected="MPI is running or not yet initialized")
     return MPI
+
+
+def unlink_shared_memory() -> None:
+    """Remove the name of MPICH's shared memory, which all ranks of this node have mapped once the ranks have met.
+
+    MPICH 5 removes it in ``MPI_Finalize``, which a rank that is killed or aborts does not reach, and is content if it is missing.
+    """
+    for name in re.findall(r"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_text(), re.MULTILINE):
+        with contextlib.suppress(OSError):  # another rank was faster
+            os.unlink(name)
 
 
 def finalize() -> None:
