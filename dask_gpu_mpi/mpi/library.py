@@ -64,6 +64,16 @@ def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) 
     return MPI
 
 
+def unlink_shared_memory() -> None:
+    """Remove the name of MPICH's shared memory, which all ranks of this node have mapped once the ranks have met.
+
+    MPICH 5 removes it in ``MPI_Finalize``, which a rank that is killed or aborts does not reach, and is content if it is missing.
+    """
+    for name in re.findall(r"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_text(), re.MULTILINE):
+        with contextlib.suppress(OSError):  # another rank was faster
+            os.unlink(name)
+
+
 def finalize() -> None:
     """Finalize MPI in the process that `load_mpi` was called in for the meeting alone."""
     from mpi4py import MPI
