@@ -148,11 +148,15 @@ class JobRequest:
     #: The walltime.
     seconds: int
     ranks_per_node: int = 1
+    #: All GPUs of a job whose nodes the batch system chooses; it is then planned as one node. None: `nodes` are alike.
+    gpus: int | None = None
     #: The type of the GPUs, in the words of the site; empty: any.
     gpu_type: str = ""
     #: Cores, and bytes of memory; None: those of the template.
     cpus_per_node: int | None = None
     memory_per_node: int | None = None
+    #: Cores for each GPU, if it is known.
+    cpus_per_gpu: int | None = None
     #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
     shared: bool = False
     #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
@@ -277,6 +281,8 @@ class BatchSystem:
     alike: tuple[frozenset[str], ...] = ()
     #: Whether a job may name a type of GPU.
     has_types = False
+    #: Whether a job may request GPUs without a number of nodes.
+    chooses_nodes = False
     #: The names in `jobscript` of its short options.
     short: Mapping[str, str] = {}
 
@@ -297,12 +303,12 @@ class BatchSystem:
         return {}
 
     def option_name(self, directive: str) -> str:
-        """The name of an option in a directive; with PBS's ``-l`` also the name of the resource.
+        """The name of an option in a directive; with PBS's ``-l`` and ``-W`` also the name after it.
 
         >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-l select=2:ncpus=8", "-q gpu")]
         ['--mem', '--requeue', '-l select', '-q']
         """
-        found = re.match(r"-l\s+\w+|[^\s=]+", directive)
+        found = re.match(r"-[lW]\s+\w+|[^\s=]+", directive)
         return " ".join(found[0].split()) if found else directive
 
     def replaced(self, directive: str) -> frozenset[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.sites.batch import (
     Allocation,
     Ask,
@@ -43,6 +44,7 @@ class Pbs(BatchSystem):
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
     default_launchers = ("pals",)
     submit = ("qsub",)
+    chooses_nodes = True
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
     times = ("S", "M:S")
     words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
@@ -103,18 +105,21 @@ class Pbs(BatchSystem):
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        cpus = job.cpus_per_node
+        named = any(self.option_name(each) == "-l select" for each in job.directives)
+        cpus = job.cpus_per_gpu if job.gpus else job.cpus_per_node
         if cpus is None:
-            cpus = TEMPLATE_CPUS
-            say(f"--cpus-per-node is not set: the job requests {cpus} cores of each node")
-        chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
+            cpus, each = (1, "GPU") if job.gpus else (TEMPLATE_CPUS, "node")
+            if not named:
+                say(f"--cpus-per-{each} is not set: the job requests {counted(cpus, 'core')} of each {each}")
+        # with a number of GPUs alone, a chunk is a GPU
+        chunk = f"{job.gpus or job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
         if job.gpus_per_node:
-            chunk += f":ngpus={job.gpus_per_node}"
+            chunk += f":ngpus={1 if job.gpus else job.gpus_per_node}"
         if job.mebibytes:
             chunk += f":mem={job.mebibytes}mb"
         return {
             "-l select=": chunk,
-            "-l place=": "scatter:shared" if job.shared else "scatter:excl",
+            "-l place=": f"{'free' if job.gpus else 'scatter'}:{'shared' if job.shared else 'excl'}",
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }

@@ -54,6 +54,7 @@ class Slurm(BatchSystem):
     }
     short: Mapping[str, str] = {"-q": "--qos"}
     has_types = True
+    chooses_nodes = True
     alike = tuple(
         frozenset(names.split())
         for names in (
@@ -161,14 +162,21 @@ class Slurm(BatchSystem):
         return None if may and job.rerun(again, environ) else 75
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        found: dict[str, str | None] = {
-            "--nodes=": str(job.nodes),
-            "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
+        gpus = (
+            (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
             if job.gpus_per_node
-            else None,
+            else None
+        )
+        found: dict[str, str | None] = {
+            "--nodes=": None if job.gpus else str(job.nodes),
+            "--ntasks-per-node=": str(job.ranks_per_node),
+            "--gpus-per-node=": None if job.gpus else gpus,
             "--time=": job.walltime,
         }
+        if job.gpus:
+            found["--gpus="] = gpus
+            if job.cpus_per_gpu:
+                found["--cpus-per-gpu="] = str(job.cpus_per_gpu)
         if "mail_user" in job.words:
             found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:
