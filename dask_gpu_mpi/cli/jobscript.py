@@ -46,7 +46,10 @@ _SITES, _SITE = Path(__file__).parents[1] / "sites" / "named", "DASK_GPU_MPI_SIT
 #: Keys of a site's file that are not options.
 _ABOUT = ("title", "page", "system")
 #: Options of which a job has those on one side only.
-_INSTEAD = (({"gpus"}, {"nodes", "gpus_per_node", "cpus_per_node"}), ({"cpus_per_gpu"}, {"cpus_per_node"}))
+_INSTEAD = (
+    ({"gpus"}, {"nodes", "gpus_per_node", "cpus_per_node", "ranks_per_node"}),
+    ({"cpus_per_gpu"}, {"cpus_per_node"}),
+)
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 #: Endings of job scripts, which a log does not have.

@@ -13,7 +13,6 @@ from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise, why_none
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
-from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     visible = environ.get(VISIBLE_DEVICES)
     if sees_none(visible):
         return NO_PROMISE
-    count = gpus_on_node(environ)
-    source = f"{GPUS_ON_NODE}={count}"
+    count, variable = gpus_on_node(environ)
+    source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
     return Promise(count, source, why_none(environ, INSPECT_COMMAND)) if count else NO_PROMISE

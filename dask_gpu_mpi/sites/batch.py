@@ -197,8 +197,9 @@ class BatchSystem:
     job_variable = ""
     #: Its variable of the host on which the job was submitted; empty: none.
     login_variable = ""
-    #: Its variable of the number of GPUs that the job has on this node; empty: none.
+    #: Its variable of the number of GPUs that the job has on this node; empty: none. Whether each job on GPUs has it.
     gpus_variable = ""
+    always_tells_gpus = False
     #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
@@ -464,11 +465,11 @@ def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
     return next(filter(None, (system.hosts(environ) for system in systems_of(environ))), "")
 
 
-def gpus_on_node(environ: Mapping[str, str]) -> int:
-    """GPUs that the batch system has allocated on this node; 0: unknown.
+def gpus_on_node(environ: Mapping[str, str]) -> tuple[int, str]:
+    """GPUs that the batch system has allocated on this node, and the variable with their number; 0: unknown.
 
     >>> gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}), gpus_on_node({})
-    (4, 0)
+    ((4, 'SLURM_GPUS_ON_NODE'), (0, ''))
     """
     return _count(environ, [system.gpus_variable for system in systems_of(environ)])
 
@@ -479,12 +480,12 @@ def cpus_on_node(environ: Mapping[str, str]) -> int:
     >>> cpus_on_node({"SLURM_CPUS_ON_NODE": "16"}), cpus_on_node({})
     (16, 0)
     """
-    return _count(environ, [system.cpus_variable for system in systems_of(environ)])
+    return _count(environ, [system.cpus_variable for system in systems_of(environ)])[0]
 
 
-def _count(environ: Mapping[str, str], names: Sequence[str]) -> int:
-    counts = (environ.get(name, "") for name in names)
-    return next((int(count) for count in counts if re.fullmatch(r"[0-9]{1,9}", count)), 0)
+def _count(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int, str]:
+    counts = ((environ.get(name, ""), name) for name in names)
+    return next(((int(count), name) for count, name in counts if re.fullmatch(r"[0-9]{1,9}", count)), (0, ""))
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +28,13 @@ TEMPLATE_CPUS = 64
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
+#: Starts a command on another node by PBS, with the command line of ssh; the variables by which an mpirun uses it, by its kind.
+TMRSH = Path(__file__).with_name("tmrsh")
+_AGENTS = {
+    "openmpi": ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+    "hydra": ("HYDRA_LAUNCHER_EXEC",),
+    "intel": ("I_MPI_HYDRA_BOOTSTRAP_EXEC",),
+}
 _NODES = "PBS_NODEFILE"
 _SCRIPT = "pbs.pbs"
 _KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("Account_Name", "-A{1}"))
@@ -37,12 +46,15 @@ class Pbs(BatchSystem):
     title = "PBS"
     job_variable = "PBS_JOBID"
     login_variable = "PBS_O_HOST"
+    # of the job on each node, by `launch`: NCPUS is the number of the first chunk, even if the job has the whole node
+    cpus_variable = "DGM_PBS_CPUS"
+    gpus_variable = "DGM_PBS_GPUS"
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({"PBS_JOBID"})
 
     prefix = "#PBS "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
-    default_launchers = ("pals",)
+    default_launchers = ("mpirun", "pals")
     submit = ("qsub",)
     chooses_nodes = True
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
@@ -68,28 +80,44 @@ class Pbs(BatchSystem):
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
         if not (job := environ.get(self.job_variable)):
             return None
-        try:
-            found = json.loads(ask(["qstat", "-f", "-F", "json", job]) or "{}")
-            (described,) = found["Jobs"].values()
-            limit = self.seconds(str(described["Resource_List"]["walltime"]))
-            used = self.seconds(str(described.get("resources_used", {}).get("walltime", "0")))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        described = described_by(ask(["qstat", "-f", job]))
+        if (limit := self.seconds(described.get("Resource_List.walltime", ""))) is None:
             return None
-        return None if limit is None else now() + limit - (used or 0)
+        # the time that is used may be two minutes behind
+        with contextlib.suppress(ValueError, OverflowError):
+            return time.mktime(time.strptime(described.get("stime", ""))) + limit
+        return now() + limit - (self.seconds(described.get("resources_used.walltime", "")) or 0)
 
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
-        changes: dict[str, str | None] = {}
+        changes: dict[str, str | None] = {self.cpus_variable: None, self.gpus_variable: None}
         if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker
             changes["OMP_NUM_THREADS"] = None
         # UUIDs of this node; empty: the job has no GPU
         if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
             changes["CUDA_VISIBLE_DEVICES"] = None
+        if launcher == "openmpi" and allocation.nodes == 1 and "PRTE_MCA_ras" not in environ:
+            changes["PRTE_MCA_ras"] = (
+                "^pbs"  # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
+            )
+        path = environ.get("PATH", os.defpath)
+        if (
+            allocation.nodes > 1
+            and not shutil.which("ssh", path=path)
+            and shutil.which("pbs_tmrsh", path=path)
+        ):
+            changes |= {name: str(TMRSH) for name in _AGENTS.get(launcher, ()) if name not in environ}
+        described = described_by(ask(["qstat", "-fw", environ.get(self.job_variable, "")]))
+        if described and "excl" not in described.get("Resource_List.place", ""):
+            # other jobs may share the nodes, and without the cgroup hook nothing keeps this one to its part
+            for variable, resource in ((self.cpus_variable, "ncpus"), (self.gpus_variable, "ngpus")):
+                if part := least_of_a_host(described.get("exec_vnode", ""), resource):
+                    changes[variable] = str(part)
         return changes
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
-        """Submit a new job like this one."""
+        """Submit a new job like this one; of an array, this task alone."""
         count = number(environ, COUNT) or 0
         if not job.may_restart(count):
             return None
@@ -98,10 +126,22 @@ class Pbs(BatchSystem):
             say("launch: not requeued: the job script was not found. Fix: submit it again")
             return None
         after = {**environ, COUNT: str(count + 1)}
-        kept = resources(job.run(["qstat", "-fw", job.allocation.job], environ).stdout)
-        names = ",".join(sorted(key for key in after if key.startswith(("DGM_", "DASK_"))))
+        described = job.run(["qstat", "-fw", job.allocation.job], environ).stdout
+        kept = resources(described) + naming(described_by(described), count + 1)
+        if task := environ.get("PBS_ARRAY_INDEX"):
+            kept += [
+                "-J",
+                f"{task}-{int(task) + 1}:2",
+            ]  # without it, the directive of the script starts all tasks again
+        users = re.findall(r"(?:^|(?<!\\),)(\w+)=", described_by(described).get("Variable_List", ""))
+        passed = {name for name in users if not name.startswith("PBS_")} & after.keys()
+        passed |= {
+            key
+            for key in after
+            if key.startswith(("DGM_", "DASK_")) and key not in (self.cpus_variable, self.gpus_variable)
+        }
         queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
-        job.rerun(["qsub", *queue, *kept, "-v", names, script], after)
+        job.rerun(["qsub", *queue, *kept, "-v", ",".join(sorted(passed)), script], after)
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
@@ -123,6 +163,38 @@ class Pbs(BatchSystem):
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }
+
+
+def described_by(text: str) -> dict[str, str]:
+    """The attributes in the output of ``qstat -f``: each is a line, and -w writes long ones on one."""
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(" = ") for line in text.splitlines())
+    }
+
+
+def least_of_a_host(vnodes: str, resource: str) -> int:
+    """The least number of a resource that the job has on one of its hosts; 0: unknown.
+
+    >>> least_of_a_host("(h1:ncpus=2:ngpus=1)+(h1:ncpus=2:ngpus=1)+(h2:ncpus=3)", "ncpus")
+    3
+    """
+    counts: Counter[str] = Counter()
+    for host, rest in re.findall(r"\(([^:()]+?)(?:\[\d+\])?:([^()]*)\)", vnodes):
+        found = re.findall(rf"(?:^|:){resource}=(\d{{1,9}})(?=:|$|\+)", rest)
+        counts[host] += sum(map(int, found))
+    return min(counts.values(), default=0)
+
+
+def naming(described: Mapping[str, str], restart: int) -> list[str]:
+    """Options of qsub for the name and the log of the next job; a log that the user has named gets the number of the restart."""
+    options = ["-N", described["Job_Name"]] if "Job_Name" in described else []
+    if described.get("Join_Path", "n") != "n":
+        options += ["-j", described["Join_Path"]]
+    log = described.get("Output_Path", "")
+    if log and not re.search(r"/$|\.o\d+(\.\d+)?$", log) and not os.path.isdir(log.partition(":")[2]):
+        options += ["-o", re.sub(r"\.restart\d+$", "", log) + f".restart{restart}"]
+    return options
 
 
 def resources(described: str) -> list[str]:

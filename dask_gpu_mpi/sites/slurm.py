@@ -30,6 +30,7 @@ class Slurm(BatchSystem):
     job_variable = "SLURM_JOB_ID"
     login_variable = "SLURM_SUBMIT_HOST"
     gpus_variable = GPUS_ON_NODE
+    always_tells_gpus = True
     cpus_variable = "SLURM_CPUS_ON_NODE"
     launcher = "srun"
     tells_mpirun = True
@@ -174,7 +175,8 @@ class Slurm(BatchSystem):
             "--time=": job.walltime,
         }
         if job.gpus:
-            found["--gpus="] = gpus
+            # with tasks for each node, Slurm plans only as many nodes as there are tasks
+            found |= {"--gpus=": gpus, "--ntasks-per-node=": None}
             if job.cpus_per_gpu:
                 found["--cpus-per-gpu="] = str(job.cpus_per_gpu)
         if "mail_user" in job.words:

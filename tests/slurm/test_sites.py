@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.bed.slurm import Slurm, new_slurm
+from support.jobs.clusters import LOOKS, facts, workers_of
 from support.mocks import inputs
 from support.sites import ROWS, Row
 
@@ -39,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tested(slurm: Slurm, words: str, here: Path) -> tuple[int, str]:
+def answer_of(slurm: Slurm, words: str, here: Path) -> tuple[int, str]:
     """The exit code of ``sbatch --test-only``, and its answer."""
     (here / "job").write_text(command(*shlex.split(words), "-t", "60", "--", "my.py"))
     line = slurm.bed.on("h1", ["sbatch", "--test-only", str(here / "job")])
@@ -50,7 +51,7 @@ def tested(slurm: Slurm, words: str, here: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.system == "slurm"], ids=lambda row: row.name)
 def test_sbatch_accepts_the_script(centre: Slurm, here: Path, row: Row) -> None:
-    code, answer = tested(centre, row.words, here)
+    code, answer = answer_of(centre, row.words, here)
     assert code == 0, answer
     assert "to start at" in answer
 
@@ -66,6 +67,16 @@ def test_sbatch_accepts_the_script(centre: Slurm, here: Path, row: Row) -> None:
     ],
 )
 def test_rules_refuse_a_script_without_the_site(centre: Slurm, here: Path, words: str, message: str) -> None:
-    code, answer = tested(centre, words, here)
+    code, answer = answer_of(centre, words, here)
     assert code
     assert message in answer
+
+
+def test_number_of_gpus_on_nodes_of_slurms_choice(slurm: Slurm, here: Path) -> None:
+    """More than any host has (4, 4 and 2), so that the nodes have different numbers."""
+    (here / "script.py").touch()
+    words = ("slurm", "--gpus", "9", "--shared", "--cpus-per-gpu", "1", "--mem", "1G", "-t", "5")
+    job = slurm.submit(command(*words, "--", "script.py"), files={"script.py": LOOKS})
+    rows = workers_of(facts(job.wait().check().output))
+    assert len(rows) == 9
+    assert len({row["host"] for row in rows.values()}) == 3

@@ -140,7 +140,7 @@ def test_sites_that_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("words", "required"),
     [
-        ("slurm --gpus 8 --cpus-per-gpu 4", "--gpus=8 --cpus-per-gpu=4 --ntasks-per-node=1"),
+        ("slurm --gpus 8 --cpus-per-gpu 4", "--gpus=8 --cpus-per-gpu=4"),
         ("pbs --gpus 8 --cpus-per-gpu 4", "'-l select=8:ncpus=4:mpiprocs=1:ngpus=1' '-l place=free:excl'"),
     ],
 )
@@ -148,7 +148,7 @@ def test_number_of_gpus_without_a_number_of_nodes(words: str, required: str) -> 
     text = command(*words.split(), "-t", "60", "--", "my.py")
     found = directives(text, batch_system(words.split()[0]).prefix)
     assert set(shlex.split(required)) <= set(found)
-    assert not [line for line in found if line.startswith(("--nodes", "--gpus-per-node"))]
+    assert not [line for line in found if line.startswith(("--nodes", "--gpus-per-node", "--ntasks"))]
     assert "\n# 8 GPUs. Made by" in text
 
 
@@ -156,6 +156,7 @@ def test_number_of_gpus_without_a_number_of_nodes(words: str, required: str) -> 
     ("words", "message"),
     [
         ("slurm --gpus 8 -N 2", "--nodes: can't be combined with --gpus"),
+        ("slurm --gpus 8 --ranks-per-node 2", "--ranks-per-node: can't be combined with --gpus"),
         ("slurm --gpus 8 --cpus-per-node 2", "--cpus-per-node: can't be combined with --gpus"),
         (
             "slurm -N 1 --gpus-per-node 1 --cpus-per-gpu 8 --cpus-per-node 2",
