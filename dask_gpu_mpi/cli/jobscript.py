@@ -169,22 +169,19 @@ class _Jobscript(HelpCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as Click does."""
-        if args[-1:] == ["--site"]:
+        if args[-1:] == ["--site"] and not ctx.resilient_parsing:
             sites = {name: load_site(name) for name in _site_names()}
             rows = [(name, site["system"], site["title"], site["page"]) for name, site in sites.items()]
             show_table([table(("site", "system", "machine", "written from, and not run there"), rows)])
             ctx.exit()
         end = args.index("--") if "--" in args else len(args)
-        given = [*args[:end], ""]
-        names = [given[i + 1] for i, word in enumerate(given) if word == "--site"]
-        names += [word.partition("=")[2] for word in given if word.startswith("--site=")]
-        name = next(iter(names), os.environ.get(_SITE))
-        if name and args and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
+        named = re.search(r"(?:^|\0)--site[=\0]([^\0]+)", "\0".join(args[:end]))
+        name = named[1] if named else os.environ.get(_SITE)
+        if name and args[:1] and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
             try:
-                args = [load_site(name)["system"], *args]
+                args, end = [load_site(name)["system"], *args], end + 1
             except DaskGpuMpiError as error:
                 fail(error)
-            end += 1
         system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
         args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
         return super().parse_args(ctx, args)
@@ -265,9 +262,8 @@ def request(
                 )
             gone = sides[1] if one else sides[0] if other else set()
             values = {name: value for name, value in values.items() if name not in gone}
-        if new := layer.get(
-            "directives"
-        ):  # they add up, but one replaces those of its meaning in the layers below
+        if new := layer.get("directives"):
+            # they add up, but one replaces those of its meaning in the layers below
             replaced = frozenset[str]().union(*map(batch.replaced, new))
             kept = [text for text in values.get("directives", ()) if batch.option_name(text) not in replaced]
             layer["directives"] = (*kept, *new)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -105,6 +106,7 @@ def launch(
     from dask_gpu_mpi.machine.staging import find_stage
     from dask_gpu_mpi.sites.command import Request
     from dask_gpu_mpi.sites.containers import choose_container
+    from dask_gpu_mpi.sites.starter import Starter
 
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -136,18 +138,17 @@ def launch(
         )
         launcher = "" if launcher in (None, "auto") else launcher
         foreign = _split(f"--launcher-command {launcher_command!r}", launcher_command or "", "a command")
-        for option, value in (
-            ("--launcher", launcher),
-            ("--stage", stage),
-            ("-n", ranks),
-            ("--mpi", mpi),
-            ("--hosts", hosts),
-        ):
-            if foreign and value:
-                raise InputError(
-                    f"launch: {option} with --launcher-command: {foreign[0]} starts the ranks that the job has",
-                    fix=f"leave {option} out; --launcher-option for options of {foreign[0]}",
-                )
+        others = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
+        if foreign and (given_too := [option for option, value in others.items() if value]):
+            raise InputError(
+                f"launch: {given_too[0]} with --launcher-command: {foreign[0]} starts the ranks that the job has",
+                fix=f"leave {given_too[0]} out; --launcher-option for options of {foreign[0]}",
+            )
+        if foreign and not shutil.which(foreign[0]):
+            raise LauncherError(
+                f"launch: --launcher-command {foreign[0]}: not found in PATH", fix="load its module"
+            )
+        starter = Starter(FOREIGN, shutil.which(foreign[0]) or "") if foreign else None
         if stage and container:
             raise InputError(
                 "launch: --stage with --container: the environment of the ranks is that of the image",
@@ -187,7 +188,7 @@ def launch(
             # if the options are wrong, the ranks report it
             tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
         )
-        code = _launch(request, environ, where, restarts, launcher, foreign[:1], mpi or "", dry_run)
+        code = _launch(request, environ, where, restarts, launcher, starter, mpi or "", dry_run)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -249,7 +250,7 @@ def _launch(
     where: Any,
     restarts: int | None,
     launcher: str,
-    foreign: Sequence[str],
+    foreign: Any,
     mpi: str,
     dry_run: bool,
 ) -> int:
@@ -267,15 +268,8 @@ def _launch(
         ) from None
     if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or foreign or mpi)):
         library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-        starter = choose_launcher(
-            where,
-            library,
-            environ,
-            sys.executable,
-            file=file,
-            launcher="".join(foreign) or launcher,
-            foreign=bool(foreign),
-            mpi=mpi,
+        starter = foreign or choose_launcher(
+            where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi
         )
         notes = [str(where), f"{library_name(library)}: {starter.launcher.kind}"]
     else:

@@ -94,9 +94,7 @@ def plan(
     try:
         if gpus_in_all is not None:
             if nodes is not None:
-                raise InputError(
-                    "command line: --gpus with --nodes", expected="one of them", fix="leave one out"
-                )
+                raise InputError("command line: --gpus with --nodes", expected="one of them")
             gpus_per_node = gpus_per_node or gpus_in_all
             nodes = -(-gpus_in_all // gpus_per_node)
         if nodes is None:

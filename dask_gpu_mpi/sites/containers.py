@@ -102,11 +102,6 @@ class Runtime:
         """Options of the launcher, if that starts the containers."""
         return []
 
-    def started_by_srun(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        """The words before a command that srun runs once in such a container."""
-        overlap = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
-        return ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *overlap, *self.launcher_options(container)]
-
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
         """The words before the command of a rank."""
         return []
@@ -154,7 +149,9 @@ class Pyxis(Runtime):
         ]
 
     def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        return self.started_by_srun(container, environ)
+        overlap = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
+        start = ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *overlap, *self.launcher_options(container)]
+        return [*start, *self.command(container, environ)]
 
 
 class PodmanHpc(Runtime):
@@ -230,7 +227,7 @@ class Singularity(Apptainer):
     name = "singularity"
 
 
-class Options(Runtime):
+class Options(Pyxis):
     """Options of srun that choose an image, such as ``--environment=x.toml`` of CSCS (docs.cscs.ch, "Container Engine").
 
     They, or their file, have the mounts as well. The working directory must be among these.
@@ -238,7 +235,6 @@ class Options(Runtime):
 
     name = "srun"
     mounts_folders = False
-    launcher = "srun"
 
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
         return "" if launcher == self.launcher else "the ranks are not started by srun"
@@ -259,9 +255,6 @@ class Options(Runtime):
 
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
         return ["env", f"--chdir={container.cwd}"]
-
-    def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        return [*self.started_by_srun(container, environ), *self.command(container, environ)]
 
 
 #: In the order of choice, for images that several can run. Pyxis is part of the site's batch system. podman-hpc comes before

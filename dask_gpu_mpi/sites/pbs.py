@@ -28,6 +28,7 @@ TEMPLATE_CPUS = 64
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
+_OURS = re.compile("DGM_|DASK_")
 #: Starts a command on another node by PBS, with the command line of ssh; the variables by which an mpirun uses it, by its kind.
 TMRSH = Path(__file__).with_name("tmrsh")
 _AGENTS = {
@@ -37,7 +38,12 @@ _AGENTS = {
 }
 _NODES = "PBS_NODEFILE"
 _SCRIPT = "pbs.pbs"
-_KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("Account_Name", "-A{1}"))
+_KEPT = {
+    **{f"Resource_List.{name}": f"-l{name}=" for name in ("place", "select", "walltime", "filesystems")},
+    "Account_Name": "-A",
+    "Job_Name": "-N",
+    "Join_Path": "-j",
+}
 
 
 class Pbs(BatchSystem):
@@ -127,21 +133,15 @@ class Pbs(BatchSystem):
             return None
         after = {**environ, COUNT: str(count + 1)}
         described = job.run(["qstat", "-fw", job.allocation.job], environ).stdout
-        kept = resources(described) + naming(described_by(described), count + 1)
-        if task := environ.get("PBS_ARRAY_INDEX"):
-            kept += [
-                "-J",
-                f"{task}-{int(task) + 1}:2",
-            ]  # without it, the directive of the script starts all tasks again
+        kept = resources(described, count + 1)
+        if (task := number(environ, "PBS_ARRAY_INDEX")) is not None:
+            # without it, the directive of the script would start all tasks again
+            kept += ["-J", f"{task}-{task + 1}:2"]
         users = re.findall(r"(?:^|(?<!\\),)(\w+)=", described_by(described).get("Variable_List", ""))
-        passed = {name for name in users if not name.startswith("PBS_")} & after.keys()
-        passed |= {
-            key
-            for key in after
-            if key.startswith(("DGM_", "DASK_")) and key not in (self.cpus_variable, self.gpus_variable)
-        }
+        names = {*(name for name in users if not name.startswith("PBS_")), *filter(_OURS.match, after)}
+        passed = ",".join(sorted(names & after.keys() - {self.cpus_variable, self.gpus_variable}))
         queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
-        job.rerun(["qsub", *queue, *kept, "-v", ",".join(sorted(passed)), script], after)
+        job.rerun(["qsub", *queue, *kept, "-v", passed, script], after)
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
@@ -186,23 +186,13 @@ def least_of_a_host(vnodes: str, resource: str) -> int:
     return min(counts.values(), default=0)
 
 
-def naming(described: Mapping[str, str], restart: int) -> list[str]:
-    """Options of qsub for the name and the log of the next job; a log that the user has named gets the number of the restart."""
-    options = ["-N", described["Job_Name"]] if "Job_Name" in described else []
-    if described.get("Join_Path", "n") != "n":
-        options += ["-j", described["Join_Path"]]
+def resources(text: str, restart: int = 1) -> list[str]:
+    """Options of qsub for a job like this one, from the output of ``qstat -fw``; a log with the user's name gets another."""
+    described = described_by(text)
+    found = [option + described[name] for name, option in _KEPT.items() if name in described]
     log = described.get("Output_Path", "")
     if log and not re.search(r"/$|\.o\d+(\.\d+)?$", log) and not os.path.isdir(log.partition(":")[2]):
-        options += ["-o", re.sub(r"\.restart\d+$", "", log) + f".restart{restart}"]
-    return options
-
-
-def resources(described: str) -> list[str]:
-    """Options of qsub for a job like this one, from the requests in the output of ``qstat -fw``."""
-    found = []
-    for pattern, option in _KEPT:
-        for match in re.finditer(rf"^ *{pattern} = (.*)$", described, re.MULTILINE):
-            found.append(option.format(match[1], match[match.lastindex or 1].strip()))
+        found += ["-o" + re.sub(r"\.restart\d+$", "", log) + f".restart{restart}"]
     return found
 
 

@@ -163,22 +163,17 @@ class Slurm(BatchSystem):
         return None if may and job.rerun(again, environ) else 75
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        gpus = (
-            (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
-            if job.gpus_per_node
-            else None
-        )
+        gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node))))
         found: dict[str, str | None] = {
             "--nodes=": None if job.gpus else str(job.nodes),
             "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": None if job.gpus else gpus,
+            "--gpus-per-node=": gpus if job.gpus_per_node and not job.gpus else None,
             "--time=": job.walltime,
         }
         if job.gpus:
             # with tasks for each node, Slurm plans only as many nodes as there are tasks
-            found |= {"--gpus=": gpus, "--ntasks-per-node=": None}
-            if job.cpus_per_gpu:
-                found["--cpus-per-gpu="] = str(job.cpus_per_gpu)
+            each = str(job.cpus_per_gpu) if job.cpus_per_gpu else None
+            found |= {"--gpus=": gpus, "--ntasks-per-node=": None, "--cpus-per-gpu=": each}
         if "mail_user" in job.words:
             found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:

@@ -13,15 +13,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, run_command
-from dask_gpu_mpi.sites.launchers import (
-    BY_COMMAND,
-    FOREIGN,
-    MPIRUNS,
-    Launcher,
-    family_of,
-    library_name,
-    scrub,
-)
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Launcher, family_of, library_name, scrub
 
 #: The choices of ``--launcher``, apart from an mpirun by its path or another name.
 CHOICES = ("auto", "srun", "mpirun", "mpiexec", "pals", "flux")
@@ -106,14 +98,13 @@ def choose_launcher(
     *,
     file: str = "",
     launcher: str = "",
-    foreign: bool = False,
     mpi: str = "",
     ask: Ask | None = None,
 ) -> Starter:
     """The launcher of this node that starts ranks with this library: the user's choice, the batch system's, or an mpirun.
 
     `library`, `file`: its version text, and its file or an empty text. `launcher` and `mpi` are the user's choice, or empty.
-    A `foreign` launcher is used as it is. `ask` returns the output of a command. LauncherError if no launcher fits this library.
+    `ask` returns the output of a command. LauncherError if no launcher fits this library.
     """
     family, name = family_of(library), library_name(library) or "an unknown MPI library"
     ask = ask or functools.partial(_ask, environ)
@@ -124,8 +115,6 @@ def choose_launcher(
             f"--launcher {launcher}: command {launcher} not found in PATH",
             fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
         )
-    if foreign and named:
-        return Starter(FOREIGN, named)
     missing = ""
     command = BY_COMMAND.get(launcher or allocation.batch.launcher)
     found = named or (shutil.which(command.kind, path=path) if command is not None else None)

@@ -282,7 +282,7 @@ def test_command_that_starts_the_ranks_of_the_job(
         (("--launcher", "srun"), "--launcher with --launcher-command"),
         (("--mpi", "pmix"), "--mpi with --launcher-command"),
         (("--stage", "x.tar"), "--stage with --launcher-command"),
-        ((), "--launcher ibrun: command ibrun not found in PATH"),
+        ((), "launch: --launcher-command ibrun: not found in PATH. Fix: load its module"),
     ],
 )
 def test_command_that_starts_the_ranks_has_its_own_number(

@@ -14,7 +14,7 @@ import pytest
 
 from dask_gpu_mpi.sites import batch, pbs
 from dask_gpu_mpi.sites.batch import Allocation, Requeue
-from dask_gpu_mpi.sites.pbs import job_script, naming
+from dask_gpu_mpi.sites.pbs import job_script, resources
 from support import ROOT
 
 QSTAT = """Job Id: 42.server
@@ -73,7 +73,7 @@ def test_pbs_submits_a_job_of_the_same_shape(
     }
     assert requeue("pbs", environ) is None
     shape = "-lplace=scatter:excl -lselect=2:ncpus=64:mpiprocs=1:ngpus=4 -lwalltime=01:00:00 -Amine"
-    expected = f"qsub -q batch {shape} -N dask-gpu-mpi -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
+    expected = f"qsub -q batch {shape} -Ndask-gpu-mpi -v DASK_X,DGM_PROGRAM,DGM_RESTART /spool/42.SC"
     assert ran(commands) == ["qstat -fw 42", expected]
     assert commands.call_args.args[1]["DGM_RESTART"] == "4"
     assert commands.call_args.kwargs["cwd"] == "."  # qsub makes it the PBS_O_WORKDIR of the new job
@@ -98,8 +98,8 @@ def test_pbs_submits_one_task_of_an_array_with_the_users_name_variables_and_anot
     )
     environ = {"PBS_ARRAY_INDEX": "3", "A": "b c", "B": "x,y", "DGM_X": "1", "DGM_PBS_CPUS": "2", "C": "no"}
     assert requeue("pbs", environ) is None
-    words = ran(commands)[-1].partition(" -N ")[2]
-    assert words == "mine -j oe -o h1:/home/me/my.log.restart1 -J 3-4:2 -v A,B,DGM_RESTART,DGM_X /spool/42.SC"
+    words = ran(commands)[-1].partition(" -N")[2]
+    assert words == "mine -joe -oh1:/home/me/my.log.restart1 -J 3-4:2 -v A,B,DGM_RESTART,DGM_X /spool/42.SC"
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_pbs_submits_one_task_of_an_array_with_the_users_name_variables_and_anot
         ("h1:/home/me/mine.o42.3", []),
         ("h1:/home/me/logs/", []),
         ("h1:/tmp", []),
-        ("h1:/home/me/a.log", ["-o", "h1:/home/me/a.log.restart2"]),
-        ("h1:/home/me/a.log.restart1", ["-o", "h1:/home/me/a.log.restart2"]),
+        ("h1:/home/me/a.log", ["-oh1:/home/me/a.log.restart2"]),
+        ("h1:/home/me/a.log.restart1", ["-oh1:/home/me/a.log.restart2"]),
         ("", []),
     ],
 )
 def test_log_that_pbs_would_overwrite(log: str, expected: list[str]) -> None:
-    assert naming({"Output_Path": log}, 2) == expected
+    assert resources(f"    Output_Path = {log}\n", 2) == expected
 
 
 @pytest.mark.parametrize(
