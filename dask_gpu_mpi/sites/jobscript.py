@@ -123,7 +123,8 @@ def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, 
     """The settings of this job by name, without the prefix of their variables."""
     settings = {"SETUP": job.setup}
     # a batch system that reports the number of GPUs does so even if the user changes it at submission
-    if job.gpus_per_node and not job.gpus and not system.always_tells_gpus:
+    told = system.always_tells_gpus and "--gpus-per-node=" not in job.directives
+    if job.gpus_per_node and not job.gpus and not told:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
     if launcher not in system.default_launchers:
         settings["LAUNCHER"] = launcher

@@ -122,6 +122,12 @@ class Slurm(BatchSystem):
             command = ["env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", _task(environ), "-o", "%e"]
             if end := earliest(ask(command).split()):
                 changes[_JOB_END] = end
+        for part in range(
+            allocation.parts
+        ):  # a part without tasks for each node would have one task, on one of its nodes
+            if (tasks := f"SLURM_NTASKS_HET_GROUP_{part}") not in environ:
+                nodes = number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}") or 1
+                changes[tasks] = str(nodes * allocation.ranks // allocation.nodes)
         on_node = _count(environ, GPUS_ON_NODE) or 0
         per_node = _count(environ, "SLURM_GPUS_PER_NODE")
         if "SLURM_GPUS_PER_TASK" in environ:

@@ -57,9 +57,9 @@ def test_rows_of_the_sites_with_another_launcher() -> None:
     derecho = command("--site", "derecho", *SHAPE, "--", "my.py")
     assert "--launcher pals" in derecho
     assert "module load cuda " in derecho
-    assert "program=(--launcher-command=ibrun my.py a)" in command(
-        "--site", "vista", *SHAPE, "--", "my.py", "a"
-    )
+    vista = command("--site", "vista", *SHAPE, "--", "my.py", "a")
+    assert "program=(--launcher-command=ibrun my.py a)" in vista
+    assert "export DGM_EXPECT_GPUS=1\n" in vista  # Slurm is asked for none, so it reports none
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
