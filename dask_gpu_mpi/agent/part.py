@@ -383,9 +383,11 @@ class Part:
                     hosts=(inventory.host,),
                 )
             )
-        # ranks that stay MPI processes may start others, which connect to the launcher
-        closes = self._entry is not None and self._entry.closes_launcher
-        if closes and (opened := close_launcher(self._rank)) is not None:
+        entry = self._entry
+        if (
+            entry is not None
+            and (opened := close_launcher(self._rank, by_script=not entry.closes_launcher)) is not None
+        ):
             warnings.append(opened)
         return replace(inventory, warnings=tuple(warnings))
 
