@@ -32,7 +32,7 @@ from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
-from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
+from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_text
 from dask_gpu_mpi.mpi.watchdogs import (
     NeighbourWatch,
     close_launcher,
@@ -378,7 +378,7 @@ class Part:
             warnings.append(
                 Problem(
                     f"host {inventory.host}: {exposed_text(folder)}",
-                    fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+                    fix=exposed_fix(folder, "another directory by local_directory (--local-directory)"),
                     what="scratch",
                     hosts=(inventory.host,),
                 )
