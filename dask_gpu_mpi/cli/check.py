@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_gpu_mpi.base.failures import report_error
-from dask_gpu_mpi.base.tables import is_terminal, show
+from dask_gpu_mpi.base.text import is_terminal, show
 from dask_gpu_mpi.cli.options import RunCommand, read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 

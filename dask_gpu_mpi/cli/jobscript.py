@@ -23,8 +23,7 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
@@ -324,8 +323,8 @@ def _configured() -> Mapping[Any, Any]:
 def _check_program(job: JobRequest) -> None:
     """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
     from dask_gpu_mpi.job.program import Program
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
     try:
         with launch.make_context("launch", list(job.program)) as context:

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.tables import show
+from dask_gpu_mpi.base.text import show
 from dask_gpu_mpi.cli.options import read_texts
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job.outcome import code_of_signal

@@ -41,7 +41,7 @@ from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
+from dask_gpu_mpi.workers.worker_options import follow_cudf_spill
 
 if TYPE_CHECKING:
     from distributed import Client

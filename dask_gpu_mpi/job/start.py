@@ -73,6 +73,10 @@ def start(
     if _member is not None:  # of an earlier cluster of this program
         atexit.unregister(_member.abort_after_failure)
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    if joined.world.is_own:
+        from dask_gpu_mpi.mpi.library import unlink_shared_memory
+
+        unlink_shared_memory()
     if joined.world.is_own and not leave_open:
         # nobody else could: most ranks never return from `initialize`, and the script's would wait for them in MPI
         atexit.register(joined.world.finalize)

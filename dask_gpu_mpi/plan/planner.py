@@ -11,9 +11,8 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
 from dask_gpu_mpi.plan.model import Role
-from dask_gpu_mpi.plan.workers import Host, group_by_host, plan_workers
+from dask_gpu_mpi.plan.workers import Host, divide_gpus, group_by_host, plan_workers, scheduler_gpu
 
 
 def make_plan(
@@ -30,7 +29,7 @@ def make_plan(
     Raises PlacementError if ranks see partly the same GPUs, or can't take a worker; or if the GPUs do not make full groups of
     `gpus_per_worker`, or are in use against `require_idle_gpus`. WorldTooSmallException: fewer ranks than the layout needs.
 
-    >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
+    >>> from dask_gpu_mpi.machine.inventory import hypothetical_job
     >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
     >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
     [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]

@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.picture import svg
+from dask_gpu_mpi.plan.nodes import svg
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 

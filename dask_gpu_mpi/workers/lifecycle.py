@@ -76,7 +76,6 @@ class Workers:
                     why = f"{type(error).__name__}: {error}"
                     raise self._error(f"worker {plan.name} could not be made", why) from error
                 self._workers.append(_Worker(plan, worker, nannies, self._scratch))
-        kill_at_once()
         await asyncio.gather(*(self._start(worker) for worker in self._workers))
 
     async def _start(self, worker: _Worker) -> None:
@@ -247,13 +246,3 @@ async def watch_nanny(
 def _process(nanny: Any) -> Any:
     """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
     return nanny.process and nanny.process.process
-
-
-def kill_at_once() -> None:
-    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
-
-    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
-    """
-    from distributed.process import AsyncProcess
-
-    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]

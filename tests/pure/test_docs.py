@@ -155,9 +155,9 @@ def parse(words: list[str]) -> None:
 
 
 def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
+    from dask_gpu_mpi.machine.inventory import hypothetical_job
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
     plan = make_plan(hypothetical_job(1, 1, 1, "all", 4, 1 << 36), Options()).as_json()
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ MADE_TO_BE_SET = {
     "request.query", "request.uri",  # tornado
 }  # fmt: skip
 #: It sets bokeh's properties, which are made for that.
-PLOTS = "view/report_figures"
+PLOTS = "view/report_page"
 #: Methods of dicts and lists that change them.
 CHANGING = {"update", "setdefault", "append", "insert", "clear", "remove", "extend"}
 #: What is imported, in a text.

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
+from dask_gpu_mpi.machine import inventory
 from dask_gpu_mpi.machine.gpus import Promise
-from dask_gpu_mpi.plan import synthetic
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -24,7 +24,7 @@ from support.mocks.inputs import (
 )
 
 #: Nodes of the size that the expectations below are for.
-hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
+hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
 
 
 @pytest.mark.parametrize("visible", ["all", "per-rank"])

@@ -91,7 +91,6 @@ class Bench:
             self.ending += 1
 
         monkeypatch.setattr(lifecycle, "make_worker", make)
-        monkeypatch.setattr(lifecycle, "kill_at_once", lambda: None)
         monkeypatch.setattr(logs, "set_ending", set_ending)
         self.workers = Workers(
             self.options, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)

@@ -7,8 +7,8 @@ import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
 from distributed.scheduler import heartbeat_interval
 
-from dask_gpu_mpi.plan import scaling
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.machine.inventory import hypothetical_job
+from dask_gpu_mpi.startup import transport as scaling
 from support import ROOT
 from support.mocks.inputs import plan
 
