@@ -125,6 +125,14 @@ def exposed_text(folder: str) -> str:
     return f"other users may replace the workers' files in {folder!r}, which they may write, and run code by that"
 
 
+def exposed_fix(folder: str, another: str) -> str:
+    """The fix; `another`: the other one, if the sticky bit would not help, since it does not bind the folder's owner."""
+    with contextlib.suppress(OSError):
+        if not is_ours(os.stat(folder)):
+            return another
+    return f"chmod +t {folder}, or {another}"
+
+
 def make_scratch(path: str) -> None:
     """Make an agent's directory, which only this user may read, and missing ones around it; raises an InputError."""
     parent = os.path.dirname(path)

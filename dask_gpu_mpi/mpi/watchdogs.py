@@ -250,15 +250,17 @@ _IPV4, _IPV6 = struct.pack("H", socket.AF_INET), struct.pack("H", socket.AF_INET
 _MAPPED = _IPV6 + socket.inet_pton(socket.AF_INET6, "::ffff:0.0.0.0").rjust(22, b"\0")
 
 
-def close_launcher(rank: int) -> Problem | None:
+def close_launcher(rank: int, *, by_script: bool) -> Problem | None:
     """Let the launcher of this rank accept no new connections on this node; returns a warning if ports stay open.
 
-    `rank`: the process id of the rank. MPI of all ranks must have started.
+    `rank`: the process id of the rank. MPI of all ranks must have started. `by_script`: the ranks stay MPI processes, which may
+    start others, and these connect to the launcher.
     """
     launched = launched_as(rank)
     if launched is None or not launched.launcher.exposes or launched.local_rank not in (0, None):
         return None
-    reason = _close_above(rank, is_first=launched.rank == 0)
+    own = "a script that uses MPI itself may start more ranks"
+    reason = own if by_script else _close_above(rank, is_first=launched.rank == 0)
     if not reason:
         return None
     return Problem(

@@ -93,6 +93,9 @@ def test_after_the_start_the_launcher_accepts_nobody(place: str, request: pytest
 def test_the_launcher_of_mpi_programs_stays_open(with_mpi_of_the_script: Attacked) -> None:
     """Such a program may start more ranks, which connect to it. This also shows that the attack is one."""
     assert "in: accepted" in with_mpi_of_the_script.outcomes["any connection"].values()
+    assert with_mpi_of_the_script.done is not None
+    warnings = with_mpi_of_the_script.done.stderr
+    assert warnings.count("stay open (a script that uses MPI itself may start more ranks)") == 1
 
 
 # While the ranks meet, MPI's process of each rank has its ports. It holds no key, but it runs as the user.

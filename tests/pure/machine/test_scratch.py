@@ -182,6 +182,7 @@ def test_folder_in_which_others_may_replace_what_is_ours(
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
         found = exposed_folder(str(place / "inner"))
+        assert scratch.exposed_fix(found, "another one") == f"chmod +t {found}, or another one"
         assert found == {"": "", "inner": str(place / "inner"), "outer": str(place)}[exposed]
         place.chmod(0o700)
 
@@ -196,6 +197,7 @@ def test_folder_of_a_stranger(mode: int, monkeypatch: pytest.MonkeyPatch) -> Non
         status = place.stat()
         monkeypatch.setattr(scratch, "is_ours", lambda other: other.st_ino != status.st_ino)
         assert exposed_folder(name) == str(place)
+        assert scratch.exposed_fix(name, "another one") == "another one"
         monkeypatch.setattr(scratch, "unmapped_root", lambda: status.st_uid)
         assert exposed_folder(name) == ""
     assert exposed_folder("/no/such/folder") == ""
