@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     help="GPUs of each of these nodes.",
 )
 @click.option(
+    "--gpus",
+    "gpus_in_all",
+    type=click.IntRange(min=1),
+    help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node.",
+)
+@click.option(
     "--visible",
     type=click.Choice(["all", "per-rank"]),
     default="all",
@@ -76,6 +82,7 @@ def plan(
     nodes: int | None,
     ranks_per_node: int,
     gpus_per_node: int,
+    gpus_in_all: int | None,
     visible: Literal["all", "per-rank"],
     cpus_per_node: int,
     memory_per_node: str | None,
@@ -85,6 +92,11 @@ def plan(
 ) -> None:
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     try:
+        if gpus_in_all is not None:
+            if nodes is not None:
+                raise InputError("command line: --gpus with --nodes", expected="one of them")
+            gpus_per_node = gpus_per_node or gpus_in_all
+            nodes = -(-gpus_in_all // gpus_per_node)
         if nodes is None:
             _refuse_shape()
             from dask_gpu_mpi.job.start import plan_of_allocation
@@ -97,7 +109,13 @@ def plan(
             options = read_texts(given)
             _check_worker_options(options)
             inventories = hypothetical_job(
-                nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
+                nodes,
+                ranks_per_node,
+                gpus_per_node,
+                visible,
+                cpus_per_node,
+                _memory(memory_per_node),
+                gpus_in_all,
             )
             made = make_plan(inventories, options)
         if made is None:  # on another rank

@@ -13,7 +13,6 @@ from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise, why_none
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
-from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     visible = environ.get(VISIBLE_DEVICES)
     if sees_none(visible):
         return NO_PROMISE
-    count = gpus_on_node(environ)
-    source = f"{GPUS_ON_NODE}={count}"
+    count, variable = gpus_on_node(environ)
+    source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
     return Promise(count, source, why_none(environ, INSPECT_COMMAND)) if count else NO_PROMISE
@@ -129,13 +128,14 @@ def hypothetical_job(
     visible: Literal["all", "per-rank"] = "all",
     cpus_per_node: int = 64,
     memory_per_node: int = NODE_MEMORY,
+    gpus_in_all: int | None = None,
 ) -> tuple[Inventory, ...]:
     """Make the inventories of a hypothetical job on alike hosts ``h1`` to ``hN``.
 
     Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of the cores and
     half of the GPUs each. With `visible` "all" every rank sees all GPUs of its host (as with ``--gpus-per-node``), with
-    "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. An
-    OptionError if there are too many.
+    "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. With
+    `gpus_in_all` the last host has the rest of them. An OptionError if there are too many.
 
     >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
@@ -156,6 +156,7 @@ def hypothetical_job(
     numa = (cpus[:half], cpus[half:] or cpus)
     found: list[Inventory] = []
     for node in range(nodes):
+        rest = gpus_per_node if gpus_in_all is None else gpus_in_all - node * gpus_per_node
         gpus = tuple(
             Gpu(
                 # The part of the UUID that tables have tells GPUs of different hosts apart.
@@ -166,10 +167,10 @@ def hypothetical_job(
                 cpus=numa[2 * index >= gpus_per_node],
                 pci=f"00000000:{index:02X}:00.0",
             )
-            for index in range(gpus_per_node)
+            for index in range(min(gpus_per_node, rest))
         )
         for place in range(ranks_per_node):
-            seen = gpus if visible == "all" else gpus[_block(gpus_per_node, ranks_per_node, place)]
+            seen = gpus if visible == "all" else gpus[_block(len(gpus), ranks_per_node, place)]
             found.append(
                 Inventory(
                     rank=node * ranks_per_node + place,

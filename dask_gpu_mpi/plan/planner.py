@@ -45,7 +45,7 @@ def make_plan(
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
     unseen = [] if options.worker_kind == "cpu" else unseen_gpus(hosts)
-    warnings += [*unseen, *gpus_without_worker(hosts)]
+    warnings += [*unseen, *gpus_of_others(hosts), *gpus_without_worker(hosts)]
     if on_gpus:
         refuse_machine_with_two_names(hosts)
         for host in hosts:
@@ -190,6 +190,21 @@ def unseen_gpus(hosts: Sequence[Host]) -> list[Problem]:
             hosts=tuple(names),
         )
         for promise, names in alike.items()
+    ]
+
+
+def gpus_of_others(hosts: Sequence[Host]) -> list[Problem]:
+    """Hosts on which the job sees more GPUs than it has."""
+    return [
+        Problem(
+            f"{len(host.plan.gpus)} GPUs are visible on {host.plan.host}, although {host.plan.promise.source}: "
+            "other jobs may use them",
+            fix=f"request whole nodes, or set {VISIBLE_DEVICES} to the GPUs of this job",
+            what="GPUs of other jobs",
+            hosts=(host.plan.host,),
+        )
+        for host in hosts
+        if 0 < host.plan.promise.count < len(host.plan.gpus)
     ]
 
 

@@ -69,13 +69,13 @@ def _import(value: str) -> Any:
             raise OptionError(
                 f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
-        hint = _hint(nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH")
-        raise OptionError(f"{where}: there is no module {missing!r}{hint}") from None
+        like, other = nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
+        raise OptionError(f"{where}: there is no module {missing!r}{_hint(like, other)}") from None
     if not hasattr(module, name):
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]
-        near = nearest(name, classes)
-        hint = _hint(near and f"{module_name}.{near}")
-        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{hint}")
+        like = nearest(name, classes)
+        path = like and f"{module_name}.{like}"
+        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(path)}")
     return getattr(module, name)
 
 

@@ -203,7 +203,7 @@ QSTAT = "Job Id: 4\n    Resource_List.select = 2:ncpus=64\n    Resource_List.wal
 READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], bool]]] = {
     "CUDA_VISIBLE_DEVICES": (lambda text: parse_visible(text, DEVICES), ("0,GPU-a",), lambda found: True),
     "SLURM_GPUS_ON_NODE": (
-        lambda text: gpus_on_node({"SLURM_GPUS_ON_NODE": text}),
+        lambda text: gpus_on_node({"SLURM_GPUS_ON_NODE": text})[0],
         ("4",),
         lambda found: found >= 0,
     ),

@@ -56,6 +56,14 @@ def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
     assert says in error
 
 
+def test_a_number_of_gpus_without_a_number_of_nodes() -> None:
+    made = json.loads(plan("--gpus", "8", "--gpus-per-node", "5", "--ranks-per-node", "2", "--json"))
+    places = [worker["host"] for worker in made["workers"]]
+    assert (places.count("h1"), places.count("h2"), made["world_size"]) == (5, 3, 4)
+    assert len(json.loads(plan("--gpus", "8", "--json"))["hosts"]) == 1
+    assert "--gpus with --nodes (expected one of them)" in plan("--gpus", "8", "--nodes", "2", rc=2)
+
+
 def test_a_shape_without_nodes() -> None:
     said = "command line: --gpus-per-node without --nodes (expected --nodes N"
     assert said in plan("--gpus-per-node", "4", rc=2)

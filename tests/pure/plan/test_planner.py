@@ -77,6 +77,11 @@ def test_gpus_that_nobody_sees() -> None:
     assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
     assert plan(blind, worker_class="distributed.Nanny").warnings == ()
     some = [replace(one, promise=promise) for one in hypothetical_job(1, 1, 4)]
+    more = [replace(one, promise=Promise(1, "DGM_PBS_GPUS=1")) for one in hypothetical_job(1, 1, 4)]
+    (warning,) = plan(more).warnings
+    assert str(warning).startswith(
+        "4 GPUs are visible on h1, although DGM_PBS_GPUS=1: other jobs may use them. Fix: "
+    )
     some = [replace(some[0], world_size=3), *blind[1:]]
     assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
 
