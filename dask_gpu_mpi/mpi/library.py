@@ -106,8 +106,8 @@ def finalize() -> None:
 # none of it.
 #
 # The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
-# who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen components to
-# leave out (``^openib``), TCP is added to them. Any other choice stays.
+# who reaches such a port can end the job, and write into its memory (docs/security-audit.md). If the user has chosen components
+# to leave out (``^openib``), TCP is added to them. Any other choice stays.
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
@@ -198,8 +198,8 @@ def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[st
 #
 # Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and use
 # shared memory. UCX has no authentication: a process that reaches such a port can read and write the rank's memory
-# (docs/security.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank can
-# find that out alone.
+# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank
+# can find that out alone.
 #
 # UCX makes its System V shared memory with mode 0660, without regard to the umask. So everyone in the job's group, on many
 # systems a whole institute, can write into the messages between its ranks. Without it UCX uses POSIX shared memory, which only
