@@ -109,4 +109,7 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
-    return Promise(count, source, why_none(environ, INSPECT_COMMAND)) if count else NO_PROMISE
+    if not count:
+        return NO_PROMISE
+    # `launch` sets such a variable on nodes that the job shares
+    return Promise(count, source, why_none(environ, INSPECT_COMMAND), is_shared=variable.startswith("DGM_"))
