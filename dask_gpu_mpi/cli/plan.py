@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--gpus",
-    "gpus_in_all",
+    "total",
     type=click.IntRange(min=1),
     help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node.",
 )
@@ -82,7 +82,7 @@ def plan(
     nodes: int | None,
     ranks_per_node: int,
     gpus_per_node: int,
-    gpus_in_all: int | None,
+    total: int | None,
     visible: Literal["all", "per-rank"],
     cpus_per_node: int,
     memory_per_node: str | None,
@@ -92,11 +92,11 @@ def plan(
 ) -> None:
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     try:
-        if gpus_in_all is not None:
+        if total is not None:
             if nodes is not None:
                 raise InputError("command line: --gpus with --nodes", expected="one of them")
-            gpus_per_node = gpus_per_node or gpus_in_all
-            nodes = -(-gpus_in_all // gpus_per_node)
+            gpus_per_node = gpus_per_node or total
+            nodes = -(-total // gpus_per_node)
         if nodes is None:
             _refuse_shape()
             from dask_gpu_mpi.job.start import plan_of_allocation
@@ -115,7 +115,7 @@ def plan(
                 visible,
                 cpus_per_node,
                 _memory(memory_per_node),
-                gpus_in_all,
+                total,
             )
             made = make_plan(inventories, options)
         if made is None:  # on another rank

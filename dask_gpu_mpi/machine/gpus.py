@@ -59,6 +59,8 @@ class Promise:
     source: str = ""
     #: What helps if none is visible.
     fix: str = ""
+    #: Whether other jobs may use the other GPUs of the node.
+    is_shared: bool = False
 
 
 #: Nothing is known.

@@ -109,7 +109,10 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
-    return Promise(count, source, why_none(environ, INSPECT_COMMAND)) if count else NO_PROMISE
+    if not count:
+        return NO_PROMISE
+    # `launch` sets such a variable on nodes that the job shares
+    return Promise(count, source, why_none(environ, INSPECT_COMMAND), is_shared=variable.startswith("DGM_"))
 
 
 # Inventories of a hypothetical allocation, for ``plan --nodes N ...``.
@@ -128,14 +131,14 @@ def hypothetical_job(
     visible: Literal["all", "per-rank"] = "all",
     cpus_per_node: int = 64,
     memory_per_node: int = NODE_MEMORY,
-    gpus_in_all: int | None = None,
+    total: int | None = None,
 ) -> tuple[Inventory, ...]:
     """Make the inventories of a hypothetical job on alike hosts ``h1`` to ``hN``.
 
     Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of the cores and
     half of the GPUs each. With `visible` "all" every rank sees all GPUs of its host (as with ``--gpus-per-node``), with
     "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. With
-    `gpus_in_all` the last host has the rest of them. An OptionError if there are too many.
+    `total` the last host has the rest of them. An OptionError if there are too many.
 
     >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
@@ -156,7 +159,7 @@ def hypothetical_job(
     numa = (cpus[:half], cpus[half:] or cpus)
     found: list[Inventory] = []
     for node in range(nodes):
-        rest = gpus_per_node if gpus_in_all is None else gpus_in_all - node * gpus_per_node
+        rest = gpus_per_node if total is None else total - node * gpus_per_node
         gpus = tuple(
             Gpu(
                 # The part of the UUID that tables have tells GPUs of different hosts apart.

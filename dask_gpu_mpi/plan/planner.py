@@ -204,7 +204,7 @@ def gpus_of_others(hosts: Sequence[Host]) -> list[Problem]:
             hosts=(host.plan.host,),
         )
         for host in hosts
-        if 0 < host.plan.promise.count < len(host.plan.gpus)
+        if host.plan.promise.is_shared and host.plan.promise.count < len(host.plan.gpus)
     ]
 
 

@@ -117,9 +117,11 @@ class Pbs(BatchSystem):
         described = described_by(ask(["qstat", "-fw", environ.get(self.job_variable, "")]))
         if described and "excl" not in described.get("Resource_List.place", ""):
             # other jobs may share the nodes, and without the cgroup hook nothing keeps this one to its part
-            for variable, resource in ((self.cpus_variable, "ncpus"), (self.gpus_variable, "ngpus")):
-                if part := least_of_a_host(described.get("exec_vnode", ""), resource):
-                    changes[variable] = str(part)
+            vnodes = described.get("exec_vnode", "")
+            if least := min(of_hosts(vnodes, "ncpus"), default=0):
+                changes[self.cpus_variable] = str(least)
+            if len(gpus := {*of_hosts(vnodes, "ngpus")}) == 1 and (number_of_gpus := gpus.pop()):
+                changes[self.gpus_variable] = str(number_of_gpus)
         return changes
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
@@ -173,17 +175,17 @@ def described_by(text: str) -> dict[str, str]:
     }
 
 
-def least_of_a_host(vnodes: str, resource: str) -> int:
-    """The least number of a resource that the job has on one of its hosts; 0: unknown.
+def of_hosts(vnodes: str, resource: str) -> list[int]:
+    """The numbers of a resource that the job has on each of its hosts.
 
-    >>> least_of_a_host("(h1:ncpus=2:ngpus=1)+(h1:ncpus=2:ngpus=1)+(h2:ncpus=3)", "ncpus")
-    3
+    >>> of_hosts("(h1:ncpus=2:ngpus=1)+(h1[0]:ncpus=2+h1[1]:ncpus=2)+(h2:ncpus=3)", "ncpus")
+    [6, 3]
     """
     counts: Counter[str] = Counter()
     for host, rest in re.findall(r"\(([^:()]+?)(?:\[\d+\])?:([^()]*)\)", vnodes):
         found = re.findall(rf"(?:^|:){resource}=(\d{{1,9}})(?=:|$|\+)", rest)
         counts[host] += sum(map(int, found))
-    return min(counts.values(), default=0)
+    return list(counts.values())
 
 
 def resources(text: str, restart: int = 1) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -40,3 +41,24 @@ def test_srun_gets_the_image(slurm: Slurm, tmp_path: Path) -> None:
     assert "--mpi=none" in recorded(record)[0]  # what asks for the MPI library
     assert mounts.endswith(folders[-1])
     assert len(recorded(record)) == 2
+
+
+def test_image_by_an_option_of_srun(slurm: Slurm, tmp_path: Path) -> None:
+    """As at CSCS: here srun has that option by a script, and the image's Python is the one in PATH."""
+    (tmp_path / "srun").write_text(
+        f'#!/bin/bash\nfor word; do shift; [[ $word == --environment=* ]] && echo "$word" >> {tmp_path}/record '
+        f'|| set -- "$@" "$word"; done\nexec {shutil.which("srun")} "$@"\n'
+    )
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "image.toml").touch()
+    job = slurm.run(
+        SCRIPT,
+        *("--nodes=2", "--mem=2000", "--exclude=h3"),
+        args=[f"--container={tmp_path}/image.toml"],
+        env={"PATH": f"{tmp_path}:{sys.prefix}/bin:{os.environ['PATH']}"},
+    )
+    told = facts(job.wait().check().output)
+    assert [host for _, host, _ in told["where"]] == ["h1", "h2"]
+    assert told["cwd"] == str(job.directory)
+    # for the MPI library, and for the ranks
+    assert (tmp_path / "record").read_text() == f"--environment={tmp_path}/image.toml\n" * 2

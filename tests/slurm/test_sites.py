@@ -13,6 +13,7 @@ import pytest
 
 from support.bed.slurm import Slurm, new_slurm
 from support.jobs.clusters import LOOKS, facts, workers_of
+from support.jobs.mpi import Mpi
 from support.mocks import inputs
 from support.sites import ROWS, Row
 
@@ -80,3 +81,18 @@ def test_number_of_gpus_on_nodes_of_slurms_choice(slurm: Slurm, here: Path) -> N
     rows = workers_of(facts(job.wait().check().output))
     assert len(rows) == 9
     assert len({row["host"] for row in rows.values()}) == 3
+
+
+@pytest.mark.both_mpis
+def test_command_of_the_site_starts_the_ranks(slurm: Slurm, here: Path, detected_mpi: Mpi) -> None:
+    """As TACC's ibrun, which knows the nodes of the job, and is given no options."""
+    mpi = "pmix" if detected_mpi.name == "openmpi" else "pmi2"
+    (here / "ibrun").write_text(f'#!/bin/sh\nexec srun --mpi={mpi} --ntasks="$SLURM_NNODES" "$@"\n')
+    (here / "ibrun").chmod(0o755)
+    (here / "ours.yaml").write_text(
+        f"system: slurm\ngpus-per-node: 1\nshared: true\ncpus-per-gpu: 1\nlaunch-options: [--launcher-command={here}/ibrun]\n"
+    )
+    (here / "script.py").touch()
+    text = command("--site", "ours.yaml", "-N", "2", "--mem", "1G", "-t", "5", "--", "script.py")
+    rows = workers_of(facts(slurm.submit(text, files={"script.py": LOOKS}).wait().check().output))
+    assert sorted(row["host"] for row in rows.values()) == ["h1", "h2"]

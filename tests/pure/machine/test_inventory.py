@@ -54,12 +54,14 @@ def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -
         # PBS, LSF and Flux set this one only
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, "CUDA_VISIBLE_DEVICES=0,1"),
         ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": ""}, 0, ""),
+        ({"PBS_JOBID": "7", "DGM_PBS_GPUS": "2"}, 2, "DGM_PBS_GPUS=2"),
     ],
 )
 def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: str) -> None:
     promise = take_inventory(0, 1, environ, (), pid=1).promise
     assert (promise.count, promise.source) == (count, source)
     assert bool(promise.fix) == bool(count)
+    assert promise.is_shared == ("DGM_PBS_GPUS" in environ)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +105,5 @@ def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
     assert found.memory > 0
     assert found.cpus
     assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, (), pid=1).cpu_quota == cpu_quota()
-    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, (), pid=1).cpu_quota == 1
+    for environ in ({"SLURM_CPUS_ON_NODE": "1"}, {"PBS_JOBID": "7", "DGM_PBS_CPUS": "1", "NCPUS": "2"}):
+        assert take_inventory(0, 1, environ, (), pid=1).cpu_quota == 1

@@ -77,8 +77,12 @@ def test_gpus_that_nobody_sees() -> None:
     assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
     assert plan(blind, worker_class="distributed.Nanny").warnings == ()
     some = [replace(one, promise=promise) for one in hypothetical_job(1, 1, 4)]
-    more = [replace(one, promise=Promise(1, "DGM_PBS_GPUS=1")) for one in hypothetical_job(1, 1, 4)]
+    more = [
+        replace(one, promise=Promise(1, "DGM_PBS_GPUS=1", is_shared=True))
+        for one in hypothetical_job(1, 1, 4)
+    ]
     (warning,) = plan(more).warnings
+    assert plan([replace(one, promise=Promise(1, "CUDA_VISIBLE_DEVICES=0")) for one in more]).warnings == ()
     assert str(warning).startswith(
         "4 GPUs are visible on h1, although DGM_PBS_GPUS=1: other jobs may use them. Fix: "
     )

@@ -136,6 +136,9 @@ def test_part_of_nodes_that_pbs_shares(place: str, expected: tuple[str | None, s
         {"NCPUS": "2"}, allocation, lambda command: answer, launcher="openmpi", copies=False
     )
     assert (changes["DGM_PBS_CPUS"], changes["DGM_PBS_GPUS"]) == expected
+    uneven = answer.replace("h2:ncpus=3:ngpus=2", "h2:ncpus=3:ngpus=1")
+    changes = allocation.batch.environment({}, allocation, lambda command: uneven, launcher="", copies=False)
+    assert changes["DGM_PBS_GPUS"] is None  # the same for all hosts would be wrong on one
     assert "DGM_PBS_CPUS" in changes  # of another job, from which this one was submitted
 
 
