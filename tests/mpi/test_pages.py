@@ -21,20 +21,17 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Our commands on the first pages that need neither a batch system nor other files than the script."""
+    """Our commands on the first pages that need neither a batch system nor other files than the script.
+
+    Those of docs/site.md all need a batch system or GPUs.
+    """
     lines = [
         line.partition("  #")[0].strip()
-        for page in (*FIRST, "docs/site.md")
+        for page in FIRST
         for block in blocks(page, "bash")
         for line in re.sub(r"\\\n\s*", "", block).splitlines()
     ]
-    return sorted(
-        {
-            line
-            for line in lines
-            if line.startswith("dask-gpu-mpi") and "--submit" not in line and "--stage" not in line
-        }
-    )
+    return sorted({line for line in lines if line.startswith("dask-gpu-mpi") and "--submit" not in line})
 
 
 def without_comment(script: str) -> str:
