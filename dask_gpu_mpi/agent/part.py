@@ -32,7 +32,7 @@ from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
-from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
+from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_text
 from dask_gpu_mpi.mpi.watchdogs import (
     NeighbourWatch,
     close_launcher,
@@ -49,7 +49,7 @@ from dask_gpu_mpi.network.ucx import (
     in_thread,
     transfer_config,
 )
-from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.coordinator import shared_options
@@ -378,14 +378,16 @@ class Part:
             warnings.append(
                 Problem(
                     f"host {inventory.host}: {exposed_text(folder)}",
-                    fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+                    fix=exposed_fix(folder, "another directory by local_directory (--local-directory)"),
                     what="scratch",
                     hosts=(inventory.host,),
                 )
             )
-        # ranks that stay MPI processes may start others, which connect to the launcher
-        closes = self._entry is not None and self._entry.closes_launcher
-        if closes and (opened := close_launcher(self._rank)) is not None:
+        entry = self._entry
+        if (
+            entry is not None
+            and (opened := close_launcher(self._rank, by_script=not entry.closes_launcher)) is not None
+        ):
             warnings.append(opened)
         return replace(inventory, warnings=tuple(warnings))
 

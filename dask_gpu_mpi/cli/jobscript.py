@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.tables import show as show_table
-from dask_gpu_mpi.base.tables import table
-from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.base.text import counted, table
+from dask_gpu_mpi.base.text import show as show_table
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
     HelpCommand,
@@ -26,8 +25,7 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
@@ -244,7 +242,9 @@ def request(
     """The request of a job, from the user's values by option name and the configuration; InputError if it can't be planned."""
     if system not in SCRIPTED:
         raise OptionError(
-            f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
+            f"{source}: unknown batch system {show(system)}",
+            expected=f"one of {', '.join(SCRIPTED)}",
+            fix="name it before all options, as in jobscript slurm --nodes 2 -- SCRIPT",
         )
     batch = batch_system(system)
     values: dict[str, Any] = {}
@@ -302,7 +302,7 @@ def request(
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
-            f"{_origin('setup', source)} {show(setup)} does not exist",
+            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} does not exist",
             expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
@@ -418,8 +418,8 @@ def _configured() -> Mapping[Any, Any]:
 def _check_program(job: JobRequest) -> None:
     """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
     from dask_gpu_mpi.job.program import Program
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
     try:
         with launch.make_context("launch", list(job.program)) as context:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -128,6 +130,8 @@ def launch(
                 fix="-n for ranks in total, --ranks-per-node for those on each node",
             )
         named = parse_hosts(hosts) if hosts is not None else None
+        if named and not dry_run:
+            _refuse_unknown_hosts(named)
         where = find_allocation(
             environ,
             ranks=ranks,
@@ -305,6 +309,21 @@ def _is_here(path: str) -> bool:
         return os.path.isabs(path) and os.path.samefile(path, ".")
     except OSError:
         return False
+
+
+def _refuse_unknown_hosts(names: Iterable[str]) -> None:
+    """Refuse a node that has no address: a misspelt one, or a file that is not there. It may be an alias of ssh."""
+    for name in names:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            alias = re.search(r"^hostname (.+)$", _ask(["ssh", "-G", name]), re.MULTILINE)
+            if alias is None or alias[1] == name:
+                raise InputError(
+                    f"--hosts: {name!r} has no address, and there is no such file",
+                    expected="names of nodes, or a file with a node on each line",
+                    fix="correct it",
+                ) from None
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:

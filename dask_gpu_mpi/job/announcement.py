@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 from html import escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.streams import is_public, of_run, say
+from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
@@ -79,7 +80,8 @@ def _link_for_output(joined: Joined, link: str) -> str:
     # the log directory can be read from a login node; the other one is removed with the job
     for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
         if folder:
-            path = os.path.join(os.path.abspath(folder), of_run("dashboard-link", joined.environ))
+            # another run may have the same folder; and who may write there must not learn the name of the mark (`of_run`)
+            path = os.path.join(os.path.abspath(folder), f"dashboard-link-{secrets.token_hex(4)}")
             with contextlib.suppress(OSError):
                 replace(path, f"{link}\n".encode())
                 return f"{hidden}{host}{path}"

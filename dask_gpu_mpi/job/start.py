@@ -73,6 +73,10 @@ def start(
     if _member is not None:  # of an earlier cluster of this program
         atexit.unregister(_member.abort_after_failure)
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    if joined.world.is_own:
+        from dask_gpu_mpi.mpi.library import unlink_shared_memory
+
+        unlink_shared_memory()
     if joined.world.is_own and not leave_open:
         # nobody else could: most ranks never return from `initialize`, and the script's would wait for them in MPI
         atexit.register(joined.world.finalize)
@@ -263,9 +267,9 @@ def command_session() -> tuple[Session, Options] | None:
     """The open session that ``python -m dask_gpu_mpi`` has started for this script, and its options; None: there is none."""
     if _member is None or not _by_command:
         return None
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.session import session_of_process
 
-    session = current_session()
+    session = session_of_process()
     return None if session is None or session.closed else (session, _member.joined.options)
 
 

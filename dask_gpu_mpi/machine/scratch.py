@@ -15,7 +15,7 @@ from pathlib import Path
 from dask_gpu_mpi.base.files import is_ours, located, others_may_write, unmapped_root
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import parse_mountinfo
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import import_config
 
 MOUNTS = Path("/proc/self/mountinfo")
 #: Bytes that are written as a test: more than a block, so that a full quota is detected.
@@ -104,7 +104,7 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
 def exposed_folder(path: str) -> str:
     """The first folder on a path in which other users may replace our files; empty: none, or others can't reach it.
 
-    It is one that everyone, or a shared group, may write, and that has no sticky bit or belongs to another user.
+    It belongs to another user, or everyone or a shared group may write it and it has no sticky bit.
     """
     real = Path(os.path.realpath(path))
     for folder in (*reversed(real.parents), real):
@@ -113,9 +113,9 @@ def exposed_folder(path: str) -> str:
         except OSError:
             return ""
         ours = is_ours(status) or status.st_uid == unmapped_root()
-        if others_may_write(folder) and not (status.st_mode & stat.S_ISVTX and ours):
+        if not ours or (others_may_write(folder) and not status.st_mode & stat.S_ISVTX):
             return str(folder)
-        if ours and not status.st_mode & (stat.S_IXOTH | stat.S_IXGRP):
+        if not status.st_mode & (stat.S_IXOTH | stat.S_IXGRP):
             return ""
     return ""
 
@@ -123,6 +123,14 @@ def exposed_folder(path: str) -> str:
 def exposed_text(folder: str) -> str:
     """The problem with such a folder."""
     return f"other users may replace the workers' files in {folder!r}, which they may write, and run code by that"
+
+
+def exposed_fix(folder: str, another: str) -> str:
+    """The fix; `another`: the other one, if the sticky bit would not help, since it does not bind the folder's owner."""
+    with contextlib.suppress(OSError):
+        if not is_ours(os.stat(folder)):
+            return another
+    return f"chmod +t {folder}, or {another}"
 
 
 def make_scratch(path: str) -> None:

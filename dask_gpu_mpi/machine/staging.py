@@ -27,6 +27,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.scratch import (
+    exposed_fix,
     exposed_folder,
     exposed_text,
     make_scratch,
@@ -166,7 +167,7 @@ def remove_copy(folder: str, host: str) -> None:
 
 def _check_parent(folder: str) -> None:
     if exposed := exposed_folder(os.path.dirname(folder)):
-        raise InputError(exposed_text(exposed), fix=f"chmod +t {exposed}, or another --local-directory")
+        raise InputError(exposed_text(exposed), fix=exposed_fix(exposed, "another --local-directory"))
 
 
 @contextlib.contextmanager

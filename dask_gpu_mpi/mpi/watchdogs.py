@@ -238,22 +238,29 @@ class NeighbourWatch:
 
 
 # The launcher's ports. Open MPI's daemons and Hydra listen on all interfaces for the whole job, and check nobody who connects
-# (docs/security.md). They need no new connection once MPI of all ranks has started, and have no setting that closes a port. So
-# each listening socket gets a filter that drops every packet. Connections that exist have sockets of their own, without it.
+# (docs/security-audit.md). They need no new connection once MPI of all ranks has started, and have no setting that closes a port.
+# So each listening socket gets a random key of TCP's MD5 option: the system drops every packet without a digest by it.
+# Connections that exist have sockets of their own, without the key. A socket filter would do the same, but for root only: since June
+# 2026 Linux requires CAP_NET_ADMIN to attach one to a TCP socket (commit 5d39580f68e6).
 
-#: Of Linux, on all architectures but two that nobody uses for this: the system call, the option, and "accept 0 bytes".
-_PIDFD_GETFD, _SO_ATTACH_FILTER, _DROP = 438, 26, struct.pack("HBBI", 6, 0, 0, 0)
+#: Of Linux, on all architectures but two that nobody uses for this: the system call, the option, and its flag for a prefix.
+_PIDFD_GETFD, _TCP_MD5SIG_EXT, _PREFIX = 438, 32, 1
+#: The addresses whose packets need a key: all of IPv4, all of IPv6, and all of IPv4 at a socket of IPv6.
+_IPV4, _IPV6 = struct.pack("H", socket.AF_INET), struct.pack("H", socket.AF_INET6)
+_MAPPED = _IPV6 + socket.inet_pton(socket.AF_INET6, "::ffff:0.0.0.0").rjust(22, b"\0")
 
 
-def close_launcher(rank: int) -> Problem | None:
+def close_launcher(rank: int, *, by_script: bool) -> Problem | None:
     """Let the launcher of this rank accept no new connections on this node; returns a warning if ports stay open.
 
-    `rank`: the process id of the rank. MPI of all ranks must have started.
+    `rank`: the process id of the rank. MPI of all ranks must have started. `by_script`: the ranks stay MPI processes, which may
+    start others, and these connect to the launcher.
     """
     launched = launched_as(rank)
     if launched is None or not launched.launcher.exposes or launched.local_rank not in (0, None):
         return None
-    reason = _close_above(rank, is_first=launched.rank == 0)
+    own = "a script that uses MPI itself may start more ranks"
+    reason = own if by_script else _close_above(rank, is_first=launched.rank == 0)
     if not reason:
         return None
     return Problem(
@@ -289,10 +296,8 @@ def _close_above(rank: int, *, is_first: bool) -> str:
 
 
 def _close_ports(pid: int) -> None:
-    """Attach the filter to the listening sockets of a process; OSError: that is not possible."""
+    """Give the listening sockets of a process a key; OSError: that is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
-    code = ctypes.create_string_buffer(_DROP)
-    program = struct.pack("HP", 1, ctypes.addressof(code))
     process = os.pidfd_open(pid)
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -304,6 +309,13 @@ def _close_ports(pid: int) -> None:
                 with socket.socket(fileno=fd) as sock:
                     is_network = sock.family in (socket.AF_INET, socket.AF_INET6)
                     if is_network and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+                        _require_key(sock)
     finally:
         os.close(process)
+
+
+def _require_key(sock: socket.socket) -> None:
+    for address in (_IPV4,) if sock.family == socket.AF_INET else (_IPV6, _MAPPED):
+        key = os.urandom(16)
+        every = struct.pack("128sBBHi80s", address, _PREFIX, 0, len(key), 0, key)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, every)

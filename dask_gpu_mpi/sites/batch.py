@@ -1,6 +1,6 @@
 """Batch systems: what `launch`, `jobscript` and the ranks need of each, and the one in which this process runs.
 
-Each system is a module of this package with one subclass of `BatchSystem`. docs/add-a-batch-system.md adds one.
+Each system is a module of this package with one subclass of `BatchSystem`. contributing/add-a-batch-system.md adds one.
 """
 
 from __future__ import annotations
@@ -457,6 +457,16 @@ def login_host(environ: Mapping[str, str]) -> str | None:
     jobs = [system for system in systems_of(environ) if environ.get(system.job_variable)]
     names = (environ.get(system.login_variable, "") for system in jobs)
     return next(filter(None, names), "") if jobs else None
+
+
+def batch_job(environ: Mapping[str, str]) -> str:
+    """The batch system and the job's number; empty: this is not a job.
+
+    >>> batch_job({"SLURM_JOB_ID": "7"}), batch_job({})
+    ('Slurm job 7', '')
+    """
+    jobs = [(system.title, environ.get(system.job_variable)) for system in systems_of(environ)]
+    return ", ".join(f"{title} job {number}" for title, number in jobs if number)
 
 
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:

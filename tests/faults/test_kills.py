@@ -299,3 +299,25 @@ def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     os.kill(agent if victim == "head agent" else children[0], signal.SIGKILL)
     says = "the scheduler's process ended" if victim == "scheduler" else "and the scheduler with it"
     end(mpirun, job, 1, 10, since=fault, says=(says,))
+
+
+@pytest.mark.of_mpi("mpich")
+def test_shared_memory_of_mpi_in_a_killed_rank(mpirun: Mpi) -> None:
+    """MPICH removes its file in /dev/shm at the end of MPI, which a killed rank does not reach."""
+    body = """
+import re, time
+from mpi4py import MPI
+from dask_gpu_mpi import initialize
+with open("/proc/self/maps") as file:
+    print(MPI.COMM_WORLD.rank, *set(re.findall(r"/dev/shm/mpich_shm_\\w+", file.read())), flush=True)
+initialize()
+print("it runs", flush=True)
+time.sleep(60)
+"""
+    job = mpirun.start(body, 2)
+    job.wait_for("it runs")
+    names = {word for word in job.stdout.split() if word.startswith("/dev/shm/")}
+    assert names
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    job.wait(30)
+    assert [name for name in names if os.path.exists(name)] == []

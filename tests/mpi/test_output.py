@@ -121,6 +121,7 @@ print("LINK", current_session().dashboard_link, flush=True)
 place = [line for line in open(os.environ["OUTPUT"]) if "dashboard at" in line][0].split()[-1]
 path = place.rpartition(":")[2]
 if os.path.exists(path):
+    print("RUN", os.environ.get("DGM_RUN"), *os.listdir(os.path.dirname(path)), flush=True)
     print("FILE", oct(os.stat(path).st_mode & 0o777), repr(open(path).read()), flush=True)
 """
 
@@ -159,6 +160,10 @@ def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Pa
         return
     assert link.partition("?token=")[2] not in output.read_text()
     assert f"dashboard at {link.partition('?')[0]}: others may read this output" in printed
+    # whoever may write to the folder could make a mark of the job's end with this number
+    run, *names = found["RUN"].split()
+    assert (run == "None") == (how != "launch")
+    assert [name for name in names if run in name] == []
     mode, content = found["FILE"].split(maxsplit=1)
     assert mode == "0o600"
     assert link in content or how == "scheduler file"

@@ -167,7 +167,12 @@ def test_the_workers_directory_is_in_their_container(
             ["--nodes=2", "my.py"],
             "No such option '--nodes'. A job runs on all its nodes. Fix: leave it out; jobscript has it",
         ),
-        (["-n", "0", "my.py"], "0 is not in the range"),
+        (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a number of 1 to 1000000\n"),
+        (["-n", "four", "my.py"], "'four' is not a number of 1 to 1000000\n"),
+        (
+            ["--hosts", "none.invalid", "my.py"],
+            "--hosts: 'none.invalid' has no address, and there is no such file",
+        ),
         (
             ["-n", "4", "--ranks-per-node", "2", "my.py"],
             "launch: -n 4 with --ranks-per-node 2 (expected one of them)",

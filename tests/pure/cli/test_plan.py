@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.picture import svg
+from dask_gpu_mpi.plan.nodes import svg
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import command
 
 SHAPE = [

@@ -182,18 +182,22 @@ def test_folder_in_which_others_may_replace_what_is_ours(
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
         found = exposed_folder(str(place / "inner"))
+        assert scratch.exposed_fix(found, "another one") == f"chmod +t {found}, or another one"
         assert found == {"": "", "inner": str(place / "inner"), "outer": str(place)}[exposed]
         place.chmod(0o700)
 
 
-def test_sticky_folder_of_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", [0o1777, 0o1755, 0o755])
+def test_folder_of_a_stranger(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may write it, and the sticky bit does not bind the owner."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name).resolve()
-        place.chmod(0o1777)
+        place.chmod(mode)
         assert exposed_folder(name) == ""
         status = place.stat()
         monkeypatch.setattr(scratch, "is_ours", lambda other: other.st_ino != status.st_ino)
         assert exposed_folder(name) == str(place)
+        assert scratch.exposed_fix(name, "another one") == "another one"
         monkeypatch.setattr(scratch, "unmapped_root", lambda: status.st_uid)
         assert exposed_folder(name) == ""
     assert exposed_folder("/no/such/folder") == ""

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
+from dask_gpu_mpi.machine import inventory
 from dask_gpu_mpi.machine.gpus import Promise
-from dask_gpu_mpi.plan import synthetic
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -24,7 +24,7 @@ from support.mocks.inputs import (
 )
 
 #: Nodes of the size that the expectations below are for.
-hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
+hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
 
 
 @pytest.mark.parametrize("visible", ["all", "per-rank"])
@@ -53,6 +53,18 @@ def test_worker_kind() -> None:
     assert names(plan(hypothetical_job(1, 2, 2), worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
     with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
         plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
+
+
+def test_options_of_gpus_without_gpus() -> None:
+    none = hypothetical_job(1, 2, 0)
+    with pytest.raises(
+        PlacementError, match=r"idle GPUs are required, but none .* or --no-require-idle-gpus"
+    ):
+        plan(none, require_idle_gpus=True)
+    assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1]
+    [warning] = plan(none, default_workers="gpu").warnings
+    assert "default_workers=gpu has no effect" in str(warning)
+    assert plan(hypothetical_job(1, 1, 2), default_workers="gpu").warnings == ()
 
 
 def test_gpus_that_nobody_sees() -> None:

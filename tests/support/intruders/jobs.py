@@ -271,15 +271,17 @@ def _targets(
     *,
     started: bool = False,
 ) -> list[Target]:
-    """What is attacked at all, each once, by its IPv4 address.
+    """What is attacked at all, each once.
 
     `started`: of what is open only until the cluster is up, else of what is open now.
     """
     targets = {}
     for each in listeners:
         kind, place = KINDS.get(each.name, ""), each.place
-        if kind in attacks and (each.what == "start") is started and ":" not in place.address:
-            host = hosts[place.network] if place.address == "0.0.0.0" else place.address
+        if kind in attacks and (each.what == "start") is started:
+            host = hosts[place.network] if place.address in ("0.0.0.0", "::") else place.address
+            if place.address == "::" and host == "127.0.0.1":  # a socket of IPv6 may refuse IPv4
+                host = "::1"
             name = f"{each.name} {host}:{place.port}"
             memory, _ = told.get(f"memory-{place.pid}", (0, ""))
             targets[name] = Target(name, kind, each.role, host, place.port, place.pid, memory)

@@ -270,6 +270,8 @@ class Mpi:
     jobs: list[Job] = field(default_factory=list)
     #: Further options of the launcher.
     flags: tuple[str, ...] = ()
+    #: What the command line of each job begins with.
+    prefix: tuple[str, ...] = ()
 
     @classmethod
     def detect(cls) -> Mpi | None:
@@ -333,7 +335,9 @@ class Mpi:
             argv = self.command(argv, ranks, env=exported, per_rank_env=per_rank_env, slots=slots)
             if bed is not None and slots is not None:
                 argv = bed.on(next(iter(slots)), argv)
-        job = Job(argv, self._environment(added, spans_hosts=bed is not None), directory, cwd)
+        job = Job(
+            [*self.prefix, *argv], self._environment(added, spans_hosts=bed is not None), directory, cwd
+        )
         self.jobs.append(job)
         return job
 
