@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
 RUNS = 5
 # name: nodes, ranks per node, GPUs per node, what ranks see

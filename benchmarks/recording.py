@@ -27,9 +27,9 @@ from typing import Any
 from common import default_launcher, introduce, machine, middle, parser_for, write
 
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.recorder import Recorder
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble, write_report

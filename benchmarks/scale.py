@@ -60,13 +60,11 @@ from dask_gpu_mpi.agent.scheduler import run_scheduler
 from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.base.streams import raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.inventory import Inventory, hypothetical_job
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.scaling import AT_ONCE, connection_settings
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.meeting import Hello, Invitation, KeyPair, Meeting, listen
 from dask_gpu_mpi.startup.messages import (
@@ -78,6 +76,7 @@ from dask_gpu_mpi.startup.messages import (
     Registration,
     SchedulerSettings,
 )
+from dask_gpu_mpi.startup.transport import AT_ONCE, connection_settings
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")

@@ -16,7 +16,7 @@ seconds are those of all processes of a job: until it is ready, and in total. Me
 
 The baseline ("limit" in the results) is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context:
 as Open MPI starts it and ("quick MPI") without the second that Open MPI sleeps in ``MPI_Init`` on nodes without a fast network
-(see `dask_gpu_mpi.mpi.openmpi`).
+(see `dask_gpu_mpi.mpi.library`).
 
 ``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: the effect of a change on the
 start is the ratio within trials. ``--launch`` starts both by their ``launch -n``, not by mpirun.

@@ -25,6 +25,8 @@ def main(prefix: str) -> int:
         "gpu-mpi-schema.json",
         "py.typed",
         "view/report.html",
+        "sites/tmrsh",
+        "sites/named/perlmutter.yaml",
         *(f"jobscripts/{path.name}" for path in scripts.iterdir()),
     ):
         if not resources.files("dask_gpu_mpi").joinpath(name).is_file():

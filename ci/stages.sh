@@ -107,10 +107,12 @@ job_tests() {
   return "$rc"
 }
 
-# both NAME PYTEST-ARGUMENT...: tests of real jobs under the two MPIs beside each other: jobs wait for much of their time.
+# both NAME PYTEST-ARGUMENT...: tests of real jobs under the two MPIs beside each other, two rows at a time in each: jobs wait for much of
+# their time.
 both() {
   local name=$1 log other
   shift
+  set -- -n 2 --dist worksteal "$@"
   log=$(mktemp)
   job_tests openmpi "${share[@]}" "$@" > "$log" 2>&1 &
   other=$!

@@ -1,6 +1,6 @@
 """Checks the English of the pages, by shared rules: short sentences, and none of the habits that readers stumble over.
 
-    python docs/check_words.py               docs/*.md and README.md
+    python docs/check_words.py               README.md, contributing/*.md and docs/*.md
     python docs/check_words.py --package     also the help of every command, and every message that the code can print
 
 It prints each finding as FILE:LINE: rule: sentence. The exit code is 1 if there is one.
@@ -121,7 +121,11 @@ def main() -> int:
     """Print what is found."""
     found = []
     package = "--package" in sys.argv[1:]
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "contributing").glob("*.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]:
         text = page.read_text(encoding="utf-8")
         for line, rule, sentence in findings(text if package else without_generated(text)):
             found.append(f"{page.relative_to(ROOT)}:{line}: {rule}: {sentence}")

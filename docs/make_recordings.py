@@ -1,8 +1,8 @@
-"""Makes the pictures of a terminal in docs/images (plan, launch, top) from real runs on this machine.
+"""Makes the pictures of a terminal in docs/images (plan, top, job) from real runs on this machine.
 
     python docs/make_recordings.py           needs an MPI, dask[array] and a C compiler; takes half a minute
 
-The runs of `launch` have CPU workers, those of `top` four GPUs that are emulated (tests/support/mocks).
+The four GPUs of `top` are emulated (tests/support/mocks). The job of three frames has CPU workers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "tests"))
 COLUMNS, LINES = 100, 30
-#: Rich's SVG without its fonts, which a browser would fetch from another server.
+#: Rich's SVG without its fonts, which a browser would fetch from another server, and without a limit that cuts the last line.
 PLAIN_SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <style>
@@ -39,7 +40,7 @@ PLAIN_SVG = """\
 {lines}
 </defs>
 {chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})">
 {backgrounds}
 <g class="{unique_id}-matrix">
 {matrix}
@@ -106,36 +107,98 @@ def last_frame(written: str) -> str:
 
 def draw(name: str, title: str, command: str, output: str) -> None:
     """Write the picture."""
-    text = Text("\n").join(
-        Text.from_ansi(line.rstrip()) for line in f"$ {command}\n{output.rstrip()}".split("\n")
+    svg = picture(name, title, f"$ {command}\n{output}")
+    (IMAGES / f"terminal-{name}.svg").write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
+
+
+#: Three frames, each for a third of the time; the last one stays, if the reader wants no motion.
+FILM = """\
+<svg viewBox="{box}" xmlns="http://www.w3.org/2000/svg" role="img">
+<title>{title}</title>
+<style>
+.frame {{ opacity: 0; animation: shown 18s step-end infinite }}
+.frame:nth-of-type(2) {{ animation-delay: -12s }}
+.frame:nth-of-type(3) {{ animation-delay: -6s }}
+@keyframes shown {{ 0% {{ opacity: 1 }} 33.3% {{ opacity: 0 }} }}
+@media (prefers-reduced-motion) {{ .frame {{ animation: none }} .frame:nth-of-type(3) {{ opacity: 1 }} }}
+</style>
+{frames}
+</svg>
+"""
+
+
+def film(name: str, title: str, texts: list[str]) -> None:
+    """Write a picture whose frames follow each other, in one size."""
+    lines = max(text.rstrip().count("\n") for text in texts)
+    width = max(len(line) for text in texts for line in Text.from_ansi(text).plain.splitlines())
+    svgs = [
+        picture(f"{name}-{number}", title, text.rstrip() + "\n" * (lines - text.rstrip().count("\n")), width)
+        for number, text in enumerate(texts)
+    ]
+    [box] = set(re.findall(r'viewBox="([^"]+)"', "".join(svgs)))
+    frames = "\n".join(f'<g class="frame">\n{svg.rstrip()}\n</g>' for svg in svgs)
+    text = FILM.format(box=box, title=title, frames=frames)
+    (IMAGES / f"terminal-{name}.svg").write_text(
+        "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
     )
-    width = max(80, *(len(line) for line in text.plain.splitlines()))
+
+
+def picture(name: str, title: str, shown: str, least: int = 80) -> str:
+    """The text of a terminal as SVG."""
+    text = Text("\n").join(Text.from_ansi(line.rstrip()) for line in shown.split("\n"))
+    width = max(least, *(len(line) for line in text.plain.splitlines()))
     console = Console(
         record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True
     )
     console.print(text, soft_wrap=True)
-    svg = console.export_svg(title=title, code_format=PLAIN_SVG, unique_id=f"terminal-{name}")
-    (IMAGES / f"terminal-{name}.svg").write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
+    return console.export_svg(title=title, code_format=PLAIN_SVG, unique_id=f"terminal-{name}")
+
+
+class Job(NamedTuple):
+    """A job in the background, and its first lines."""
+
+    process: subprocess.Popen[str]
+    first: str
+
+    def end(self) -> str:
+        """The other lines, at its end."""
+        return self.process.communicate(timeout=120)[1]
+
+
+def start_job(ranks: str, *options: str, folder: Path, env: dict[str, str]) -> Job:
+    """Start the work, and wait until its cluster is ready."""
+    process = subprocess.Popen(
+        ["dask-gpu-mpi", "launch", "-n", ranks, "--scheduler-file", "cluster.json", *options, "work.py"],
+        cwd=folder, env=env, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    first = ""
+    for line in process.stderr:
+        first += line
+        if "ready after" in line:
+            break
+    return Job(process, first)
 
 
 def main() -> None:
-    """Record the three commands."""
+    """Record the commands."""
     from support.mocks.gpus import GIB, emulated_environ, make_gpus
 
     with tempfile.TemporaryDirectory(prefix="recording") as made:
         folder = Path(made)
-        page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-        script = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-        assert script is not None
-        (folder / "analysis.py").write_text(script.group(1))
         (folder / "work.py").write_text(WORK)
 
         command = ["dask-gpu-mpi", "plan", "--nodes", "2", "--gpus-per-node", "4"]
         draw("plan", "the plan of a job", " ".join(command), record(command, folder, environ()))
 
-        command = ["dask-gpu-mpi", "launch", "-n", "4", "analysis.py"]
-        written = re.sub(r"token=\S+", "token=...", record(command, folder, environ()))
-        draw("launch", "four CPU workers", " ".join(command), written)
+        job = start_job("4", "--summary", "--no-dashboard", folder=folder, env=environ())
+        command = ["dask-gpu-mpi", "top", "--scheduler-file", "cluster.json"]
+        shown = last_frame(record(command, folder, environ(), seconds=15))
+        begin, end = job.first, job.end()
+        launch = "$ dask-gpu-mpi launch -n 4 --scheduler-file cluster.json --summary --no-dashboard work.py\n"
+        film("job", "a job of four CPU workers, from its start to its end", [
+            launch + begin, f"$ {' '.join(command)}\n{shown}", launch + begin + end,
+        ])  # fmt: skip
 
         gpus = [
             replace(gpu, utilization=use, used=used * GIB)
@@ -144,20 +207,13 @@ def main() -> None:
             )
         ]
         env = environ(**emulated_environ(gpus, {"PYTHONPATH": str(ROOT)}))
-        job = subprocess.Popen(
-            ["dask-gpu-mpi", "launch", "-n", "1", "--scheduler-file", "cluster.json", "work.py"],
-            cwd=folder, env=env, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        job = start_job("1", folder=folder, env=env)
         try:
-            assert job.stderr is not None
-            for line in job.stderr:
-                if "ready after" in line:
-                    break
             command = ["dask-gpu-mpi", "top", "--scheduler-file", "cluster.json"]
             written = record(command, folder, env, seconds=12)
         finally:
-            job.terminate()
-            job.communicate(timeout=60)
+            job.process.terminate()
+            job.process.communicate(timeout=60)
         draw("top", "a job while it runs (its GPUs are emulated)", " ".join(command), last_frame(written))
 
 

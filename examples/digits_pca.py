@@ -89,7 +89,7 @@ def print_plan(workers: dict[str, dict[str, Any]]) -> None:
         from dask_gpu_mpi import current_session
 
         session = current_session()
-    except ImportError:
+    except (ImportError, ValueError):  # it is not installed, or this is not the script of its job
         session = None
     if session is not None:
         print(session.plan.table())

@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import active_children, current_process, resource_tracker, spawn, util
+from multiprocessing import active_children, current_process, resource_tracker, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
@@ -34,7 +34,6 @@ from dask_gpu_mpi.base.text import counted, listed
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
-_get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 #: How the names of the processes begin that leave signals to the rank: ours for the scheduler, distributed's for workers.
 _OURS = ("dask_gpu_mpi ", "Dask Worker ")
 
@@ -123,7 +122,6 @@ def become_fork_server(directory: str, close: Sequence[int]) -> None:
     noticed.
     """
     global _server
-    spawn.get_preparation_data = _prepare
     flush()
     # The garbage collector ignores the objects of now, in this process and in all that it forks. Otherwise its first run would
     # write into every page, and the processes would no longer share them.
@@ -145,20 +143,6 @@ def become_fork_server(directory: str, close: Sequence[int]) -> None:
     _server = _Server(pid, address, alive_w)
     # If it dies, no other replaces it: its children would have neither our loggers nor our signal handlers.
     stdlib.connect_to_new_process = _server.connect
-
-
-def leave_deleted_directory() -> None:
-    """Change to / if the working directory was deleted: multiprocessing can't start a process without one."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        os.chdir("/")
-
-
-def _prepare(name: str) -> dict[str, Any]:
-    """Replaces `get_preparation_data`: the working directory may be deleted at any time, and workers are restarted."""
-    leave_deleted_directory()
-    return _get_preparation_data(name)
 
 
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:

@@ -28,13 +28,12 @@ from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
 from dask_gpu_mpi.agent.forkserver import (
     become_fork_server,
     become_resource_tracker,
-    leave_deleted_directory,
     watch_fork_server,
 )
 from dask_gpu_mpi.agent.part import Part
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import leave_deleted_directory, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
@@ -44,7 +43,7 @@ from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_s
 from dask_gpu_mpi.network.ucx import (
     missing_ucx,
 )
-from dask_gpu_mpi.options.dask_config import import_config, is_configured
+from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of
 from dask_gpu_mpi.workers import logs
@@ -158,9 +157,8 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     import dask
 
     from dask_gpu_mpi.network.listeners import guard_listeners
-    from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
     from dask_gpu_mpi.workers.plugins import SAFE_PATH
-    from dask_gpu_mpi.workers.worker_options import read_worker_options
+    from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options
 
     guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")

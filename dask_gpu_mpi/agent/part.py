@@ -49,7 +49,7 @@ from dask_gpu_mpi.network.ucx import (
     in_thread,
     transfer_config,
 )
-from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.coordinator import shared_options

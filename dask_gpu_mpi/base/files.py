@@ -140,7 +140,7 @@ def _walk(path: str, make: bool, follow: bool, check: Callable[[int], None] | No
             if not rest and check is not None:
                 check(folder)
             target = _link_target(folder, name) if rest or follow else None
-            if target is not None and (rest or check is not None or not _is_descriptor(folder, name)):
+            if target is not None:
                 links += 1
                 if links > MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -193,11 +193,6 @@ def _link_target(folder: int, name: str) -> str | None:
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
-
-
-def _is_descriptor(folder: int, name: str) -> bool:
-    """Whether it is a descriptor of this process, such as ``/dev/stdout``."""
-    return name.isdecimal() and _name_of(folder) == f"/proc/{os.getpid()}/fd"
 
 
 # Reading.
@@ -318,37 +313,6 @@ def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write to an existing pipe, terminal or other device, and replace any other file."""
-    with located(path) as (folder, name):
-        descriptor = _open_stream(folder, name)
-    if descriptor is None:
-        replace(path, content, 0o666)
-        return
-    with open(descriptor, "wb") as stream:
-        stream.write(content)
-
-
-def _open_stream(folder: int, name: str) -> int | None:
-    """A descriptor of a pipe or device; None: it is another file, or missing. Raises a PlantedError if another user made it."""
-    if _is_descriptor(folder, name):
-        return os.dup(int(name))
-    try:
-        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    try:
-        status = os.fstat(found)
-        if not (stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
-            return None
-        if others_may_write(folder) and not is_ours(status):
-            raise PlantedError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})")
-        # not by its name, which may be another file's by now
-        return os.open(f"/proc/self/fd/{found}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(found)
 
 
 def remove(path: Path) -> None:

@@ -160,6 +160,14 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def leave_deleted_directory() -> None:
+    """Change to / if the working directory was deleted: multiprocessing can't start a process without one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
 def leave_directory() -> bool:
     """Leave the working directory for good, in this thread only. False: the system does not allow that."""
     clone_fs = 0x200

@@ -48,7 +48,7 @@ GANG_LOST = 60.0
 # One failure, and the reports of the others.
 
 #: Once a rank has failed, the hub waits for those that have not responded yet, since most failures are on all ranks.
-GATHER_FAILURES = 3.0
+GATHER_FAILURES = 5.0
 #: The last messages of a start are sent.
 FLUSH = 2.0
 #: A rank that can't reach rank 0 reports its failure itself.

@@ -27,6 +27,18 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def documentation() -> str:
+    """The address of the documentation, from this package's metadata; empty: it has none."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    with contextlib.suppress(PackageNotFoundError):
+        for line in metadata("dask-gpu-mpi").get_all("Project-URL") or ():
+            name, _, address = line.partition(", ")
+            if name == "Documentation":
+                return str(address).rstrip("/")
+    return ""
+
+
 def untested(versions: Mapping[str, str]) -> list[Problem]:
     """Warnings about installed versions (by distribution) outside of the tested range, which includes patch releases.
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dask_gpu_mpi.base.tables import styled, table
-from dask_gpu_mpi.base.text import counted, fold_names, grouped, ranks_text
+from dask_gpu_mpi.base.text import counted, fold_names, grouped, ranks_text, styled, table
 from dask_gpu_mpi.check.tasks import KernelResult, Observations
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.interfaces import host_and_port

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_gpu_mpi.base.failures import report_error
-from dask_gpu_mpi.base.tables import is_terminal, show
+from dask_gpu_mpi.base.text import is_terminal, show
 from dask_gpu_mpi.cli.options import RunCommand, read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     cls=RunCommand,
     short=("kernel", "expect_gpus", "as_json", "local_directory"),
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
+        "mpirun -np 4 dask-gpu-mpi check analysis.py",
         "dask-gpu-mpi launch check --expect-gpus 4",
     ),
     short_help="Check whether a job would work in this allocation.",

@@ -6,12 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.base.text import counted, table
+from dask_gpu_mpi.base.text import show as show_table
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
     HelpCommand,
@@ -23,8 +25,7 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
@@ -33,9 +34,20 @@ from dask_gpu_mpi.sites.jobscript import submit as submit_script
 # Directives can't be quoted: these texts must be safe as they are.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
+_GPUS = r"([A-Za-z_][A-Za-z0-9_.-]*:)?[0-9]{1,6}"
 _EXPRESSION = r"[A-Za-z0-9_.,@+:&|*()\[\]^-]+"
 #: Ranks, or GPUs, of the largest job that is planned. No machine has more, and the plan takes seconds.
 _LARGEST = 100_000
+
+#: The folder of the sites that have a name, and the variable of the user's.
+_SITES, _SITE = Path(__file__).parents[1] / "sites" / "named", "DASK_GPU_MPI_SITE"
+#: Keys of a site's file that are not options.
+_ABOUT = ("title", "page", "system")
+#: Options of which a job has those on one side only.
+_INSTEAD = (
+    ({"gpus"}, {"nodes", "gpus_per_node", "cpus_per_node", "ranks_per_node"}),
+    ({"cpus_per_gpu"}, {"cpus_per_node"}),
+)
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 #: Endings of job scripts, which a log does not have.
@@ -44,13 +56,18 @@ _SCRIPTS = (".sbatch", ".slurm", ".pbs", ".bsub", ".sh", ".bash", ".job")
 # fmt: off
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
+    Option("str", "site", None, "Defaults for a computing centre, by name or from a YAML file; without a value, list the names.",
+           ("--site",)),
     Option("int", "nodes", None, "Nodes.", ("--nodes", "-N"), minimum=1),
-    Option("str", "gpus_per_node", None, "GPUs of each node: 4, or a100:4 (Slurm).", ("--gpus-per-node",),
-           pattern=r"([A-Za-z_][A-Za-z0-9_.-]*:)?[0-9]{1,6}", expected="a number, or TYPE:NUMBER"),
+    Option("str", "gpus_per_node", None, "GPUs of each node: 4, or a100:4 (Slurm).", ("--gpus-per-node",), pattern=_GPUS,
+           expected="a number, or TYPE:NUMBER"),
+    Option("int", "gpus", None, "GPUs of the whole job, on nodes of the batch system's choice, instead of --nodes and "
+           "--gpus-per-node (Slurm, PBS).", ("--gpus",), minimum=1, maximum=_LARGEST),
     Option("int", "ranks_per_node", None, "Ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
     Option("int", "cpus_per_node", None, "Cores of each node; required by PBS and --shared.", ("--cpus-per-node",),
            minimum=1),
+    Option("int", "cpus_per_gpu", None, "Cores for each GPU, instead of --cpus-per-node.", ("--cpus-per-gpu",), minimum=1),
     Option("str", "memory_per_node", None, "Memory of each node, such as 64G. Default: all; with --shared the site's default.",
            ("--memory-per-node", "--mem"), pattern=r"(?i:[1-9][0-9]{0,11} ?[KMGT]i?B?)", expected="a size such as 64G"),
     Option("bool", "shared", None, "Share the nodes with other jobs, or have whole nodes. Default: whole nodes.",
@@ -72,8 +89,9 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "modules", None, "Module to load.", ("--module",)),
     Option("str", "directives", None, "Option of the batch system, such as '--reservation=x'. It replaces a generated one of the "
-           "same meaning; '--mem=' takes one out.", ("--directive",),
+           "same meaning; '--mem=' takes one out. {nodes}, {gpus} and the like become numbers of this job.", ("--directive",),
            pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--reservation=x'"),
+    Option("str", "launch_options", None, "Option of launch, which you can also put before SCRIPT.", ("--launch-option",)),
 )}
 # fmt: on
 #: Options whose texts go into directives as they are (`BatchSystem.words`).
@@ -149,8 +167,20 @@ class _Jobscript(HelpCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as Click does."""
-        system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
+        if args[-1:] == ["--site"] and not ctx.resilient_parsing:
+            sites = {name: load_site(name) for name in _site_names()}
+            rows = [(name, site["system"], site["title"], site["page"]) for name, site in sites.items()]
+            show_table([table(("site", "system", "machine", "written from, and not run there"), rows)])
+            ctx.exit()
         end = args.index("--") if "--" in args else len(args)
+        named = re.search(r"(?:^|\0)--site[=\0]([^\0]+)", "\0".join(args[:end]))
+        name = named[1] if named else os.environ.get(_SITE)
+        if name and args[:1] and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
+            try:
+                args, end = [load_site(name)["system"], *args], end + 1
+            except DaskGpuMpiError as error:
+                fail(error)
+        system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
         args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
         return super().parse_args(ctx, args)
 
@@ -212,13 +242,35 @@ def request(
     """The request of a job, from the user's values by option name and the configuration; InputError if it can't be planned."""
     if system not in SCRIPTED:
         raise OptionError(
-            f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
+            f"{source}: unknown batch system {show(system)}",
+            expected=f"one of {', '.join(SCRIPTED)}",
+            fix="name it before all options, as in jobscript slurm --nodes 2 -- SCRIPT",
         )
-    sites, users = _converted(_configured(), "configuration"), _converted(given, source)
-    values = sites | users
-    if directives := sites.get("directives", ()) + users.get("directives", ()):
-        values["directives"] = directives  # all other options of the user replace those of the site
     batch = batch_system(system)
+    values: dict[str, Any] = {}
+    for layer in _layers(system, given, source):
+        gpu_type, _, number = layer.pop("gpus_per_node", "").rpartition(":")
+        if number:
+            layer["gpus_per_node"] = int(number)
+            layer["gpu_type"] = (gpu_type or values.get("gpu_type", "")) if int(number) else ""
+        for sides in _INSTEAD:
+            one, other = (sorted(layer.keys() & side) for side in sides)
+            if one and other:
+                raise OptionError(
+                    f"{_origin(other[0], source)}: can't be combined with {JOB_OPTIONS[one[0]].flags[0]}",
+                    fix="leave one out",
+                )
+            gone = sides[1] if one else sides[0] if other else set()
+            values = {name: value for name, value in values.items() if name not in gone}
+        if new := layer.get("directives"):
+            # they add up, but one replaces those of its meaning in the layers below
+            replaced = frozenset[str]().union(*map(batch.replaced, new))
+            kept = [text for text in values.get("directives", ()) if batch.option_name(text) not in replaced]
+            layer["directives"] = (*kept, *new)
+        values |= layer
+    program = (*values.pop("launch_options", ()), *program)
+    if gpus := values.get("gpus"):
+        values |= {"nodes": 1, "gpus_per_node": gpus}
     for name in ("nodes", "gpus_per_node", "time"):
         if name not in values:
             expected = {
@@ -233,24 +285,24 @@ def request(
             f"{_origin('time', source)}: invalid value {show(text)}",
             expected=f"a walltime of {batch.title} above zero: {spelled}",
         )
-    values["gpu_type"], _, number = values["gpus_per_node"].rpartition(":")
-    values["gpus_per_node"] = int(number)
+    if (each := values.get("cpus_per_gpu")) and not gpus:
+        values["cpus_per_node"] = each * values["gpus_per_node"] or None
     for name in ("ranks_per_node", "gpus_per_node"):
-        each = values.get(name, 1)
-        if values["nodes"] * each > _LARGEST or values["nodes"] > _LARGEST:
+        count = values.get(name, 1)
+        if values["nodes"] * count > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {each}: too many",
+                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {count}: too many",
                 expected=f"at most {_LARGEST} in the whole job",
             )
     if memory := values.pop("memory_per_node", None):
         values["memory_per_node"] = _bytes(memory)
-    if values.get("shared") and "cpus_per_node" not in values:
+    if values.get("shared") and not values.get("cpus_per_node") and not (gpus and each):
         raise OptionError(
             f"{_origin('shared', source)}: the cores of the job are missing", fix="add --cpus-per-node"
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
-            f"{_origin('setup', source)} {show(setup)} does not exist",
+            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} does not exist",
             expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
@@ -265,12 +317,56 @@ def request(
     return job
 
 
-def _converted(given: Mapping[Any, Any], source: Source) -> dict[str, Any]:
+def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[str, Any]]:
+    """The options of the site, of Dask's configuration and of the user, each of which wins over those before."""
+    configured, users = _converted(_configured(), "configuration"), _converted(given, source)
+    name = users.pop("site", None) or os.environ.get(_SITE) or configured.get("site")
+    configured.pop("site", None)
+    site = load_site(name) if name else {"system": system}
+    if site["system"] != system:
+        raise OptionError(
+            f"--site {name}: its batch system is {site['system']}, not {system}",
+            fix="leave out the batch system",
+        )
+    options = {key: value for key, value in site.items() if key not in _ABOUT}
+    return [_converted(options, "configuration", f"--site {name}: "), configured, users]
+
+
+def load_site(name: str) -> dict[str, Any]:
+    """The file of a site, by its name or its path; InputError if there is none, or if it can't be used."""
+    import yaml
+
+    is_file, names = name.endswith((".yaml", ".yml")), _site_names()
+    if not is_file and name not in names:
+        raise OptionError(
+            f"--site {name}: unknown site{suggest(name, names)}",
+            expected="a name of `dask-gpu-mpi jobscript --site`, or a file NAME.yaml",
+        )
+    try:
+        path = Path(name) if is_file else _SITES / f"{name}.yaml"
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InputError(
+            f"--site {name}: can't be read ({' '.join(str(error).split())[:200]})", expected="a YAML file"
+        ) from None
+    if not isinstance(found, dict) or found.get("system") not in SCRIPTED:
+        raise InputError(
+            f"--site {name}: the batch system is missing", expected=f"system: one of {', '.join(SCRIPTED)}"
+        )
+    return found
+
+
+def _site_names() -> list[str]:
+    return sorted(file.name.removesuffix(".yaml") for file in _SITES.iterdir())
+
+
+def _converted(given: Mapping[Any, Any], source: Source, place: str = "") -> dict[str, Any]:
     """The values of options by name, without those that are None or an empty list."""
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key).replace("-", "_").lower()
-        option, origin = JOB_OPTIONS.get(name) or _LISTS.get(name), _origin(key, source)
+        origin = f"{place}{key}" if place else _origin(key, source)
+        option = JOB_OPTIONS.get(name) or _LISTS.get(name)
         if option is None:
             raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
         if name in _LISTS:
@@ -322,8 +418,8 @@ def _configured() -> Mapping[Any, Any]:
 def _check_program(job: JobRequest) -> None:
     """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
     from dask_gpu_mpi.job.program import Program
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
     try:
         with launch.make_context("launch", list(job.program)) as context:

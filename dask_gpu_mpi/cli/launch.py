@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shlex
+import shutil
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -17,7 +20,7 @@ from dask_gpu_mpi.base.streams import is_public
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts, resolve_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
-from dask_gpu_mpi.sites.launchers import LOCAL, detect, library_name
+from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
 
 #: Seconds for a command of the batch system, such as `flux getattr` and `squeue`.
 ASK_TIMEOUT = 20.0
@@ -38,16 +41,19 @@ LAUNCH_OPTIONS = [
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
     click.Option(["--stage"], metavar="ARCHIVE", help="Start the ranks from a copy of this environment on each node's own "
                  "disk: a tar file or a SquashFS image. It pays only if the shared file system is slow."),
-    click.Option(["--container"], metavar="IMAGE", help="Run the ranks in this image: a file, or a name in a registry.",
+    click.Option(["--container"], metavar="IMAGE", help="Run the ranks in this image: a file, a name in a registry, or options "
+                 "of srun that choose it.",
                  envvar="DGM_CONTAINER"),
-    click.Option(["--container-runtime"], metavar="NAME", help="pyxis, podman-hpc, shifter, apptainer or singularity. Default: "
-                 "the first one on this node that runs the image."),
+    click.Option(["--container-runtime"], metavar="NAME", help="srun, pyxis, podman-hpc, shifter, apptainer or singularity. "
+                 "Default: the first one on this node that runs the image."),
     click.Option(["--container-mount", "container_mounts"], metavar="SOURCE[:TARGET[:ro]]", multiple=True,
                  help="Mount this file or folder in the container too; repeat it for several."),
     click.Option(["--hosts"], metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
     click.Option(["--launcher"], metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, pals, flux, "
                  "or an mpirun by its path. Default: on one node none (`launch` itself "
                  "starts the ranks), else the batch system's, if it fits the MPI library, or the library's mpirun."),
+    click.Option(["--launcher-command"], metavar="COMMAND", help="Command that starts the ranks by itself, as many as the job "
+                 "has, such as ibrun. It gets no options but those of --launcher-option."),
     click.Option(["--launcher-option", "launcher_options"], metavar="OPTION", multiple=True,
                  help="Add an option to the launcher's, as in --launcher-option=--mem-bind=local; repeat it for several."),
     click.Option(["--profile"], metavar="nsys|COMMAND",
@@ -85,6 +91,7 @@ def launch(
     container_mounts: tuple[str, ...],
     hosts: str | None,
     launcher: str | None,
+    launcher_command: str | None,
     launcher_options: tuple[str, ...],
     profile: str | None,
     mpi: str | None,
@@ -101,6 +108,7 @@ def launch(
     from dask_gpu_mpi.machine.staging import find_stage
     from dask_gpu_mpi.sites.command import Request
     from dask_gpu_mpi.sites.containers import choose_container
+    from dask_gpu_mpi.sites.starter import Starter
 
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -122,6 +130,8 @@ def launch(
                 fix="-n for ranks in total, --ranks-per-node for those on each node",
             )
         named = parse_hosts(hosts) if hosts is not None else None
+        if named and not dry_run:
+            _refuse_unknown_hosts(named)
         where = find_allocation(
             environ,
             ranks=ranks,
@@ -131,6 +141,18 @@ def launch(
             ask=_ask,
         )
         launcher = "" if launcher in (None, "auto") else launcher
+        foreign = _split(f"--launcher-command {launcher_command!r}", launcher_command or "", "a command")
+        others = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
+        if foreign and (given_too := [option for option, value in others.items() if value]):
+            raise InputError(
+                f"launch: {given_too[0]} with --launcher-command: {foreign[0]} starts the ranks that the job has",
+                fix=f"leave {given_too[0]} out; --launcher-option for options of {foreign[0]}",
+            )
+        if foreign and not shutil.which(foreign[0]):
+            raise LauncherError(
+                f"launch: --launcher-command {foreign[0]}: not found in PATH", fix="load its module"
+            )
+        starter = Starter(FOREIGN, shutil.which(foreign[0]) or "") if foreign else None
         if stage and container:
             raise InputError(
                 "launch: --stage with --container: the environment of the ranks is that of the image",
@@ -156,7 +178,7 @@ def launch(
                 container,
                 runtime=container_runtime or "",
                 mounts=container_mounts,
-                launcher=launcher or where.batch.launcher,
+                launcher=FOREIGN.kind if foreign else launcher or where.batch.launcher,
                 environ=environ,
                 ask=_ask,
             )
@@ -165,12 +187,12 @@ def launch(
             stage=find_stage(stage, local_directory(local), job=kept) if stage is not None else None,
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
-            launcher_options=_words(launcher_options),
+            launcher_options=(*foreign[1:], *_words(launcher_options)),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
             # if the options are wrong, the ranks report it
             tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
         )
-        code = _launch(request, environ, where, restarts, launcher, mpi or "", dry_run)
+        code = _launch(request, environ, where, restarts, launcher, starter, mpi or "", dry_run)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -232,6 +254,7 @@ def _launch(
     where: Any,
     restarts: int | None,
     launcher: str,
+    foreign: Any,
     mpi: str,
     dry_run: bool,
 ) -> int:
@@ -247,9 +270,9 @@ def _launch(
             expected="one in which the ranks can start",
             fix="cd to another",
         ) from None
-    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or mpi)):
+    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or foreign or mpi)):
         library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-        starter = choose_launcher(
+        starter = foreign or choose_launcher(
             where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi
         )
         notes = [str(where), f"{library_name(library)}: {starter.launcher.kind}"]
@@ -286,6 +309,21 @@ def _is_here(path: str) -> bool:
         return os.path.isabs(path) and os.path.samefile(path, ".")
     except OSError:
         return False
+
+
+def _refuse_unknown_hosts(names: Iterable[str]) -> None:
+    """Refuse a node that has no address: a misspelt one, or a file that is not there. It may be an alias of ssh."""
+    for name in names:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            alias = re.search(r"^hostname (.+)$", _ask(["ssh", "-G", name]), re.MULTILINE)
+            if alias is None or alias[1] == name:
+                raise InputError(
+                    f"--hosts: {name!r} has no address, and there is no such file",
+                    expected="names of nodes, or a file with a node on each line",
+                    fix="correct it",
+                ) from None
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:

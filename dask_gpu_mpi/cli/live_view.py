@@ -18,9 +18,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from dask_gpu_mpi.base.tables import show
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import show
 from dask_gpu_mpi.cli.options import read_texts
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job.outcome import code_of_signal
 from dask_gpu_mpi.network.scheduler_file import Target, read_scheduler_file
 from dask_gpu_mpi.view import snapshot as snapshots
@@ -52,7 +53,7 @@ class _LiveView:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._view = View()
-        self._snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None
         #: Time of the snapshot, by `time.monotonic`.
         self._sampled = 0.0
         #: Whether the cluster has not responded since.
@@ -99,7 +100,7 @@ class _LiveView:
     async def _sample(self, link: Link, interval: float) -> None:
         while True:
             try:
-                self._snapshot = await link.sample()
+                self.snapshot = await link.sample()
             except NoAnswerError:
                 self._silent = True
             else:
@@ -108,11 +109,11 @@ class _LiveView:
             await asyncio.sleep(interval)
 
     def _screen(self) -> RenderableType:
-        if self._snapshot is None:
+        if self.snapshot is None:
             return "connecting ...  (q quits)"
         width, height = self._console.size
         age = time.monotonic() - self._sampled
-        now = replace(self._snapshot, time=self._snapshot.time + age)  # for the time left
+        now = replace(self.snapshot, time=self.snapshot.time + age)  # for the time left
         silence = age if self._silent else None
         return screen(now, self._view, width, height, silence)
 
@@ -129,8 +130,8 @@ class _LiveView:
             self._loop.remove_reader(self._terminal)
             self._end(code_of_signal(signal.SIGHUP))
             return
-        rows = self._snapshot.rows if self._snapshot is not None else ()
-        height = rows_of_screen(self._snapshot, self._console.height) if self._snapshot else 1
+        rows = self.snapshot.rows if self.snapshot is not None else ()
+        height = rows_of_screen(self.snapshot, self._console.height) if self.snapshot else 1
         for key in keys_of(text):
             if not press(self._view, key, rows, height):
                 self._end(0)
@@ -138,9 +139,17 @@ class _LiveView:
 
 
 async def watch(link: Link, interval: float) -> int:
-    """Show a cluster, sampled every `interval` seconds, until the key q (exit code 0) or a signal (128 + its number)."""
+    """Show a cluster, sampled every `interval` seconds, until its end or the key q (code 0), or a signal (128 + its number)."""
+    view = _LiveView()
     try:
-        return await _LiveView().run(link, interval)
+        return await view.run(link, interval)
+    except ClusterLostError:
+        if view.snapshot is None:
+            raise
+        # the last table stays in the terminal
+        show([plain(view.snapshot, Console().width)])
+        say("top: the cluster has ended")
+        return 0
     finally:
         link.close()
 

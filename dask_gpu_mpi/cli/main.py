@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ class _RunByDefault(Help, click.Group):
         "Inspect before and during the run": ("plan", "check", "top"),
     },
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+        "mpirun -np 4 dask-gpu-mpi analysis.py --input data",
         "dask-gpu-mpi launch --check analysis.py --input data",
         "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
     ),
@@ -87,8 +88,8 @@ def cli() -> None:
 @cli.command(
     cls=RunCommand,
     examples=(
-        "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
-        "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
+        "mpirun -np 4 dask-gpu-mpi analysis.py --input data",
+        "srun --mpi=pmix dask-gpu-mpi run --nthreads 2 -m package.module",
     ),
     short_help="Run SCRIPT on the cluster of these ranks.",
 )
@@ -108,6 +109,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     def check_client(rank: int, options: Options) -> None:
         if program is not None and rank == options.script_rank:
             program.check(cli.commands)
+            program.check_syntax()
 
     prepare_process()
     try:
@@ -162,9 +164,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 text = f"No such option {name!r}. Fix: `--` before the script"
             elif name == "--nodes":
                 text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
-        elif isinstance(error, click.BadParameter) and text.endswith(" range."):  # a word for a number
-            kind: Any = getattr(error.param, "type", None)
-            text = f"{text.removesuffix('.')} (expected a number, {kind.min} or more)"
+        elif isinstance(error, click.BadParameter) and isinstance(
+            kind := getattr(error.param, "type", None), click.IntRange | click.FloatRange
+        ):
+            limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
+            text = f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a number of {limits}"
+        elif arguments[:1] == [plan.name] and "unexpected extra argument" in text:
+            text = f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
         refused = InputError(f"command line: {text}")
         if _is_without_ranks(arguments):
             fail(refused)

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.failures import report_error
-from dask_gpu_mpi.base.files import write
+from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import OPTIONS, Option, Options
 from dask_gpu_mpi.options.resolve import resolve
@@ -182,7 +182,7 @@ def resolve_texts(given: dict[str, Any]) -> Options | InputError:
 def write_file(option: str, path: str, content: bytes) -> None:
     """Write the file of an option; InputError if it can't be written."""
     try:
-        write(path, content)
+        replace(path, content, 0o666)
     except OSError as error:
         raise InputError(
             f"command line: {option} {path!r} can't be written: {error.strerror}",

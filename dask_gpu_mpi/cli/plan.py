@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dask_gpu_mpi.base.tables import is_terminal, show
+from dask_gpu_mpi.base.text import is_terminal, show
 from dask_gpu_mpi.cli.options import (
     TOPICS,
     HelpCommand,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     params=click_options(option for option in OPTIONS.values() if option.cli and option.plan),
     short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
-    examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
+    examples=("srun dask-gpu-mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
     short_help="Show which worker gets which GPU; start nothing.",
 )
 @click.option(
@@ -51,6 +51,12 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
     help="GPUs of each of these nodes.",
+)
+@click.option(
+    "--gpus",
+    "gpus_in_all",
+    type=click.IntRange(min=1),
+    help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node.",
 )
 @click.option(
     "--visible",
@@ -76,6 +82,7 @@ def plan(
     nodes: int | None,
     ranks_per_node: int,
     gpus_per_node: int,
+    gpus_in_all: int | None,
     visible: Literal["all", "per-rank"],
     cpus_per_node: int,
     memory_per_node: str | None,
@@ -85,25 +92,36 @@ def plan(
 ) -> None:
     """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
     try:
+        if gpus_in_all is not None:
+            if nodes is not None:
+                raise InputError("command line: --gpus with --nodes", expected="one of them")
+            gpus_per_node = gpus_per_node or gpus_in_all
+            nodes = -(-gpus_in_all // gpus_per_node)
         if nodes is None:
             _refuse_shape()
             from dask_gpu_mpi.job.start import plan_of_allocation
 
             made = plan_of_allocation(lambda: read_texts(given))
         else:
+            from dask_gpu_mpi.machine.inventory import hypothetical_job
             from dask_gpu_mpi.plan.planner import make_plan
-            from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
             options = read_texts(given)
             _check_worker_options(options)
             inventories = hypothetical_job(
-                nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
+                nodes,
+                ranks_per_node,
+                gpus_per_node,
+                visible,
+                cpus_per_node,
+                _memory(memory_per_node),
+                gpus_in_all,
             )
             made = make_plan(inventories, options)
         if made is None:  # on another rank
             return
         if svg is not None:
-            from dask_gpu_mpi.plan.picture import svg as picture_of
+            from dask_gpu_mpi.plan.nodes import svg as picture_of
 
             write_file("--svg", svg, picture_of(made).encode())
     except DaskGpuMpiError as error:
@@ -135,7 +153,7 @@ def _check_worker_options(options: Options) -> None:
 
 def _memory(text: str | None) -> int:
     from dask_gpu_mpi.base.text import parse_bytes
-    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY
 
     try:
         return NODE_MEMORY if text is None else parse_bytes(text)

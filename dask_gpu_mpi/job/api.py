@@ -289,9 +289,9 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
 
 def send_close_signal() -> None:
     """End the cluster of this process's session; dask-mpi's name for `Session.close`."""
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.session import session_of_process
 
-    session = current_session()
+    session = session_of_process()
     if session is not None:
         session.close()
 
@@ -311,6 +311,6 @@ def _warn_of_other_options(
     differ += ["comm"] * (not whole_world) + ["exit=False"] * (not exits)
     if differ:
         say(
-            "warning: initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
+            "warning: initialize: the command has started the cluster already; no effect: "
             f"{', '.join(differ)}. Fix: give these options to the command, or run the script without it"
         )

@@ -41,8 +41,8 @@ def refuse_children() -> None:
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",
             expected="once per rank",
-            fix='put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each child; a '
-            "child may connect with a plain Client()",
+            fix="a notebook or another child connects with a plain Client(); if multiprocessing runs the script again in each "
+            'child, put it under `if __name__ == "__main__":`',
         )
 
 

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.text import listed
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.child_processes import leaves
 from dask_gpu_mpi.network.credentials import link_template
-from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.convert import is_configured
 
 if TYPE_CHECKING:
     from distributed import Client

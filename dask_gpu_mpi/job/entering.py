@@ -181,7 +181,7 @@ class Entering:
                 launcher_check.cross_check(self._environ, size, rank, self._host, library=world.library)
             if self._check is not None and self._failure is None:
                 self._check(rank)
-        except InputError as error:
+        except DaskGpuMpiError as error:
             # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
             if size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
                 error.reported = True

@@ -13,13 +13,14 @@ import runpy
 import sys
 import textwrap
 import types
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 
 #: Python's file name of the code of ``-c``.
@@ -57,18 +58,18 @@ def _execute(program: Program) -> None:
         )
         return
     if program.kind is ProgramKind.CODE:
-        # Python 3.14: indented code as well (cpython#103998)
-        text: str | bytes = textwrap.dedent(program.text) if sys.version_info >= (3, 14) else program.text
-        path = _COMMAND
+        text, path = program._code()
         if sys.version_info >= (3, 13):  # its tracebacks show the code
-            linecache.cache[path] = (len(text), None, f"{text}\n".splitlines(keepends=True), path)
+            linecache.cache[path] = (len(text), None, f"{program.text}\n".splitlines(keepends=True), path)
     else:
-        path = absolute(program.text)
+        text, path = program._code()
         module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-        with io.open_code(path) as file:
-            text = file.read()
+    exec(_compiled(text, path), module.__dict__)
+
+
+def _compiled(text: str | bytes, path: str) -> types.CodeType:
     # Without the `from __future__` of this module, which would change the script's annotations.
-    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _main_module() -> types.ModuleType:
@@ -170,6 +171,35 @@ class Program:
             f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py)",
             fix=f"give its path after the options{hint}",
         )
+
+    def check_syntax(self) -> None:
+        """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.
+
+        Otherwise the error would come when the cluster is up. Code of modules and folders is not read before it runs.
+        """
+        if self.kind not in (ProgramKind.SCRIPT, ProgramKind.CODE):
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they come when it runs
+                _compiled(*self._code())
+        except SyntaxError as error:
+            sys.excepthook(SyntaxError, error.with_traceback(None), None)
+            raise StartupError(
+                f"{'-c' if self.kind is ProgramKind.CODE else f'script {self.text!r}'}: Python can't compile it",
+                fix="correct the line above",
+            ) from None
+        except (OSError, ValueError):
+            pass  # it is reported when it runs
+
+    def _code(self) -> tuple[str | bytes, str]:
+        """The text of a script or of ``-c``, and its file name for Python."""
+        if self.kind is ProgramKind.CODE:
+            # Python 3.14: indented code as well (cpython#103998)
+            return textwrap.dedent(self.text) if sys.version_info >= (3, 14) else self.text, _COMMAND
+        path = absolute(self.text)
+        with io.open_code(path) as file:
+            return file.read(), path
 
     def prepare(self) -> None:
         """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent gets a copy of the path."""

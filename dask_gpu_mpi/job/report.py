@@ -10,6 +10,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib
+import os
+import pwd
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,6 +25,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.job.outcome import Outcome
+from dask_gpu_mpi.sites.batch import batch_job
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble, is_page, write_report
 from dask_gpu_mpi.view.report_summary import printed
 
@@ -51,6 +56,7 @@ class Reporter:
         self._joined = joined
         self._warnings = tuple(warnings)
         self._started = started
+        self._program = shlex.join(sys.argv)  # the script may change it
         self._ready = ready
         address = joined.cluster.address
         arguments = {} if security is None else security.get_connection_args("client")
@@ -157,6 +163,9 @@ class Reporter:
             hosts=joined.cluster.hosts,
             steps=steps,
             answered=self._answered,
+            program=self._program,
+            user=user_name(),
+            batch_job=batch_job(joined.environ),
         )
 
     def finish(self) -> None:
@@ -204,6 +213,14 @@ class Reporter:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
+
+
+def user_name() -> str:
+    """The name of this process's user, or the number if it has none, as in some containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _import_page() -> None:

@@ -41,7 +41,7 @@ from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.workers.device_memory import follow_cudf_spill
+from dask_gpu_mpi.workers.worker_options import follow_cudf_spill
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -486,6 +486,24 @@ class Session:
             return self._client
 
 
-def current_session() -> Session | None:
-    """The last session of this process; None before `initialize` and on other ranks."""
+def current_session() -> Session:
+    """The last session of this process.
+
+    Raises
+    ------
+    InputError
+        If there is none: before `initialize`, on other ranks, and in a process that is not the job's script.
+    """
+    if _current is None:
+        raise InputError(
+            "current_session: this process has no cluster",
+            expected="the script of a job, after its start",
+            fix="run it by `dask-gpu-mpi launch`, or call initialize() first; in a notebook or another process use Client() and "
+            "dask_gpu_mpi.spmd(client, fn)",
+        )
+    return _current
+
+
+def session_of_process() -> Session | None:
+    """The last session of this process, or None."""
     return _current

@@ -267,9 +267,9 @@ def command_session() -> tuple[Session, Options] | None:
     """The open session that ``python -m dask_gpu_mpi`` has started for this script, and its options; None: there is none."""
     if _member is None or not _by_command:
         return None
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.session import session_of_process
 
-    session = current_session()
+    session = session_of_process()
     return None if session is None or session.closed else (session, _member.joined.options)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from dask_gpu_mpi.base.files import is_ours, located, others_may_write, unmapped_root
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import parse_mountinfo
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import import_config
 
 MOUNTS = Path("/proc/self/mountinfo")
 #: Bytes that are written as a test: more than a block, so that a full quota is detected.

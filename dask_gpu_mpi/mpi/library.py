@@ -1,21 +1,24 @@
-"""The MPI library of this process: loaded, initialised, and finalised."""
+"""The MPI library of this process: loaded with settings that suit it, initialised, and finalised."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
 import importlib.util
 import os
 import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.base.streams import away_from_here
+from dask_gpu_mpi.base.streams import away_from_here, environment
 from dask_gpu_mpi.errors import InputError, LauncherError, MpiMissingError
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components
+from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, variables
 from dask_gpu_mpi.sites.launchers import all_on_one_host, alone_on_host
 
 #: Seconds for the messages of a barrier to arrive, before the connections close.
@@ -92,3 +95,162 @@ def finalize() -> None:
         time.sleep(SETTLING)
     else:
         MPI.Finalize()
+
+
+# Components of Open MPI that are left out: two that cost time without use, and those of the network on one host.
+#
+# Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network that
+# it could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; in 4.1 to 5.0).
+# A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out. The
+# component for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``, and then uses
+# none of it.
+#
+# The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
+# who reaches such a port can end the job, and write into its memory (docs/security-audit.md). If the user has chosen components
+# to leave out (``^openib``), TCP is added to them. Any other choice stays.
+
+PREFIX = "OMPI_MCA_"
+BTL = f"{PREFIX}btl"
+#: The components that are left out, by framework.
+LEFT_OUT = {"btl": "^ofi", "mtl": "^ofi"}
+#: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
+#: that others use.
+CHOSEN = {
+    "btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+"),
+    "mtl": re.compile(r"mtl|pml|(mtl_ofi|pml_cm|opal_common_ofi)_\w+"),  # pml: cm alone uses an mtl
+}
+#: Parameters with names of files that are not read here.
+FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
+#: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
+NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
+#: Variables with the folders of the installation's configuration, and the names of the files (opal/mca/installdirs,
+#: opal/mca/base/mca_base_var.c).
+FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
+FILES = "openmpi-mca-params*.conf"
+#: The one that counts more than the environment.
+OVERRIDE = "openmpi-mca-params-override.conf"
+SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULTILINE)
+
+
+@contextmanager
+def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool = False) -> Iterator[None]:
+    """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
+
+    `environ`: the process's environment. `module`: a file that is linked to the MPI library,
+    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks
+    are on this host.
+    """
+    settings: dict[str, str] = {}
+    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
+    waits = not any(map(glob.glob, NETWORKS))
+    library = _library_of(module) if waits or one_host else None
+    if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
+        parameters |= _configured(environ, library).keys()
+        for name, value in LEFT_OUT.items() if waits else ():
+            if not any(map(CHOSEN[name].fullmatch, parameters)):
+                settings[PREFIX + name] = value
+        if one_host and "btl" not in parameters:
+            others = settings.get(BTL)
+            settings[BTL] = "^tcp" if others is None else f"{others},tcp"
+    chosen = environ.get(BTL, "")
+    if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
+        settings[BTL] = f"{chosen},tcp"
+    with environment(settings):  # restored, since children of the script must not have these
+        yield
+
+
+def _leaves_tcp(components: str) -> bool:
+    """Whether a value of ``btl`` leaves Open MPI its component for TCP; an empty one leaves all."""
+    names = [name.strip() for name in components.removeprefix("^").split(",")]
+    return "tcp" not in names if components.startswith("^") else "tcp" in names or names == [""]
+
+
+def _library_of(module: str) -> Path | None:
+    """The file of the MPI library that this module loads, if it is Open MPI."""
+    with suppress(OSError, StopIteration):
+        if not hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world"):
+            return None
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            mapped = (line.rstrip("\n").split(maxsplit=5)[-1] for line in file if "/libmpi.so" in line)
+            return Path(next(mapped)).resolve()
+    return None
+
+
+def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[str, Path]]:
+    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value and file."""
+    named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
+    beside = [folder / "etc" for folder in list(library.parents)[:4]]
+    files = [file for folder in named + beside for file in folder.glob(FILES)]
+    if not files:  # not an installation in one place
+        files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
+    files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
+    found: dict[str, tuple[str, Path]] = {}
+    for file in sorted(files, key=lambda file: file.name == OVERRIDE):
+        with suppress(OSError):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found |= {
+                either or other: (value.strip(), file) for either, other, value in SETTING.findall(text)
+            }
+    return found
+
+
+# Settings by which other users can't reach MPI: no port if all ranks are on one host, and no memory that the group can write.
+#
+# Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and use
+# shared memory. UCX has no authentication: a process that reaches such a port can read and write the rank's memory
+# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank
+# can find that out alone.
+#
+# UCX makes its System V shared memory with mode 0660, without regard to the umask. So everyone in the job's group, on many
+# systems a whole institute, can write into the messages between its ranks. Without it UCX uses POSIX shared memory, which only
+# the owner can open.
+#
+# Before release 1.20 UCX also installs handlers for signals. They print 40 lines into the job's output if the process crashes.
+# Without them such a process ends like any Python: by the signal, and with ``faulthandler``'s traceback if that is on.
+
+NO_SYSTEM_V = "^sysv"
+#: Settings for all jobs, and for those on one host: the value, and the variables by which the user may have chosen already.
+ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
+ON_ONE_HOST = {
+    "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
+    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_NET_DEVICES")),  # even if somebody has chosen TCP
+    "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
+    "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
+}
+#: Names of UCX's shared memory in ``UCX_TLS``. Without it ranks of one host use TCP, which can't use loopback here.
+MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv"}
+
+
+@contextmanager
+def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[None]:
+    """A context in which to load and initialise MPI, with these settings unless `environ` has the user's.
+
+    Afterwards the variables are not set, since the UCX of Dask has to use the network. `one_host`: all ranks are on this host.
+    """
+    wanted = dict(ANYWHERE)
+    if not _ucx_is_loaded():  # once it is loaded, it warns that these variables are unused
+        at_load = AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES
+        wanted |= {name: (value, re.compile(name)) for name, value in at_load.items()}
+    if one_host:
+        wanted = wanted | ON_ONE_HOST
+    settings = {
+        name: value for name, (value, chosen) in wanted.items() if not any(map(chosen.fullmatch, environ))
+    }
+    if not _by_memory(environ):
+        settings.pop("UCX_NET_DEVICES", None)
+    with variables(settings):
+        yield
+
+
+def _by_memory(environ: Mapping[str, str]) -> bool:
+    """Whether UCX has shared memory between ranks of one host."""
+    chosen = environ.get("UCX_TLS", CLOSED)
+    names = set(chosen.removeprefix("^").split(","))
+    return not names & MEMORY - {"sysv"} if chosen.startswith("^") else bool(names & MEMORY)
+
+
+def _ucx_is_loaded() -> bool:
+    with suppress(OSError):
+        ctypes.CDLL("libucs.so.0", os.RTLD_NOLOAD)
+        return True
+    return False

@@ -295,10 +295,9 @@ class OwnMpi(World):
         """As in the base class."""
         from mpi4py import MPI
 
-        from dask_gpu_mpi.mpi import library
-
+        # as mpi4py does, since the script's rank may call it itself: `library.finalize` would wait for a message of that rank
         if os.getpid() == self._pid and not MPI.Is_finalized():
-            library.finalize()
+            MPI.Finalize()
 
 
 def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool) -> OwnMpi | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError, Problem
-from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import SWITCHES
 
 if TYPE_CHECKING:
@@ -150,6 +149,8 @@ def transfer_config() -> dict[str, Any]:
     requests one chunk of an array at a time. This takes 4 to 23 % less time for arrays that workers exchange
     (benchmarks/results/README.md).
     """
+    from dask_gpu_mpi.options.convert import is_configured  # not in MPI's child
+
     return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
 
 

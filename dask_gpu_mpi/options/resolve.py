@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
 from dask_gpu_mpi.options.model import (
     AUTO,
     DASHBOARD_ADDRESS,

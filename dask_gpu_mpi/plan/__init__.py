@@ -28,13 +28,13 @@ class Plan(PlanData):
 
     def table(self) -> str:
         """The plan for people: roles, then each host with its workers, then the warnings."""
-        from dask_gpu_mpi.base.tables import text_of
+        from dask_gpu_mpi.base.text import plain_text
         from dask_gpu_mpi.plan.nodes import display
 
-        return text_of(display(self))
+        return plain_text(display(self))
 
     def _repr_svg_(self) -> str:
         """The picture that a notebook shows."""
-        from dask_gpu_mpi.plan.picture import svg
+        from dask_gpu_mpi.plan.nodes import svg
 
         return svg(self)

@@ -1,20 +1,27 @@
-"""A plan for people, by node: `Nodes` for its table and its picture, and the table. Many nodes that look alike share an entry."""
+"""A plan for people, by node, as a table and as a picture. In the table many nodes that look alike share an entry."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+import textwrap
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
-from dask_gpu_mpi.base.tables import MANY_NODES, styled, table, widths_of
 from dask_gpu_mpi.base.text import (
+    MANY_NODES,
     counted,
     fold_names,
     fold_numbers,
     format_bytes,
     grouped,
     listed,
+    printable,
     ranks_text,
+    styled,
+    table,
+    widths_of,
 )
 from dask_gpu_mpi.machine.gpus import Gpu, near
 from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
@@ -22,6 +29,7 @@ from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
+
 
 # Many nodes have the same sets of cores.
 _near = functools.lru_cache(near)
@@ -173,3 +181,371 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
     places = fold_numbers(place for place, other in enumerate(gpus) if other.uuid in worker.devices)
     # The first place is the one of the worker's name; the UUID differs between nodes that share an entry.
     return f"{places} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")
+
+
+# The plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; problems are red.
+
+# Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
+
+#: Pixels between parts, and from one line of text to the next.
+GAP, LINE = 8, 16
+#: Widths of a letter in sizes of its font, on average; those of wide fonts.
+LETTER, BOLD_LETTER = 0.61, 0.64
+#: Classes of text whose size is another than 12, and those that are bold, as the style sheet has them.
+SIZES = {"top": 15, "small": 11, "on": 11}
+BOLD = ("top", "head", "bad", "on")
+#: Lines of each text of a paragraph.
+MOST_LINES = 4
+INDENT = "   "
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the picture, its upper left corner at 0, 0."""
+
+    markup: str
+    width: int
+    height: int
+
+
+def flow(parts: Iterable[Part], limit: int, gap: int) -> Part:
+    """Parts in rows, from left to right, not wider than the limit unless a single part is."""
+    placed, x, y, row, width = [], 0, 0, 0, 0
+    for part in parts:
+        if x and x + part.width > limit:
+            x, y, row = 0, y + row + gap, 0
+        placed.append(at(x, y, part))
+        width, row = max(width, x + part.width), max(row, part.height)
+        x += part.width + gap
+    return Part("".join(placed), width, y + row)
+
+
+def stack(parts: Sequence[Part]) -> Part:
+    """Parts below each other."""
+    return flow(parts, 0, GAP)
+
+
+def at(x: int, y: int, part: Part) -> str:
+    """The markup of a part with its corner at that place."""
+    if not part.markup:
+        return ""
+    return f'<g transform="translate({x} {y})">{part.markup}</g>\n' if x or y else part.markup
+
+
+def rectangle(kind: str, width: int, height: int, *, radius: int = 6) -> str:
+    """A box with its corner at 0, 0."""
+    return f'<rect class="{kind}" width="{width}" height="{height}" rx="{radius}"/>'
+
+
+def extent(letters: int, kind: str) -> float:
+    """The width of so many letters."""
+    return letters * SIZES.get(kind, 12) * (BOLD_LETTER if kind in BOLD else LETTER)
+
+
+def text(x: int, y: int, words: str, kind: str = "", *, limit: float = 0, anchor: str = "") -> str:
+    """A line of text, shortened to so many pixels if there is a `limit`."""
+    words = printable(words)
+    letters = int(limit / extent(1, kind))
+    if limit and len(words) > letters:
+        words = words[: max(letters - 1, 0)] + "…"
+    classes = f' class="{kind}"' if kind else ""
+    anchors = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text{classes} x="{x}" y="{y}"{anchors}>{escape(words)}</text>' if words else ""
+
+
+def titled(title: str, part: Part) -> Part:
+    """A part with a text that appears when the mouse is on it."""
+    return Part(f"<g><title>{escape(printable(title))}</title>{part.markup}</g>", part.width, part.height)
+
+
+def paragraph(texts: Iterable[str], width: int, kind: str) -> Part:
+    """Texts in lines of that width; of long ones the beginning."""
+    lines = [
+        line
+        for words in texts
+        for line in textwrap.wrap(
+            printable(words),
+            int(width / extent(1, kind)),
+            max_lines=MOST_LINES,
+            placeholder=" …",
+            subsequent_indent=INDENT,
+        )
+    ]
+    markup = "".join(
+        text(12 if line.startswith(INDENT) else 0, LINE * number, line.strip(), kind)
+        for number, line in enumerate(lines, start=1)
+    )
+    return Part(markup, width, LINE * len(lines) + 4)
+
+
+#: In pixels, as all numbers here.
+PAD, GPU_WIDTH, WORKER_HEIGHT = 12, 176, 54
+#: A domain's GPUs in one row, and a node's workers on CPUs.
+IN_A_ROW = 4
+LEAST_NODE, LEAST_PAGE, MOST_PAGE = 250, 640, 1600
+#: Nodes with GPUs in one column: two side by side are small print on a page of text.
+IN_A_COLUMN = 4
+#: Nodes that are drawn, workers on CPUs of each, and warnings that are spelled out.
+MOST_NODES, MOST_CPU_WORKERS, MOST_WARNINGS = 16, 8, 12
+
+# All selectors below one class: in a page that the SVG is put into, they apply to nothing else.
+STYLE = """
+.dgm-plan text { font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fill: #1f2328 }
+.dgm-plan .small { font-size: 11px; fill: #59636e }
+.dgm-plan .head { font-weight: bold }
+.dgm-plan .top { font-size: 15px; font-weight: bold }
+.dgm-plan .bad { fill: #cf222e; font-weight: bold }
+.dgm-plan .warning { fill: #cf222e }
+.dgm-plan .page { fill: #ffffff }
+.dgm-plan .node { fill: #f6f8fa; stroke: #8c959f }
+.dgm-plan .domain { fill: none; stroke: #8c959f; stroke-dasharray: 5 4 }
+.dgm-plan .gpu { fill: #dafbe1; stroke: #1a7f37 }
+.dgm-plan .worker { fill: #ffffff; stroke: #1a7f37 }
+.dgm-plan .cpu { fill: #ddf4ff; stroke: #0969da }
+.dgm-plan .idle { fill: #ffebe9; stroke: #cf222e; stroke-width: 2 }
+.dgm-plan .red { stroke: #cf222e; stroke-width: 2 }
+.dgm-plan .chip { fill: #0969da }
+.dgm-plan .client { fill: #8250df }
+.dgm-plan .on { fill: #ffffff; font-weight: bold; font-size: 11px }
+@media (prefers-color-scheme: dark) {
+.dgm-plan text { fill: #e6edf3 }
+.dgm-plan .small { fill: #9198a1 }
+.dgm-plan .bad, .dgm-plan .warning { fill: #ff7b72 }
+.dgm-plan .page { fill: #0d1117 }
+.dgm-plan .node { fill: #161b22; stroke: #6e7681 }
+.dgm-plan .domain { stroke: #6e7681 }
+.dgm-plan .gpu { fill: #12361f; stroke: #3fb950 }
+.dgm-plan .worker { fill: #0d1117; stroke: #3fb950 }
+.dgm-plan .cpu { fill: #0c2d4d; stroke: #4493f8 }
+.dgm-plan .idle { fill: #4a1418; stroke: #ff7b72 }
+.dgm-plan .red { stroke: #ff7b72 }
+.dgm-plan .chip { fill: #1f6feb }
+.dgm-plan .client { fill: #8957e5 }
+.dgm-plan .on { fill: #ffffff }
+}
+"""
+
+
+def svg(plan: PlanData, *, warnings: bool = True) -> str:
+    """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
+
+    The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
+    setting (light or dark).
+    """
+    nodes = Nodes(plan)
+    roles = {host.host: nodes.roles(host) for host in plan.hosts}
+    alarms = _alarms(nodes)
+    red = {h.host for h in plan.hosts if alarms[h.host] or nodes.idle(h) or nodes.busy(h)}
+    drawn = sorted(plan.hosts, key=lambda host: (not roles[host.host], host.host not in red))[:MOST_NODES]
+    drawn = [host for host in plan.hosts if host in drawn]
+    contents = [_content(nodes, host) for host in drawn]
+    width = max([LEAST_NODE, *(content.width for content in contents)]) + 2 * PAD
+    limit = MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2
+    boxes = [
+        _node(host, roles[host.host], alarms[host.host], host.host in red, content, width)
+        for host, content in zip(drawn, contents, strict=True)
+    ]
+    rows = flow(boxes, limit, PAD)
+    inner = max(rows.width, LEAST_PAGE)
+    texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
+    page = stack(
+        [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
+    )
+    size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
+    title = escape(printable(_title_of(plan)))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="dgm-plan" viewBox="0 0 {size_x} {size_y}" width="{size_x}" '
+            f'height="{size_y}" role="img" aria-label="{title}">',
+            f"<title>{title}</title>",
+            f"<style>{STYLE}</style>",
+            rectangle("page", size_x, size_y),
+            at(PAD, PAD, page),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _alarms(nodes: Nodes) -> dict[str, list[str]]:
+    """By host, the problems of the node as a whole."""
+    plan = nodes.plan
+    reserved = _reserved(plan)
+    alarms: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        alarms[host.host] = found = []
+        starting = {worker.rank for worker in nodes.workers[host.host]}
+        if idle := sorted({*host.ranks} - reserved - starting):
+            found.append(f"no worker: {ranks_text(idle)}")
+        numbers = [n for n, warning in enumerate(plan.warnings, start=1) if host.host in warning.hosts]
+        if numbers:
+            found.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
+    return alarms
+
+
+def _reserved(plan: PlanData) -> set[int]:
+    """The ranks that take no workers."""
+    return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
+
+
+def _title_of(plan: PlanData) -> str:
+    return (
+        f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
+        f"{counted(len(plan.warnings), 'warning')}"
+    )
+
+
+def _head(nodes: Nodes, width: int) -> Part:
+    plan = nodes.plan
+    idle = sum(len(nodes.idle(host)) for host in plan.hosts)
+    red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
+    red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
+    lines = [text(0, 16, plan.summary, "top", limit=width), text(0, 36, plan.roles, limit=width)]
+    if red:
+        lines.append(text(0, 54, ", ".join(red), "bad", limit=width))
+    return Part("".join(lines), width, 60 if red else 42)
+
+
+def _more(hosts: Sequence[HostPlan], width: int) -> list[Part]:
+    """The nodes that are not drawn."""
+    if not hosts:
+        return []
+    words = f"{counted(len(hosts), 'more node')}: {fold_names(host.host for host in hosts)}"
+    return [paragraph([words], width, "head")]
+
+
+def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
+    if not warnings:
+        return []
+    lines = [f"{number}. {warning}" for number, warning in enumerate(warnings[:MOST_WARNINGS], start=1)]
+    if len(warnings) > MOST_WARNINGS:
+        lines.append(f"{len(warnings) - MOST_WARNINGS} more warnings; the table has them all")
+    return [
+        Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE),
+        paragraph(lines, width, "warning"),
+    ]
+
+
+def _node(
+    host: HostPlan, roles: Sequence[str], alarms: Sequence[str], red: bool, content: Part, width: int
+) -> Part:
+    chips, right = [], width - PAD
+    for role in reversed(roles):
+        length = int(extent(len(role), "on")) + 16
+        right -= length
+        chip = rectangle("chip client" if role == "client" else "chip", length, 20, radius=10)
+        chip += text(length // 2, 14, role, "on", anchor="middle")
+        chips.append(at(right, 8, Part(chip, length, 20)))
+        right -= 6
+    top = 52
+    below = top + content.height + (GAP if content.height else 0)
+    problems = [
+        text(PAD, below + LINE * number, alarm, "bad", limit=width - 2 * PAD)
+        for number, alarm in enumerate(alarms, start=1)
+    ]
+    height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
+    memory = short(host.memory) if host.memory else "memory unknown"
+    subtitle = f"{ranks_text(host.ranks)} · {memory}, {counted(len(host.gpus), 'GPU')}"
+    markup = [
+        rectangle("node red" if red else "node", width, height),
+        text(PAD, 23, host.host, "head", limit=right - PAD),
+        text(PAD, 42, subtitle, "small", limit=width - 2 * PAD),
+        *chips,
+        at(PAD, top, content),
+        *problems,
+    ]
+    return titled(f"{host.host}: {subtitle}", Part("".join(markup), width, height))
+
+
+def _content(nodes: Nodes, host: HostPlan) -> Part:
+    """The GPUs of a node with their workers, then its workers on CPUs."""
+    workers = nodes.workers[host.host]
+    of_gpu = {device: worker for worker in workers for device in worker.devices}
+    tall = any(gpu.processes for gpu in host.gpus)
+    domains = [
+        _domain([(place, gpu, of_gpu.get(gpu.uuid)) for place, gpu in places], tall)
+        for places in grouped(enumerate(host.gpus), lambda each: each[1].cpus)
+    ]
+    on_cpus = [worker for worker in workers if worker.gpu_index is None]
+    boxes = [
+        titled(_all_of(_label(worker), worker), _worker(_label(worker), worker, GPU_WIDTH))
+        for worker in on_cpus[:MOST_CPU_WORKERS]
+    ]
+    parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
+    parts += [flow(boxes, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if boxes else []
+    lines = []
+    if (more := len(on_cpus) - len(boxes)) > 0:
+        lines.append(counted(more, "more CPU worker"))
+    if {*host.ranks} <= _reserved(nodes.plan):
+        lines.append("no workers: ranks reserved for scheduler and client")
+    return stack([*parts, *(Part(text(0, 14, line, "small"), 0, LINE) for line in lines)])
+
+
+def _domain(gpus: Sequence[tuple[int, Gpu, WorkerPlan | None]], tall: bool) -> Part:
+    """The GPUs near the same cores, which is a NUMA domain; each with its place on the host, and its worker."""
+    part = flow(
+        (_gpu(place, gpu, worker, tall) for place, gpu, worker in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP
+    )
+    if not (cores := fold_numbers(gpus[0][1].cpus)):
+        return part
+    width, height = part.width + 2 * GAP, part.height + 20 + GAP
+    label = text(GAP, 14, f"NUMA domain: cores {cores}", "small", limit=width - 2 * GAP)
+    return Part(rectangle("domain", width, height) + label + at(GAP, 20, part), width, height)
+
+
+def _gpu(place: int, gpu: Gpu, worker: WorkerPlan | None, tall: bool) -> Part:
+    in_use = ""
+    if gpu.processes:
+        in_use = "in use by others" if gpu.busy is None else f"{short(gpu.busy)} used by others"
+    kind = "gpu idle" if worker is None else "gpu red" if in_use else "gpu"
+    label = f"GPU {place}" + (f" MIG {gpu.slice}" if gpu.slice >= 0 else "")
+    memory = short(gpu.memory) if gpu.memory else ""
+    inside = GPU_WIDTH - 2 * GAP
+    top = 40 + (LINE if tall else 0)
+    height = top + WORKER_HEIGHT + GAP
+    markup = [
+        rectangle(kind, GPU_WIDTH, height),
+        text(GAP, 16, label, "head", limit=inside - extent(len(memory), "small") - GAP),
+        text(GPU_WIDTH - GAP, 16, memory, "small", anchor="end"),
+        text(GAP, 32, gpu.name, "small", limit=inside),
+        text(GAP, 32 + LINE, in_use, "bad", limit=inside),
+    ]
+    about = [f"{label}: {gpu.name}", memory, f"{gpu.uuid}, NVML index {gpu.index}", in_use]
+    if worker is None:
+        markup.append(text(GAP, top + WORKER_HEIGHT // 2, "no worker", "bad"))
+        about.append("no worker")
+    else:
+        name = _label(worker)
+        if len(worker.devices) > 1:
+            name = f"{worker.name}, device {worker.devices.index(gpu.uuid)}"
+        markup.append(at(GAP, top, _worker(name, worker, inside)))
+        about.append(_all_of(name, worker))
+    return titled("; ".join(filter(None, about)), Part("".join(markup), GPU_WIDTH, height))
+
+
+def _label(worker: WorkerPlan) -> str:
+    return f"worker {worker.name}"
+
+
+def _lines(worker: WorkerPlan) -> tuple[str, str, str]:
+    """Threads, memory and cores of a worker."""
+    cores = cores_of(worker) if worker.cpus else ""
+    memory = short(worker.memory_limit) if worker.memory_limit else "unlimited"
+    return counted(worker.nthreads, "thread"), memory, f"cores {cores}" if cores else ""
+
+
+def _all_of(label: str, worker: WorkerPlan) -> str:
+    """All about a worker, for a reader who points at it."""
+    return ", ".join(filter(None, (label, *_lines(worker))))
+
+
+def _worker(label: str, worker: WorkerPlan, width: int) -> Part:
+    inside = width - 2 * GAP
+    threads, memory, cores = _lines(worker)
+    markup = [
+        rectangle("worker" if worker.kind == "gpu" else "worker cpu", width, WORKER_HEIGHT, radius=4),
+        text(GAP, 16, label, "head", limit=inside),
+        text(GAP, 31, f"{threads} · {memory}", "small", limit=inside),
+        text(GAP, 46, cores, "small", limit=inside),
+    ]
+    return Part("".join(markup), width, WORKER_HEIGHT)

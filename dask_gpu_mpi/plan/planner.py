@@ -11,9 +11,8 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
 from dask_gpu_mpi.plan.model import Role
-from dask_gpu_mpi.plan.workers import Host, group_by_host, plan_workers
+from dask_gpu_mpi.plan.workers import Host, divide_gpus, group_by_host, plan_workers, scheduler_gpu
 
 
 def make_plan(
@@ -30,7 +29,7 @@ def make_plan(
     Raises PlacementError if ranks see partly the same GPUs, or can't take a worker; or if the GPUs do not make full groups of
     `gpus_per_worker`, or are in use against `require_idle_gpus`. WorldTooSmallException: fewer ranks than the layout needs.
 
-    >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
+    >>> from dask_gpu_mpi.machine.inventory import hypothetical_job
     >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
     >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
     [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]
@@ -46,13 +45,20 @@ def make_plan(
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
     unseen = [] if options.worker_kind == "cpu" else unseen_gpus(hosts)
-    warnings += [*unseen, *gpus_without_worker(hosts)]
+    warnings += [*unseen, *gpus_of_others(hosts), *gpus_without_worker(hosts)]
     if on_gpus:
         refuse_machine_with_two_names(hosts)
         for host in hosts:
             host.share = divide_gpus(host.plan.host, host.working, host.plan.gpus, options.gpus_per_worker)
         warnings += ranks_without_gpu(hosts, {name for one in unseen for name in one.hosts})
         warnings += gpus_in_use(hosts, refuse=options.require_idle_gpus)
+    elif options.default_workers == "gpu":
+        warnings.append(
+            Problem(
+                "default_workers=gpu has no effect: none of the ranks that take workers sees a GPU, so tasks run on all workers",
+                fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or leave --default-workers out",
+            )
+        )
     workers, of_workers = plan_workers(hosts, options, on_gpus)
 
     names = {rank: host.plan.host for host in hosts for rank in host.plan.ranks}
@@ -79,13 +85,15 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
         return False
     if any(rank.gpus for rank in working):
         return True
-    if options.worker_kind == "gpu":
+    if options.worker_kind == "gpu" or options.require_idle_gpus:
+        wanted = "GPU workers are asked for" if options.worker_kind == "gpu" else "idle GPUs are required"
+        others = ", or --no-require-idle-gpus" if options.worker_kind != "gpu" else ""
         names = fold_names(host.plan.host for host in hosts if host.working)
         raise PlacementError(
-            "GPU workers are asked for, but none of the ranks that take workers sees a GPU "
+            f"{wanted}, but none of the ranks that take workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names})",
             fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or take CPU workers with worker_class "
-            "(--worker-class distributed.Nanny)",
+            f"(--worker-class distributed.Nanny){others}",
         )
     return False
 
@@ -182,6 +190,21 @@ def unseen_gpus(hosts: Sequence[Host]) -> list[Problem]:
             hosts=tuple(names),
         )
         for promise, names in alike.items()
+    ]
+
+
+def gpus_of_others(hosts: Sequence[Host]) -> list[Problem]:
+    """Hosts on which the job sees more GPUs than it has."""
+    return [
+        Problem(
+            f"{len(host.plan.gpus)} GPUs are visible on {host.plan.host}, although {host.plan.promise.source}: "
+            "other jobs may use them",
+            fix=f"request whole nodes, or set {VISIBLE_DEVICES} to the GPUs of this job",
+            what="GPUs of other jobs",
+            hosts=(host.plan.host,),
+        )
+        for host in hosts
+        if 0 < host.plan.promise.count < len(host.plan.gpus)
     ]
 
 

@@ -1,6 +1,6 @@
 """Batch systems: what `launch`, `jobscript` and the ranks need of each, and the one in which this process runs.
 
-Each system is a module of this package with one subclass of `BatchSystem`. docs/add-a-batch-system.md adds one.
+Each system is a module of this package with one subclass of `BatchSystem`. contributing/add-a-batch-system.md adds one.
 """
 
 from __future__ import annotations
@@ -148,11 +148,15 @@ class JobRequest:
     #: The walltime.
     seconds: int
     ranks_per_node: int = 1
+    #: All GPUs of a job whose nodes the batch system chooses; it is then planned as one node. None: `nodes` are alike.
+    gpus: int | None = None
     #: The type of the GPUs, in the words of the site; empty: any.
     gpu_type: str = ""
     #: Cores, and bytes of memory; None: those of the template.
     cpus_per_node: int | None = None
     memory_per_node: int | None = None
+    #: Cores for each GPU, if it is known.
+    cpus_per_gpu: int | None = None
     #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
     shared: bool = False
     #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
@@ -193,8 +197,9 @@ class BatchSystem:
     job_variable = ""
     #: Its variable of the host on which the job was submitted; empty: none.
     login_variable = ""
-    #: Its variable of the number of GPUs that the job has on this node; empty: none.
+    #: Its variable of the number of GPUs that the job has on this node; empty: none. Whether each job on GPUs has it.
     gpus_variable = ""
+    always_tells_gpus = False
     #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
@@ -277,6 +282,8 @@ class BatchSystem:
     alike: tuple[frozenset[str], ...] = ()
     #: Whether a job may name a type of GPU.
     has_types = False
+    #: Whether a job may request GPUs without a number of nodes.
+    chooses_nodes = False
     #: The names in `jobscript` of its short options.
     short: Mapping[str, str] = {}
 
@@ -297,12 +304,12 @@ class BatchSystem:
         return {}
 
     def option_name(self, directive: str) -> str:
-        """The name of an option in a directive; with PBS's ``-l`` also the name of the resource.
+        """The name of an option in a directive; with PBS's ``-l`` and ``-W`` also the name after it.
 
         >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-l select=2:ncpus=8", "-q gpu")]
         ['--mem', '--requeue', '-l select', '-q']
         """
-        found = re.match(r"-l\s+\w+|[^\s=]+", directive)
+        found = re.match(r"-[lW]\s+\w+|[^\s=]+", directive)
         return " ".join(found[0].split()) if found else directive
 
     def replaced(self, directive: str) -> frozenset[str]:
@@ -452,17 +459,27 @@ def login_host(environ: Mapping[str, str]) -> str | None:
     return next(filter(None, names), "") if jobs else None
 
 
+def batch_job(environ: Mapping[str, str]) -> str:
+    """The batch system and the job's number; empty: this is not a job.
+
+    >>> batch_job({"SLURM_JOB_ID": "7"}), batch_job({})
+    ('Slurm job 7', '')
+    """
+    jobs = [(system.title, environ.get(system.job_variable)) for system in systems_of(environ)]
+    return ", ".join(f"{title} job {number}" for title, number in jobs if number)
+
+
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
     """The nodes of the batch job from its environment; empty: unknown."""
     environ = os.environ if environ is None else environ
     return next(filter(None, (system.hosts(environ) for system in systems_of(environ))), "")
 
 
-def gpus_on_node(environ: Mapping[str, str]) -> int:
-    """GPUs that the batch system has allocated on this node; 0: unknown.
+def gpus_on_node(environ: Mapping[str, str]) -> tuple[int, str]:
+    """GPUs that the batch system has allocated on this node, and the variable with their number; 0: unknown.
 
     >>> gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}), gpus_on_node({})
-    (4, 0)
+    ((4, 'SLURM_GPUS_ON_NODE'), (0, ''))
     """
     return _count(environ, [system.gpus_variable for system in systems_of(environ)])
 
@@ -473,12 +490,12 @@ def cpus_on_node(environ: Mapping[str, str]) -> int:
     >>> cpus_on_node({"SLURM_CPUS_ON_NODE": "16"}), cpus_on_node({})
     (16, 0)
     """
-    return _count(environ, [system.cpus_variable for system in systems_of(environ)])
+    return _count(environ, [system.cpus_variable for system in systems_of(environ)])[0]
 
 
-def _count(environ: Mapping[str, str], names: Sequence[str]) -> int:
-    counts = (environ.get(name, "") for name in names)
-    return next((int(count) for count in counts if re.fullmatch(r"[0-9]{1,9}", count)), 0)
+def _count(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int, str]:
+    counts = ((environ.get(name, ""), name) for name in names)
+    return next(((int(count), name) for count, name in counts if re.fullmatch(r"[0-9]{1,9}", count)), (0, ""))
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:

@@ -7,6 +7,7 @@ processes of its node, and the variables of MPI, of Dask and of this package.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from dask_gpu_mpi.sites.batch import SYSTEMS, Ask
 from dask_gpu_mpi.sites.launchers import Launcher, in_batch_script
 
 #: Endings of image files, by which a file that does not exist is recognised.
-_FILES = (".sif", ".sqsh", ".squashfs", ".img")
+_FILES = (".sif", ".sqsh", ".squashfs", ".img", ".toml")
 #: Separators in the mounts of the runtimes, which a path must not contain.
 _SEPARATORS = ",:;"
 #: Variables for a rank, in addition to those of its launcher and batch system.
@@ -82,6 +83,8 @@ class Runtime:
 
     def runs(self, image: str) -> bool:
         """Whether it runs images of this kind."""
+        if image.startswith("-") or image.endswith(".toml"):  # `Options`
+            return False
         if _is_file(image):
             return image.endswith(self.files)
         protocol, separator, _ = image.partition("://")
@@ -147,7 +150,8 @@ class Pyxis(Runtime):
 
     def alone(self, container: Container, environ: Mapping[str, str]) -> list[str]:
         overlap = [] if in_batch_script(environ) else ["--overlap"]  # the shell may be a step
-        return ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *overlap, *self.launcher_options(container)]
+        start = ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", *overlap, *self.launcher_options(container)]
+        return [*start, *self.command(container, environ)]
 
 
 class PodmanHpc(Runtime):
@@ -223,10 +227,40 @@ class Singularity(Apptainer):
     name = "singularity"
 
 
+class Options(Pyxis):
+    """Options of srun that choose an image, such as ``--environment=x.toml`` of CSCS (docs.cscs.ch, "Container Engine").
+
+    They, or their file, have the mounts as well. The working directory must be among these.
+    """
+
+    name = "srun"
+    mounts_folders = False
+
+    def missing(self, path: str, launcher: str, ask: Ask) -> str:
+        return "" if launcher == self.launcher else "the ranks are not started by srun"
+
+    def runs(self, image: str) -> bool:
+        return image.startswith("--") or image.endswith(".toml")
+
+    def spelled(self, image: str) -> str:
+        return image if image.startswith("--") else f"--environment={os.path.abspath(image)}"
+
+    def launcher_options(self, container: Container) -> list[str]:
+        if container.mounts:
+            raise LauncherError(
+                "launch: --container-mount: can't be combined with options of srun that choose the image",
+                fix="mount it in the file of the image, or by an option",
+            )
+        return shlex.split(container.image)
+
+    def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
+        return ["env", f"--chdir={container.cwd}"]
+
+
 #: In the order of choice, for images that several can run. Pyxis is part of the site's batch system. podman-hpc comes before
 #: Shifter: NERSC has both, and Shifter's images must be pulled before the job. Apptainer comes last, since it converts images of
 #: a registry on each node.
-RUNTIMES: tuple[Runtime, ...] = (Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
+RUNTIMES: tuple[Runtime, ...] = (Options(), Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
 
 
 def choose_container(

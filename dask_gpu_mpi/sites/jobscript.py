@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from dataclasses import replace
 from importlib import resources
 
 from dask_gpu_mpi.base.text import counted
@@ -57,12 +58,16 @@ def render(job: JobRequest) -> str:
             expected=f"one of {', '.join(system.words)}",
             fix=f"leave it out, or --directive with an option of {system.submit[0]}",
         )
-    if job.gpu_type and not system.has_types:
+    if job.gpus and not system.chooses_nodes:
+        raise InputError(f"--gpus: {system.title} has no such request", fix="--nodes and --gpus-per-node")
+    filled = tuple(_filled(text, job) for text in job.directives)
+    if job.gpu_type and not system.has_types and "{gpu-type}" not in "".join(job.directives):
         raise InputError(
             f"--gpus-per-node {job.gpu_type}:{job.gpus_per_node}: {system.title} has no type there",
             expected="a number",
-            fix="--directive in the site's words, such as '-l select=2:ncpus=64:ngpus=4:gpu_type=a100' of PBS",
+            fix="--directive in the site's words, such as '-l select={nodes}:ngpus={gpus}:gpu_type={gpu-type}' of PBS",
         )
+    job = replace(job, directives=filled)
     lines = template(system.templates[launcher]).splitlines()
     words = {system.words[name]: text for name, text in job.words.items()}
     for beginning, value in (system.directives(job) | words).items():
@@ -84,17 +89,42 @@ def render(job: JobRequest) -> str:
             f"module load {_words(job.modules)} || exit 2",
         ]
     each = f"{counted(job.gpus_per_node, 'GPU')} and {counted(job.ranks_per_node, 'rank')}"
-    shape = f"{counted(job.nodes, 'node')}, {each} on each"
+    shape = f"{counted(job.gpus, 'GPU')}" if job.gpus else f"{counted(job.nodes, 'node')}, {each} on each"
     # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
+
+
+def _filled(directive: str, job: JobRequest) -> str:
+    """A directive with the numbers of this job: ``--gpus={all-gpus}``; InputError if one of them is not known."""
+    numbers = {
+        "nodes": None if job.gpus else job.nodes,
+        "ranks": job.ranks_per_node,
+        "cpus": job.cpus_per_node or job.cpus_per_gpu,
+        "memory": job.mebibytes and f"{job.mebibytes}mb",
+        "gpus": None if job.gpus else job.gpus_per_node,
+        "all-gpus": job.nodes * job.gpus_per_node,
+        "gpu-type": job.gpu_type,
+    }
+
+    def number(found: re.Match[str]) -> str:
+        if (name := found[1]) not in numbers or numbers[name] in (None, ""):
+            raise InputError(
+                f"--directive {directive}: {{{name}}} is not known for this job",
+                expected=f"one of {', '.join(numbers)}",
+                fix="add the option with that number, such as --nodes, or write the number itself",
+            )
+        return str(numbers[name])
+
+    return re.sub(r"(?<!\{)\{([a-z-]+)\}(?!\})", number, directive)  # {{id}} is Flux's
 
 
 def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, str]:
     """The settings of this job by name, without the prefix of their variables."""
     settings = {"SETUP": job.setup}
     # a batch system that reports the number of GPUs does so even if the user changes it at submission
-    if job.gpus_per_node and not system.gpus_variable:
+    told = system.always_tells_gpus and "--gpus-per-node=" not in job.directives
+    if job.gpus_per_node and not job.gpus and not told:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
     if launcher not in system.default_launchers:
         settings["LAUNCHER"] = launcher

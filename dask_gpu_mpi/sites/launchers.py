@@ -445,6 +445,17 @@ class Srun(Launcher):
         return ""
 
 
+class Foreign(Launcher):
+    """A command that starts the ranks of the job by itself, such as TACC's ibrun. Its ranks have the MPI library's variables."""
+
+    name = "the command of --launcher-command"
+    scrubbed = f"MPI_LOCALRANKID OMPI_COMM_WORLD_RANK {PMI} {PMIX}"
+    kind = "command"
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        return []
+
+
 class Pmi(Launcher):
     """Any other launcher with PMI, which many use."""
 
@@ -457,7 +468,7 @@ class Pmi(Launcher):
     sure = False
 
 
-LOCAL, OPEN_MPI, HYDRA, INTEL, PALS = Local(), OpenMpi(), Hydra(), Intel(), Pals()
+LOCAL, OPEN_MPI, HYDRA, INTEL, PALS, FOREIGN = Local(), OpenMpi(), Hydra(), Intel(), Pals(), Foreign()
 #: Innermost first: an mpirun runs inside the step of a batch job, never the other way round. Ranks of `launch` itself have no
 #: variables of a launcher around it, but the script may start another launcher, and its ranks have those of the script's rank.
 LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), LOCAL, Pmi())

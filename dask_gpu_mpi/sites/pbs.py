@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.sites.batch import (
     Allocation,
     Ask,
@@ -25,9 +28,22 @@ TEMPLATE_CPUS = 64
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
+_OURS = re.compile("DGM_|DASK_")
+#: Starts a command on another node by PBS, with the command line of ssh; the variables by which an mpirun uses it, by its kind.
+TMRSH = Path(__file__).with_name("tmrsh")
+_AGENTS = {
+    "openmpi": ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+    "hydra": ("HYDRA_LAUNCHER_EXEC",),
+    "intel": ("I_MPI_HYDRA_BOOTSTRAP_EXEC",),
+}
 _NODES = "PBS_NODEFILE"
 _SCRIPT = "pbs.pbs"
-_KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("Account_Name", "-A{1}"))
+_KEPT = {
+    **{f"Resource_List.{name}": f"-l{name}=" for name in ("place", "select", "walltime", "filesystems")},
+    "Account_Name": "-A",
+    "Job_Name": "-N",
+    "Join_Path": "-j",
+}
 
 
 class Pbs(BatchSystem):
@@ -36,13 +52,17 @@ class Pbs(BatchSystem):
     title = "PBS"
     job_variable = "PBS_JOBID"
     login_variable = "PBS_O_HOST"
+    # of the job on each node, by `launch`: NCPUS is the number of the first chunk, even if the job has the whole node
+    cpus_variable = "DGM_PBS_CPUS"
+    gpus_variable = "DGM_PBS_GPUS"
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({"PBS_JOBID"})
 
     prefix = "#PBS "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
-    default_launchers = ("pals",)
+    default_launchers = ("mpirun", "pals")
     submit = ("qsub",)
+    chooses_nodes = True
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
     times = ("S", "M:S")
     words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
@@ -66,28 +86,44 @@ class Pbs(BatchSystem):
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
         if not (job := environ.get(self.job_variable)):
             return None
-        try:
-            found = json.loads(ask(["qstat", "-f", "-F", "json", job]) or "{}")
-            (described,) = found["Jobs"].values()
-            limit = self.seconds(str(described["Resource_List"]["walltime"]))
-            used = self.seconds(str(described.get("resources_used", {}).get("walltime", "0")))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        described = described_by(ask(["qstat", "-f", job]))
+        if (limit := self.seconds(described.get("Resource_List.walltime", ""))) is None:
             return None
-        return None if limit is None else now() + limit - (used or 0)
+        # the time that is used may be two minutes behind
+        with contextlib.suppress(ValueError, OverflowError):
+            return time.mktime(time.strptime(described.get("stime", ""))) + limit
+        return now() + limit - (self.seconds(described.get("resources_used.walltime", "")) or 0)
 
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
     ) -> dict[str, str | None]:
-        changes: dict[str, str | None] = {}
+        changes: dict[str, str | None] = {self.cpus_variable: None, self.gpus_variable: None}
         if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS sets all cores, for each worker
             changes["OMP_NUM_THREADS"] = None
         # UUIDs of this node; empty: the job has no GPU
         if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
             changes["CUDA_VISIBLE_DEVICES"] = None
+        if launcher == "openmpi" and allocation.nodes == 1 and "PRTE_MCA_ras" not in environ:
+            changes["PRTE_MCA_ras"] = (
+                "^pbs"  # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
+            )
+        path = environ.get("PATH", os.defpath)
+        if (
+            allocation.nodes > 1
+            and not shutil.which("ssh", path=path)
+            and shutil.which("pbs_tmrsh", path=path)
+        ):
+            changes |= {name: str(TMRSH) for name in _AGENTS.get(launcher, ()) if name not in environ}
+        described = described_by(ask(["qstat", "-fw", environ.get(self.job_variable, "")]))
+        if described and "excl" not in described.get("Resource_List.place", ""):
+            # other jobs may share the nodes, and without the cgroup hook nothing keeps this one to its part
+            for variable, resource in ((self.cpus_variable, "ncpus"), (self.gpus_variable, "ngpus")):
+                if part := least_of_a_host(described.get("exec_vnode", ""), resource):
+                    changes[variable] = str(part)
         return changes
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
-        """Submit a new job like this one."""
+        """Submit a new job like this one; of an array, this task alone."""
         count = number(environ, COUNT) or 0
         if not job.may_restart(count):
             return None
@@ -96,36 +132,67 @@ class Pbs(BatchSystem):
             say("launch: not requeued: the job script was not found. Fix: submit it again")
             return None
         after = {**environ, COUNT: str(count + 1)}
-        kept = resources(job.run(["qstat", "-fw", job.allocation.job], environ).stdout)
-        names = ",".join(sorted(key for key in after if key.startswith(("DGM_", "DASK_"))))
+        described = job.run(["qstat", "-fw", job.allocation.job], environ).stdout
+        kept = resources(described, count + 1)
+        if (task := number(environ, "PBS_ARRAY_INDEX")) is not None:
+            # without it, the directive of the script would start all tasks again
+            kept += ["-J", f"{task}-{task + 1}:2"]
+        users = re.findall(r"(?:^|(?<!\\),)(\w+)=", described_by(described).get("Variable_List", ""))
+        names = {*(name for name in users if not name.startswith("PBS_")), *filter(_OURS.match, after)}
+        passed = ",".join(sorted(names & after.keys() - {self.cpus_variable, self.gpus_variable}))
         queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
-        job.rerun(["qsub", *queue, *kept, "-v", names, script], after)
+        job.rerun(["qsub", *queue, *kept, "-v", passed, script], after)
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        cpus = job.cpus_per_node
+        named = any(self.option_name(each) == "-l select" for each in job.directives)
+        cpus = job.cpus_per_gpu if job.gpus else job.cpus_per_node
         if cpus is None:
-            cpus = TEMPLATE_CPUS
-            say(f"--cpus-per-node is not set: the job requests {cpus} cores of each node")
-        chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
+            cpus, each = (1, "GPU") if job.gpus else (TEMPLATE_CPUS, "node")
+            if not named:
+                say(f"--cpus-per-{each} is not set: the job requests {counted(cpus, 'core')} of each {each}")
+        # with a number of GPUs alone, a chunk is a GPU
+        chunk = f"{job.gpus or job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
         if job.gpus_per_node:
-            chunk += f":ngpus={job.gpus_per_node}"
+            chunk += f":ngpus={1 if job.gpus else job.gpus_per_node}"
         if job.mebibytes:
             chunk += f":mem={job.mebibytes}mb"
         return {
             "-l select=": chunk,
-            "-l place=": "scatter:shared" if job.shared else "scatter:excl",
+            "-l place=": f"{'free' if job.gpus else 'scatter'}:{'shared' if job.shared else 'excl'}",
             "-l walltime=": job.walltime,
             "-m ": "ae" if "mail_user" in job.words else None,
         }
 
 
-def resources(described: str) -> list[str]:
-    """Options of qsub for a job like this one, from the requests in the output of ``qstat -fw``."""
-    found = []
-    for pattern, option in _KEPT:
-        for match in re.finditer(rf"^ *{pattern} = (.*)$", described, re.MULTILINE):
-            found.append(option.format(match[1], match[match.lastindex or 1].strip()))
+def described_by(text: str) -> dict[str, str]:
+    """The attributes in the output of ``qstat -f``: each is a line, and -w writes long ones on one."""
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(" = ") for line in text.splitlines())
+    }
+
+
+def least_of_a_host(vnodes: str, resource: str) -> int:
+    """The least number of a resource that the job has on one of its hosts; 0: unknown.
+
+    >>> least_of_a_host("(h1:ncpus=2:ngpus=1)+(h1:ncpus=2:ngpus=1)+(h2:ncpus=3)", "ncpus")
+    3
+    """
+    counts: Counter[str] = Counter()
+    for host, rest in re.findall(r"\(([^:()]+?)(?:\[\d+\])?:([^()]*)\)", vnodes):
+        found = re.findall(rf"(?:^|:){resource}=(\d{{1,9}})(?=:|$|\+)", rest)
+        counts[host] += sum(map(int, found))
+    return min(counts.values(), default=0)
+
+
+def resources(text: str, restart: int = 1) -> list[str]:
+    """Options of qsub for a job like this one, from the output of ``qstat -fw``; a log with the user's name gets another."""
+    described = described_by(text)
+    found = [option + described[name] for name, option in _KEPT.items() if name in described]
+    log = described.get("Output_Path", "")
+    if log and not re.search(r"/$|\.o\d+(\.\d+)?$", log) and not os.path.isdir(log.partition(":")[2]):
+        found += ["-o" + re.sub(r"\.restart\d+$", "", log) + f".restart{restart}"]
     return found
 
 

@@ -30,6 +30,7 @@ class Slurm(BatchSystem):
     job_variable = "SLURM_JOB_ID"
     login_variable = "SLURM_SUBMIT_HOST"
     gpus_variable = GPUS_ON_NODE
+    always_tells_gpus = True
     cpus_variable = "SLURM_CPUS_ON_NODE"
     launcher = "srun"
     tells_mpirun = True
@@ -54,6 +55,7 @@ class Slurm(BatchSystem):
     }
     short: Mapping[str, str] = {"-q": "--qos"}
     has_types = True
+    chooses_nodes = True
     alike = tuple(
         frozenset(names.split())
         for names in (
@@ -120,6 +122,12 @@ class Slurm(BatchSystem):
             command = ["env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", _task(environ), "-o", "%e"]
             if end := earliest(ask(command).split()):
                 changes[_JOB_END] = end
+        for part in range(
+            allocation.parts
+        ):  # a part without tasks for each node would have one task, on one of its nodes
+            if (tasks := f"SLURM_NTASKS_HET_GROUP_{part}") not in environ:
+                nodes = number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}") or 1
+                changes[tasks] = str(nodes * allocation.ranks // allocation.nodes)
         on_node = _count(environ, GPUS_ON_NODE) or 0
         per_node = _count(environ, "SLURM_GPUS_PER_NODE")
         if "SLURM_GPUS_PER_TASK" in environ:
@@ -161,14 +169,17 @@ class Slurm(BatchSystem):
         return None if may and job.rerun(again, environ) else 75
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
+        gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node))))
         found: dict[str, str | None] = {
-            "--nodes=": str(job.nodes),
+            "--nodes=": None if job.gpus else str(job.nodes),
             "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": (f"{job.gpu_type}:" if job.gpu_type else "") + f"{job.gpus_per_node}"
-            if job.gpus_per_node
-            else None,
+            "--gpus-per-node=": gpus if job.gpus_per_node and not job.gpus else None,
             "--time=": job.walltime,
         }
+        if job.gpus:
+            # with tasks for each node, Slurm plans only as many nodes as there are tasks
+            each = str(job.cpus_per_gpu) if job.cpus_per_gpu else None
+            found |= {"--gpus=": gpus, "--ntasks-per-node=": None, "--cpus-per-gpu=": each}
         if "mail_user" in job.words:
             found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
         if job.mebibytes:

@@ -158,7 +158,7 @@ def choose_launcher(
     if named and not usable:
         raise LauncherError(
             f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
-            fix=f"the mpirun of {name}",
+            fix=f"the mpirun of {name}; a command that starts all ranks by itself goes with --launcher-command",
         )
     there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
     raise LauncherError(

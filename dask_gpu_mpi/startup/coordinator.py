@@ -31,14 +31,19 @@ from dask_gpu_mpi.machine.inventory import absent_inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import Node, connection_report, peers_by_rank
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
-from dask_gpu_mpi.startup.transport import choose_transport
+from dask_gpu_mpi.startup.transport import (
+    choose_transport,
+    connection_settings,
+    start_delay,
+    start_limit,
+    workers_per_core,
+)
 
 #: Fields of the options that must be the same on all ranks, and the name in messages of one that is not an option itself.
 SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {

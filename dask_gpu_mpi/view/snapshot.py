@@ -241,8 +241,6 @@ class Link:
         self._comm: Any = None
         #: Whether the scheduler is one of ours; None: not known yet.
         self._ours: bool | None = None
-        #: Packed; it is sent once, since that of a large job has a megabyte.
-        self._plan: bytes | None = None
         self._last: Snapshot | None = None
 
     async def sample(self) -> Snapshot:
@@ -259,12 +257,8 @@ class Link:
                 # Another scheduler logs a warning of an unknown operation, so this is sent to it only once.
                 job = None
                 if self._ours is not False:
-                    again = {} if self._plan is None else {"plan": False}
-                    job = await self._ask(FACTS_OPERATION, **again)
+                    job = await self._ask(FACTS_OPERATION)
             self._ours = isinstance(job, dict) and "status" not in job
-            if self._ours and job is not None:
-                self._plan = self._plan or job.get("plan")
-                job["plan"] = self._plan
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
             self.close()  # a late answer would be read as the next one
@@ -287,7 +281,6 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         comm, self._comm = self._comm, None
-        self._plan = None  # another job may have the address later
         if comm is not None:
             comm.abort()
 

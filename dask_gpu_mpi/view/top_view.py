@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dask_gpu_mpi.base.tables import styled, table
-from dask_gpu_mpi.base.text import clock, grouped
+from dask_gpu_mpi.base.text import clock, grouped, styled, table
 from dask_gpu_mpi.view.snapshot import Row, Snapshot
 
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"

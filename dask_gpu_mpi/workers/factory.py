@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,17 +12,17 @@ import dask
 from distributed import Nanny, Worker
 
 from dask_gpu_mpi.base.files import make_folder
-from dask_gpu_mpi.base.streams import environment
+from dask_gpu_mpi.base.streams import environment, leave_deleted_directory
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
-from dask_gpu_mpi.workers.device_memory import device_sizes
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
     accepted_options,
+    device_sizes,
     is_cuda_worker,
     options_for,
     worker_class_for,
@@ -33,8 +31,6 @@ from dask_gpu_mpi.workers.worker_options import (
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
 LOOPBACK = "127.0.0.1"
-#: Seconds for the teardown of a nanny's plugin when the nanny closes.
-TEARDOWN = 5.0
 #: Dask's configuration while a nanny is made. Nannies have no GPU, and would wait for each other in the driver. They would also
 #: measure their event loop (50 wake-ups a second, 1.5 % of a core) and their process (2 a second, 0.1 %). Nothing reads that.
 #: They continue to watch their workers' memory.
@@ -46,8 +42,13 @@ UNMEASURED = {
 }
 
 
+def measured() -> dict[str, Any]:
+    """The configuration for a nanny's worker, which measures what the user has configured."""
+    return {key: dask.config.get(key) for key in UNMEASURED}
+
+
 class WatchedNanny(Nanny):
-    """A nanny that does not measure itself, and records why it closes and which ends were requested.
+    """A nanny that records why it closes and which ends were requested, and starts its worker in any working directory.
 
     Its methods come before those of the user's class, which may leave out ``super()``.
     """
@@ -57,18 +58,15 @@ class WatchedNanny(Nanny):
         self.requested_ends: set[int | None] = set()
         #: Why it closes: the scheduler has closed its worker, or the nanny can't restart it. None: it does not close.
         self.closed_for: str | None = None
-        configured = {key: dask.config.get(key) for key in UNMEASURED}
-        with dask.config.set(UNMEASURED):
-            super().__init__(*args, **options)
-        # Its worker measures what the user has configured. In its process later keys count.
-        config = self.config
-        self.config = config | {key: configured[key] for key in UNMEASURED if key not in config}
-
-    @property
-    def has_lifetime(self) -> bool:
-        """Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then."""
         configured = dask.config.get("distributed.worker.lifetime.duration", None)
-        return bool(self.worker_kwargs.get("lifetime") or configured)
+        #: Whether its worker ends by itself after some time, with exit code 0, and has to be restarted then.
+        self.has_lifetime = bool(options.get("lifetime") or configured)
+        super().__init__(*args, **options)
+
+    async def instantiate(self) -> Any:
+        """Start the worker's process: multiprocessing can't if the working directory was deleted meanwhile."""
+        leave_deleted_directory()
+        return await super().instantiate()
 
     async def close(self, *args: Any, **options: Any) -> Any:
         """Close the worker and the nanny."""
@@ -80,12 +78,6 @@ class WatchedNanny(Nanny):
         """End the worker's process."""
         self.requested_ends.add(self.pid)
         await super().kill(*args, **options)
-
-    async def plugin_remove(self, name: str) -> Any:
-        """Remove a plugin; a nanny closes after the teardown of the user's plugins, which may hang."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TEARDOWN if self.status.name == "closing" else None):
-                return await super().plugin_remove(name)
 
 
 def watched(cls: type) -> type[WatchedNanny]:
@@ -150,7 +142,8 @@ def make_worker(
     if not issubclass(cls, Nanny):
         return cls(start.address, **_merge(ours, given)), []
     ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
-    nanny = watched(cls)(start.address, **_merge(ours, given))
+    with dask.config.set(UNMEASURED if "config" in ours else {}):
+        nanny = watched(cls)(start.address, **_merge(ours, given))
     return nanny, [nanny]
 
 
@@ -183,10 +176,12 @@ def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, A
     elif beside_gpus:
         # a CPU worker must not use the devices of GPU workers
         ours["env"] = {VISIBLE_DEVICES: ""}
+    if "config" in (accepted_options(cls) or ()):  # a class of the user's may not pass it on
+        ours["config"] = measured()
     if plan.kind == "cpu" and cls is Nanny:
         # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
         # other: 32 workers of a node took two seconds.
-        ours["config"] = {"distributed.diagnostics.nvml": False}
+        ours["config"]["distributed.diagnostics.nvml"] = False
         ours["metrics"] = {}
     return ours
 
@@ -245,23 +240,25 @@ def make_cuda_worker(
     variables = options.pop("env", None) or {}
     nannies: list[WatchedNanny] = []
 
-    def nanny(*args: Any, env: Any, plugins: Any, **more: Any) -> WatchedNanny:
+    def nanny(*args: Any, env: Any, plugins: Any, config: Any = None, **more: Any) -> WatchedNanny:
         """Called by CUDAWorker in place of Nanny."""
         env = {**env, **variables, VISIBLE_DEVICES: plan.device}
         own = set(plugins)
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
-                plugin.cores = list(plan.cpus)
+                own ^= {plugin, CPUAffinity(list(plan.cpus))}
             elif isinstance(plugin, CUDFSetup) and not plugin.spill:
                 own.discard(plugin)
-        made = watched(before)(*args, env=env, plugins=own | set(ours), **more)
+        more |= {"env": env, "plugins": own | set(ours), "config": {**configured, **(config or {})}}
+        made = watched(before)(*args, **more)
         nannies.append(made)
         return made
 
     module: Any = importlib.import_module("dask_cuda.cuda_worker")
     before = module.Nanny
+    configured = measured()
     # CUDAWorker sets it in this process, too, where it would make a context
-    with environment({VISIBLE_DEVICES: plan.devices[0]}):
+    with environment({VISIBLE_DEVICES: plan.devices[0]}), dask.config.set(UNMEASURED):
         module.Nanny = nanny
         try:
             worker = cls(**options)

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.nvidia import closing_time
@@ -74,7 +76,6 @@ class Workers:
                     why = f"{type(error).__name__}: {error}"
                     raise self._error(f"worker {plan.name} could not be made", why) from error
                 self._workers.append(_Worker(plan, worker, nannies, self._scratch))
-        kill_at_once()
         await asyncio.gather(*(self._start(worker) for worker in self._workers))
 
     async def _start(self, worker: _Worker) -> None:
@@ -179,6 +180,11 @@ class _Worker:
     def _report_death(self, nanny: Any, pid: int, code: int | None) -> None:
         how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
         output = logs.last_output(self._scratch, pid)[-MOST_OUTPUT:]
+        # Dask's own line has neither
+        say(
+            f"warning: the process of worker {self.plan.name} ended on {socket.gethostname()} ({how}), and its tasks run again. "
+            "Fix: after signal 9 most often smaller chunks or more memory, otherwise its last lines show the cause"
+        )
         # the connection or the scheduler may be gone as well
         with contextlib.suppress(Exception):
             nanny.log_event(DEATHS_TOPIC, {"worker": str(self.plan.name), "how": how, "output": output})
@@ -240,13 +246,3 @@ async def watch_nanny(
 def _process(nanny: Any) -> Any:
     """Dask's object of a nanny's process, which has the exit code even when the nanny no longer has the process."""
     return nanny.process and nanny.process.process
-
-
-def kill_at_once() -> None:
-    """Make nannies send SIGKILL when Dask's send SIGTERM: above the memory limit, and to a worker that has not come up.
-
-    Our workers leave SIGTERM to the rank (`base.signals.ignore_signals`). Dask's have no handler, so SIGTERM ends them too.
-    """
-    from distributed.process import AsyncProcess
-
-    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]

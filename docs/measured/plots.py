@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measured.results import OURS, ROOT, interval, known, load, rates
+from measured.results import OURS, ROOT, load
 
 Data = dict[str, Any]
 #: Colours that differ for all kinds of colour vision (Okabe and Ito); each has one meaning in all plots.
@@ -109,149 +109,6 @@ def draw_phases(pyplot: Any, data: Data) -> Any:
     return figure
 
 
-def ranks() -> Data:
-    """Seconds until ready of jobs of many ranks, and of ranks that only import."""
-    rows = load("scale-real-32-cores")["real"]
-    return {
-        "ranks": [row["ranks"] for row in rows],
-        "ready": [row["ready_s"] for row in rows],
-        "trials": [[run["ready_s"] for run in row["runs"]] for row in rows],
-        "imports": [row["limit_s"] for row in rows],
-    }
-
-
-def say_ranks(data: Data) -> str:
-    """The right ends of the lines in words."""
-    return (
-        f"With {data['ranks'][-1]} ranks on 32 cores a cluster is ready after {data['ready'][-1]:.1f} s, "
-        f"ranks that only import after {data['imports'][-1]:.1f} s."
-    )
-
-
-def draw_ranks(pyplot: Any, data: Data) -> Any:
-    """Two lines, with their names at the right end."""
-    figure, axis = pyplot.subplots(figsize=(8.2, 4.2))
-    counts = data["ranks"]
-    axis.plot(counts, data["ready"], color=BLUE, linewidth=2)
-    for count, trials in zip(counts, data["trials"], strict=True):
-        axis.plot([count] * len(trials), trials, "o", color=BLUE, markersize=5)
-    axis.plot(counts, data["imports"], color=GREY, linewidth=1.2, linestyle="--")
-    axis.text(counts[-1] * 1.03, data["ready"][-1], "cluster ready", color=BLUE, va="center")
-    axis.text(counts[-1] * 1.03, data["imports"][-1], "ranks that only import", color=GREY, va="center")
-    axis.set_xticks(counts, [str(count) for count in counts])
-    axis.set_xlim(8, max(counts) * 1.6)
-    axis.set_ylim(0, 1.15 * max(data["ready"]))
-    axis.set_xlabel("MPI ranks on one node, one CPU worker each")
-    axis.set_ylabel("seconds after the launch")
-    axis.grid(axis="y", color="#e0e0e0")
-    return figure
-
-
-def transfers() -> Data:
-    """GB/s between GPU workers: medians, and the intervals of the means of the trials."""
-
-    def panel(name: str) -> Data:
-        run = load(name)["runs"][0]
-        return {
-            known(way): {"median": run["median_GB_s"][way], "interval": interval(rates(run, way)) or ()}
-            for way in run["seconds"]
-        }
-
-    return {
-        "(x + x.T).sum() of an array of 12.8 GB": panel("transfer-2xH100"),
-        "an array of 12.8 GB from rows to columns": panel("transfer-all-to-all-2xH100"),
-    }
-
-
-def say_transfers(data: Data) -> str:
-    """The medians in words."""
-    sentences = []
-    for title, found in data.items():
-        medians = "; ".join(f"{way}: {figures['median']:.3g}" for way, figures in found.items())
-        sentences.append(f"{title}, GB/s: {medians}.")
-    return " ".join(sentences)
-
-
-def draw_transfers(pyplot: Any, data: Data) -> Any:
-    """Bars from zero, with the interval as a line, one panel for each operation."""
-    heights = [len(panel) for panel in data.values()]
-    figure, axes = pyplot.subplots(2, 1, figsize=(8.2, 3.6), sharex=True, height_ratios=heights)
-    for axis, (title, found) in zip(axes, data.items(), strict=True):
-        for row, (way, figures) in enumerate(found.items()):
-            median, bounds = figures["median"], figures["interval"]
-            axis.barh(row, median, 0.7, color=GREEN if "LocalCUDA" in way else BLUE)
-            text = f"{median:.3g}"
-            if bounds:
-                axis.plot(bounds, [row, row], "|-", color="black", markersize=9)
-                text += f"  (95 % interval {bounds[0]:.3g} to {bounds[1]:.3g})"
-            axis.text(max([median, *bounds]) + 3, row, text, va="center")
-        axis.set_yticks(range(len(found)), list(found))
-        axis.tick_params(left=False)
-        axis.invert_yaxis()
-        axis.set_title(title, loc="left")
-        axis.set_xlim(0, 420)
-    axes[0].tick_params(bottom=False)
-    axes[0].spines["bottom"].set_visible(False)
-    axes[-1].set_xlabel("GB per second")
-    return figure
-
-
-def memory() -> Data:
-    """Memory of a ready cluster of one rank, against its workers."""
-
-    def panel(name: str, counts: Sequence[int], peer: str) -> Data:
-        results = {count: load(name)["results"][f"1x{count}"] for count in counts}
-        return {
-            known(way): [[count, found[way]["pss_total"]] for count, found in results.items()]
-            for way in (OURS, "dask-mpi", peer)
-        }
-
-    return {
-        "CPU workers, 2 cores": panel("startup-openmpi", (1, 2, 4), "LocalCluster"),
-        "GPU workers, 2×H100": panel("startup-2xH100", (1, 2), "LocalCUDACluster"),
-    }
-
-
-def say_memory(data: Data) -> str:
-    """The ends of the lines in words."""
-    sentences = []
-    for title, lines in data.items():
-        ends = ", ".join(f"{way} {line[0][1]:.0f} to {line[-1][1]:.0f}" for way, line in lines.items())
-        workers = next(iter(lines.values()))[-1][0]
-        sentences.append(f"{title}, MiB with one worker and with {workers}: {ends}.")
-    return " ".join(sentences)
-
-
-def draw_memory(pyplot: Any, data: Data) -> Any:
-    """Lines with their names at the right end, one panel for each kind of worker."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(8.2, 4.2), sharey=True)
-    for axis, (title, lines) in zip(axes, data.items(), strict=True):
-        styles = zip(lines.values(), (BLUE, ORANGE, GREEN), ("o", "s", "^"), strict=True)
-        for points, colour, marker in styles:
-            axis.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=2)
-        ends = spread([points[-1][1] for points in lines.values()], 55)
-        for (way, points), place, colour in zip(lines.items(), ends, (BLUE, ORANGE, GREEN), strict=True):
-            workers, size = points[-1]
-            axis.text(workers + 0.15, place, f"{way}: {size:.0f}", color=colour, va="center")
-        axis.set_xticks([workers for workers, _ in points])
-        axis.set_xlim(0.7, 6.9)
-        axis.set_ylim(0, 1350)
-        axis.grid(axis="y", color="#e0e0e0")
-        axis.set_title(title, loc="left")
-        axis.set_xlabel("workers of one rank")
-    axes[0].set_ylabel("memory of all processes, MiB (PSS)")
-    return figure
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Places for labels that are at least so far apart, in the order of the labels."""
-    found = list(places)
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    for lower, upper in itertools.pairwise(order):
-        found[upper] = max(found[upper], found[lower] + gap)
-    return found
-
-
 class Plot(NamedTuple):
     """A picture: its data, the same in words for those who do not see it, and the function that draws it."""
 
@@ -264,11 +121,6 @@ class Plot(NamedTuple):
 #: By the name of the file, docs/images/perf-NAME.svg.
 PLOTS = {
     "startup": Plot("Start-up by phase", phases, say_phases, draw_phases),
-    "ranks": Plot(
-        "Time until a cluster is ready, against the ranks of one node", ranks, say_ranks, draw_ranks
-    ),
-    "transfers": Plot("Transfers between two GPU workers, 2×H100", transfers, say_transfers, draw_transfers),
-    "memory": Plot("Memory of a ready cluster, against its workers", memory, say_memory, draw_memory),
 }
 
 

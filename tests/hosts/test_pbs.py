@@ -6,9 +6,9 @@ OMP_NUM_THREADS are the cores of a chunk, the cgroup hook sets CUDA_VISIBLE_DEVI
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -134,14 +134,11 @@ def test_gpus_of_every_host(pbs: Pbs, visible: str, second: int) -> None:
 
 
 def test_checkpoint_and_the_job_that_goes_on(pbs: Pbs) -> None:
-    limits = {"Resource_List": {"walltime": "01:00:00"}, "resources_used": {"walltime": "00:59:30"}}
-    pbs.commands.answers |= {
-        "qstat -f -F": (json.dumps({"Jobs": {JOB: limits}}), 0),
-        "qstat": (
-            "    Resource_List.select = 2:ncpus=8:mpiprocs=1\n    Resource_List.walltime = 01:00:00\n",
-            0,
-        ),
-    }
+    pbs.commands.answers["qstat"] = (
+        "    Resource_List.select = 2:ncpus=8:mpiprocs=1\n    Resource_List.walltime = 01:00:00\n"
+        f"    resources_used.walltime = 00:57:30\n    stime = {time.ctime(time.time() - 3570)}\n",
+        0,
+    )
     program = """
 import os, sys, time
 from dask_gpu_mpi import current_session
@@ -158,7 +155,7 @@ time.sleep(60)
     assert words[:4] == ["-q", "batch", "-lselect=2:ncpus=8:mpiprocs=1", "-lwalltime=01:00:00"]
     assert words[-1] == str(ROOT / "jobscripts" / "pbs.pbs")
     # PBS has no variable that counts restarts: the new job is told
-    assert {"DGM_PROGRAM", "DGM_RESTART"} <= set(words[5].split(","))
+    assert {"DGM_PROGRAM", "DGM_RESTART"} <= set(words[words.index("-v") + 1].split(","))
     assert row["env"]["DGM_RESTART"] == "1"
     # the job that goes on finds the checkpoint, and is the last
     pbs.run(program, ["h1", "h2"], {"DGM_RESTART": "1"}).check()

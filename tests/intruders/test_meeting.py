@@ -62,7 +62,7 @@ def test_another_key_does_not_open_the_credentials(mpirun: Mpi) -> None:
 
 
 def test_a_key_opens_them_in_the_place_of_one_that_never_comes(mpirun: Mpi) -> None:
-    """As docs/security.md says: rank 0 can't know better."""
+    """As docs/security-audit.md says: rank 0 can't know better."""
     job = mpirun.start(INTRUDER, 3, args=["only key"])
     job.wait_for('"read": ')
     assert facts(job) == {"read": True}

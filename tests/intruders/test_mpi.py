@@ -1,4 +1,4 @@
-"""Who listens where (docs/security.md): nothing of MPI once the cluster is up, and what MPI is open to until then."""
+"""Who listens where (docs/security-audit.md): nothing of MPI once the cluster is up, and what MPI is open to until then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEVERAL = {"openmpi": COLUMNS[1], "mpich": COLUMNS[2]}
 
 
 def documented(column: str) -> dict[str, set[str]]:
-    """Who listens where, by the table of docs/security.md."""
+    """Who listens where, by the table of docs/security-audit.md."""
     text = (ROOT / "docs" / "security.md").read_text().partition("## Who listens where")[2]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]

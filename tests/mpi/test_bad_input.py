@@ -275,11 +275,21 @@ def test_module_that_is_none(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
-def test_syntax_error_is_the_users(mpirun: Mpi) -> None:
-    done = mpirun.run("print('before'\nx = 1 +\n", 2, command=[], timeout=LIMIT).check(1)
+@pytest.mark.parametrize("way", ["mpirun", "launch", "-c"])
+def test_syntax_error_is_the_users(mpirun: Mpi, way: str) -> None:
+    """And found before the cluster is up, which nothing prints."""
+    script = "print('before'\nx = 1 +\n"
+    if way == "-c":
+        done = mpirun.run([*COMMAND, "-c", script], 2, timeout=LIMIT).check(1)
+        assert 'File "<string>", line 1' in done.stderr
+    else:
+        ranks, command = (2, []) if way == "mpirun" else (None, ["launch", "-n", "2"])
+        done = mpirun.run(script, ranks, command=command, timeout=LIMIT).check(1)
+        assert 'script.py", line 1' in done.stderr
     assert "SyntaxError: '(' was never closed" in done.stderr
-    assert 'script.py", line 1' in done.stderr
     assert "dask_gpu_mpi/" not in done.stderr, done.output  # none of our frames
+    assert "Fix: correct the line above" in done.stderr
+    assert "ready after" not in done.stderr
     assert done.stderr.count("SyntaxError") == 1
     assert not done.stdout
     nothing_left(mpirun)

@@ -367,7 +367,7 @@ session = initialize(nthreads=1, worker_class="distributed.Nanny", dashboard=Fal
 with session.client() as client:
     tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), same=session is current_session())
 """
-RUNNING = "initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
+RUNNING = "initialize: the command has started the cluster already; no effect: "
 
 
 def test_initialize_below_the_command(mpirun: Mpi) -> None:

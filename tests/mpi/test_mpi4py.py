@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.mpi.openmpi import NETWORKS
+from dask_gpu_mpi.mpi.library import NETWORKS
 from support.jobs.clusters import foreign_lines
 from support.jobs.mpi import Mpi
 

@@ -75,7 +75,7 @@ def test_a_worker_ends_as_python_does(mpirun: Mpi, tmp_path: Path) -> None:
     assert [file.read_text() for file in tmp_path.glob("kept-*")] == ["a line", "a line"]
 
 
-def test_the_memory_limit_ends_a_worker_at_once(mpirun: Mpi) -> None:
+def test_the_memory_limit_ends_a_worker(mpirun: Mpi) -> None:
     program = """
         import os, time
         from dask_gpu_mpi import initialize

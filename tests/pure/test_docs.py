@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,32 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 def test_the_design_has_every_package_and_modules_that_exist() -> None:
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = (ROOT / "contributing" / "design.md").read_text()
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     named = re.findall(rf"`((?:{'|'.join(packages)})/\w+)`", page)
     assert len(named) > 20
     assert [name for name in named if not (PACKAGE / f"{name}.py").is_file()] == []
     assert set(re.findall(r"^\| `(\w+)` \| \S", page, re.MULTILINE)) == packages
+
+
+def test_the_readme_has_the_measured_figure() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    row = re.search(
+        r"^\| ready, one worker on each of 2 GPUs \| s .*\| \*\*([\d.]+)\*\* \| ([\d.]+) \|",
+        page,
+        re.MULTILINE,
+    )
+    assert row is not None
+    sentence = f"A cluster of two H100 is ready after {row[1]} s, with dask-mpi after {row[2]} s"
+    assert sentence in (ROOT / "README.md").read_text()
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
+    """A placeholder, until there is a public one."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == address
+    for page in ("README.md", "docs/install.md"):
+        assert f"git clone {address}" in (ROOT / page).read_text()
 
 
 # -- blocks of code
@@ -134,9 +155,9 @@ def parse(words: list[str]) -> None:
 
 
 def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
+    from dask_gpu_mpi.machine.inventory import hypothetical_job
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
     plan = make_plan(hypothetical_job(1, 1, 1, "all", 4, 1 << 36), Options()).as_json()
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")

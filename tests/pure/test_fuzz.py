@@ -27,8 +27,7 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import OPTIONS
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.jobscript import render
-from dask_gpu_mpi.workers.device_memory import device_sizes
-from dask_gpu_mpi.workers.worker_options import import_worker_class, read_worker_options
+from dask_gpu_mpi.workers.worker_options import device_sizes, import_worker_class, read_worker_options
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
 from support.mocks.inputs import parse_run, worker_plan
 

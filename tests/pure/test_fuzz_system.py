@@ -21,7 +21,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5
-from dask_gpu_mpi.mpi.openmpi import SETTING
+from dask_gpu_mpi.mpi.library import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment
@@ -203,7 +203,7 @@ QSTAT = "Job Id: 4\n    Resource_List.select = 2:ncpus=64\n    Resource_List.wal
 READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], bool]]] = {
     "CUDA_VISIBLE_DEVICES": (lambda text: parse_visible(text, DEVICES), ("0,GPU-a",), lambda found: True),
     "SLURM_GPUS_ON_NODE": (
-        lambda text: gpus_on_node({"SLURM_GPUS_ON_NODE": text}),
+        lambda text: gpus_on_node({"SLURM_GPUS_ON_NODE": text})[0],
         ("4",),
         lambda found: found >= 0,
     ),

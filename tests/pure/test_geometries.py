@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.inventory import Inventory, hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, names, rank
 
 

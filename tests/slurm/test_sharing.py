@@ -108,6 +108,14 @@ def test_hosts_that_differ(slurm: Slurm) -> None:
         assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-")), rows
 
 
+@pytest.mark.of_mpi("mpich")
+def test_every_node_of_a_heterogeneous_job_has_a_rank(slurm: Slurm) -> None:
+    """The job script's --ntasks-per-node is of the first part only."""
+    job = slurm.run(LOOKS, "--nodes=1", "--mem=1000", ":", "--nodes=2", "--mem=1000", asked=())
+    told = facts(job.wait().check().output)
+    assert sorted({row["host"] for row in told["workers"]}) == ["h1", "h2", "h3"]
+
+
 def test_a_heterogeneous_job(slurm: Slurm, detected_mpi: Mpi) -> None:
     # two parts with other GPUs and another time limit each; the smaller one counts
     tells = "tell(left=current_session().time_left())\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,34 @@ def test_the_distributions_mpi(
     given = {slurm.gpus[host][place].uuid: host for host, places in job.gpus.items() for place in places}
     assert {row["visible"]: row["host"] for row in rows.values()} == given
     assert all(row["identity"] == [] for row in rows.values()), rows
+
+
+def test_the_end_of_the_mpi_of_the_script_itself(tmp_path: Path) -> None:
+    """The other rank does not wait for a message: MPICH 4's MPI_Finalize over UCX has a way of its own in MPI's child."""
+    mpirun = Path("/usr/bin/mpirun.mpich")
+    if not mpirun.exists() or not (LIBRARIES / "libmpich.so.12").exists():
+        pytest.skip("the distribution's mpich is not installed (ci/slurm.sh installs it)")
+    library = tmp_path / "libmpi.so.12"
+    library.symlink_to(LIBRARIES / "libmpich.so.12")
+    program = """
+from mpi4py import MPI
+from dask_gpu_mpi import initialize
+session = initialize(worker_class="distributed.Worker", dashboard=False)
+MPI.Finalize()
+print("closed" if session.closed else "open", session.mpi_library.partition("\\n")[0])
+"""
+    done = subprocess.run(
+        [mpirun, "-n", "2", sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "MPI4PY_MPIABI": "mpich",
+            "MPI4PY_LIBMPI": str(library),
+            "LD_LIBRARY_PATH": str(tmp_path),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("closed MPICH Version:\t4."), done.stdout

@@ -13,6 +13,7 @@ _BUILT = ROOT / "docs" / "_build"
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
+        *(ROOT / "contributing").glob("*.md"),
         ROOT / "benchmarks" / "results" / "README.md",
         ROOT / "tests" / "faults" / "README.md",
         *(page for page in (ROOT / "docs").rglob("*.md") if _BUILT not in page.parents),

@@ -2,7 +2,7 @@
 
 Such names may go with any release: `without` says what happens then. The test of this module looks up every name in what is
 installed, and fails by that name. It reads the package for private names and for assignments to what others own that are not
-here. docs/upstream.md has for each name the public way that is missing.
+here. contributing/upstream.md has for each name the public way that is missing.
 
 >>> [entry.without for entry in TABLE if entry.name == "_run_module_as_main"]
 ['-m MODULE, a folder and a zip file end with an AttributeError']
@@ -65,15 +65,6 @@ TABLE: tuple[PrivateName, ...] = (
         _PYTHON,
         why="processes of multiprocessing are children of the fork server that the agent has forked",
         without="multiprocessing starts a fork server, in which nothing is imported yet",
-        replaced=True,
-    ),
-    *_of(
-        "multiprocessing.spawn",
-        "get_preparation_data",
-        "agent/forkserver",
-        _PYTHON,
-        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
-        without="it does not",
         replaced=True,
     ),
     *_of(
@@ -182,7 +173,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask.config",
         "defaults",
-        "job/child_processes job/dask_client options/dask_config options/resolve",
+        "job/child_processes job/dask_client options/convert options/resolve",
         _DISTRIBUTED.replace("distributed", "dask"),
         why="whether the user has configured a key, or only a package",
         without="the job ends with an AttributeError",
@@ -207,15 +198,6 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
-        "distributed.core",
-        "Server.stream_handlers",
-        "gang/member",
-        _DISTRIBUTED,
-        why="the scheduler tells the workers of a gang that it is over",
-        without="as `Server.handlers`",
-        replaced=True,
-    ),
-    *_of(
         "distributed.nanny",
         "Nanny.process",
         "workers/lifecycle",
@@ -234,36 +216,11 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.nanny",
-        "Nanny.config Nanny.worker_kwargs",
-        "workers/factory",
-        _DISTRIBUTED,
-        why="a worker measures what is configured, although its nanny does not; one with a lifetime may end",
-        without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.process",
-        "AsyncProcess.terminate",
-        "workers/lifecycle",
-        _DISTRIBUTED,
-        why="our workers leave SIGTERM to the rank, so their nannies kill them",
-        without="the start fails, and says so",
-        replaced=True,
-    ),
-    *_of(
-        "distributed.nanny",
         "Nanny.pid",
         "workers/factory workers/lifecycle",
         _DISTRIBUTED,
         why="a worker that dies again and again is removed; the process whose last output is reported",
         without="the start fails, and says so",
-    ),
-    *_of(
-        "distributed.nanny",
-        "Nanny.plugin_remove",
-        "workers/factory",
-        _DISTRIBUTED,
-        why="overridden by a subclass: a plugin whose teardown hangs does not keep a nanny from closing",
-        without="a nanny closes after its plugins, or is killed after the grace",
     ),
     *_of(
         "distributed.worker",
@@ -331,15 +288,6 @@ TABLE: tuple[PrivateName, ...] = (
         _DASK_CUDA,
         why="replaced while a CUDAWorker is made, which takes neither environment nor plugins for its nannies",
         without="the worker is not made, and the job ends with one line that says so",
-        replaced=True,
-    ),
-    *_of(
-        "dask_cuda.plugins",
-        "CPUAffinity.cores",
-        "workers/factory",
-        _DASK_CUDA,
-        why="the cores of the plan, in place of those next to the GPU",
-        without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
         replaced=True,
     ),
     *_of(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +24,6 @@ from dask_gpu_mpi.base.files import (
     read_trusted,
     remove,
     replace,
-    write,
 )
 
 EVE, OWNER = 54321, 54322
@@ -80,7 +76,6 @@ def append(path: Path) -> None:
 
 WRITERS = {
     "append": append,
-    "write": lambda path: write(path, b"text"),
     "replace": lambda path: replace(path, b"text"),
     "remove": remove,
     "make": lambda path: make_folder(path / "below"),
@@ -88,7 +83,7 @@ WRITERS = {
 
 
 @two_users
-@pytest.mark.parametrize("writer", ["append", "replace", "write"])
+@pytest.mark.parametrize("writer", ["append", "replace"])
 def test_link_that_eve_has_planted_for_a_file(world: Path, folder: Path, writer: str) -> None:
     with user(EVE):
         (folder / "log").symlink_to(world / "home" / "precious")
@@ -124,8 +119,6 @@ def test_file_pipe_and_second_name_of_eves(world: Path, folder: Path) -> None:
     for name in ("hers", "pipe"):
         with pytest.raises(OSError, match=r"belongs to another user|No such device|Permission denied"):
             append(folder / name)
-    with pytest.raises(PlantedError, match="belongs to another user"):
-        write(folder / "pipe", b"text")
     with user(0):  # the kernel may not let Eve: fs.protected_hardlinks
         os.link(world / "home" / "precious", folder / "second")
     with pytest.raises(PlantedError, match="second name"):
@@ -218,49 +211,6 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
         replace("/dev/null", b"")
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
     assert path.read_bytes() == b"2"
-
-
-def test_pipes_and_devices_are_written_to(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link"):
-        write(tmp_path / name, b"text")
-        assert os.read(reader, 100) == b"text"
-    os.close(reader)
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    master, terminal = os.openpty()
-    write(os.ttyname(terminal), b"text")
-    assert os.read(master, 100) == b"text"
-    for descriptor in (master, terminal):
-        os.close(descriptor)
-    write("/dev/null", b"text")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-WRITE = "import sys; from dask_gpu_mpi.base.files import write; write(sys.argv[1], b'text')"
-
-
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_own_descriptors(tmp_path: Path, path: str) -> None:
-    """What they lead to may have no path that can be opened, and is written where it is at."""
-
-    def run(stdout: Any) -> bytes:
-        return subprocess.run(
-            [sys.executable, "-c", WRITE, path], check=True, stdout=stdout, timeout=60
-        ).stdout
-
-    assert run(subprocess.PIPE) == b"text"
-    (tmp_path / "log").write_bytes(b"before ")
-    with open(tmp_path / "log", "ab") as file:
-        (tmp_path / "log").rename(tmp_path / "moved")
-        run(file)
-    assert (tmp_path / "moved").read_bytes() == b"before text"
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        run(theirs)
-        assert ours.recv(100) == b"text"
 
 
 def test_removing(tmp_path: Path) -> None:

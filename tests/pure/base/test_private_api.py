@@ -45,7 +45,7 @@ MADE_TO_BE_SET = {
     "request.query", "request.uri",  # tornado
 }  # fmt: skip
 #: It sets bokeh's properties, which are made for that.
-PLOTS = "view/report_figures"
+PLOTS = "view/report_page"
 #: Methods of dicts and lists that change them.
 CHANGING = {"update", "setdefault", "append", "insert", "clear", "remove", "extend"}
 #: What is imported, in a text.
@@ -316,7 +316,7 @@ def test_it_is_found(text: str, found: dict[str, str]) -> None:
 
 def test_each_is_ready_to_be_an_issue() -> None:
     """Each name in a paragraph of the page for the owners, which has no other names than these."""
-    text = (PACKAGE.parent / "docs" / "upstream.md").read_text(encoding="utf-8")
+    text = (PACKAGE.parent / "contributing" / "upstream.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\*\*(.*?)\*\*", text, re.MULTILINE))
     found = {name for line in named for name in re.findall(r"`([^`]+)`", line)}
     assert found == {f"{entry.module}.{entry.name}" for entry in TABLE}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dask_gpu_mpi.base.tables import text_of
+from dask_gpu_mpi.base.text import plain_text
 from dask_gpu_mpi.check.report import Finding, Level, Report, as_data, display, merge
 from dask_gpu_mpi.check.tasks import KernelResult
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -43,7 +43,7 @@ def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
 
 
 def render(report: Report) -> str:
-    return text_of(display(report))
+    return plain_text(display(report))
 
 
 def many_kinds() -> Report:

@@ -167,7 +167,12 @@ def test_the_workers_directory_is_in_their_container(
             ["--nodes=2", "my.py"],
             "No such option '--nodes'. A job runs on all its nodes. Fix: leave it out; jobscript has it",
         ),
-        (["-n", "0", "my.py"], "0 is not in the range"),
+        (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a number of 1 to 1000000\n"),
+        (["-n", "four", "my.py"], "'four' is not a number of 1 to 1000000\n"),
+        (
+            ["--hosts", "none.invalid", "my.py"],
+            "--hosts: 'none.invalid' has no address, and there is no such file",
+        ),
         (
             ["-n", "4", "--ranks-per-node", "2", "my.py"],
             "launch: -n 4 with --ranks-per-node 2 (expected one of them)",
@@ -255,3 +260,38 @@ def test_a_requeued_job_has_the_copies_of_the_same_command_line(
         monkeypatch.setenv(variable, value)
     assert name("a.py").startswith("dgm-stage-42-")
     assert name("a.py") == name("a.py") != name("b.py")
+
+
+def test_command_that_starts_the_ranks_of_the_job(
+    dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TACC's ibrun does: it is used as it is, and never asked for its version, which could start something."""
+    (tmp_path / "ibrun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "ibrun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in (SLURM | {"SLURM_JOB_NUM_NODES": "2"}).items():
+        monkeypatch.setenv(name, value)
+    found = dry("--launcher-command", "ibrun -v", "--launcher-option=-o 2", "--report", "x.json", "my.py")
+    at = found.index(str(tmp_path / "ibrun"))
+    assert found[at + 1 : at + 5] == ["-v", "-o", "2", sys.executable]
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("-n", "2"),
+            "launch: -n with --launcher-command: ibrun starts the ranks that the job has. Fix: leave -n out",
+        ),
+        (("--launcher", "srun"), "--launcher with --launcher-command"),
+        (("--mpi", "pmix"), "--mpi with --launcher-command"),
+        (("--stage", "x.tar"), "--stage with --launcher-command"),
+        ((), "launch: --launcher-command ibrun: not found in PATH. Fix: load its module"),
+    ],
+)
+def test_command_that_starts_the_ranks_has_its_own_number(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--dry-run", "--launcher-command", "ibrun", *arguments, "my.py") == 2
+    assert message in capsys.readouterr().err

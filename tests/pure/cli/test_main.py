@@ -175,7 +175,13 @@ def test_a_job_script_without_the_dashes_before_the_program(capsys: pytest.Captu
 def test_a_word_for_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["top", "--interval", "slow"])
-    assert "'slow' is not a valid float range (expected a number, 0.5 or more)\n" in capsys.readouterr().err
+    assert "'slow' is not a number of 0.5 to 3600\n" in capsys.readouterr().err
+
+
+def test_a_script_for_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--nodes", "1", "analysis.py"])
+    assert "extra argument (analysis.py). Fix: leave the script out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

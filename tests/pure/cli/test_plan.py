@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.picture import svg
+from dask_gpu_mpi.plan.nodes import svg
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import command
 
 SHAPE = [
@@ -54,6 +54,14 @@ def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
     error = plan("--nodes", "1", *arguments, rc=2)
     assert error.startswith("dask_gpu_mpi: error: ")
     assert says in error
+
+
+def test_a_number_of_gpus_without_a_number_of_nodes() -> None:
+    made = json.loads(plan("--gpus", "8", "--gpus-per-node", "5", "--ranks-per-node", "2", "--json"))
+    places = [worker["host"] for worker in made["workers"]]
+    assert (places.count("h1"), places.count("h2"), made["world_size"]) == (5, 3, 4)
+    assert len(json.loads(plan("--gpus", "8", "--json"))["hosts"]) == 1
+    assert "--gpus with --nodes (expected one of them)" in plan("--gpus", "8", "--nodes", "2", rc=2)
 
 
 def test_a_shape_without_nodes() -> None:

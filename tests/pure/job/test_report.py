@@ -73,7 +73,7 @@ def make(scheduler: SlowScheduler, report: Path | None = None) -> Reporter:
         address=scheduler.address, plan=plan(one_host((gpu(0),))), steps={}, transport="", hosts={}
     )
     options = Options(report=None if report is None else str(report))
-    joined: Any = SimpleNamespace(cluster=cluster, options=options, rank=0)
+    joined: Any = SimpleNamespace(cluster=cluster, options=options, rank=0, environ={})
     return Reporter(joined, None, (), started=100.0, ready=101.0)
 
 

@@ -42,6 +42,17 @@ def make_end(member: Any) -> ClientEnd:
     return ClientEnd(member, 0.0, lambda *_: None)
 
 
+def test_no_session(member: Mock) -> None:
+    with pytest.raises(
+        InputError, match=r"this process has no cluster .* Fix: run it by `dask-gpu-mpi launch`"
+    ):
+        module.current_session()
+    assert module.session_of_process() is None
+    session = Session(make_end(member))
+    assert module.current_session() is module.session_of_process() is session
+    session.close()
+
+
 @pytest.mark.parametrize("others_go_on", [True, False])
 def test_the_end_is_told_once(
     others_go_on: bool, member: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

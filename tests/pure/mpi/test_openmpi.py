@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.mpi import openmpi
-from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components
+from dask_gpu_mpi.mpi import library as mpi_library
+from dask_gpu_mpi.mpi.library import closed_to_others, fewer_components
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
@@ -18,8 +18,8 @@ VARIABLE = "OMPI_MCA_btl"
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An Open MPI below `tmp_path`, with a configuration that says nothing."""
     file = tmp_path / "prefix" / "lib" / "libmpi.so.40"
-    monkeypatch.setattr(openmpi, "_library_of", lambda module: file)
-    monkeypatch.setattr(openmpi, "NETWORKS", ())
+    monkeypatch.setattr(mpi_library, "_library_of", lambda module: file)
+    monkeypatch.setattr(mpi_library, "NETWORKS", ())
     monkeypatch.setenv(VARIABLE, "")  # so that it is undone
     monkeypatch.delenv(VARIABLE)
     conf = tmp_path / "prefix" / "etc" / FILE
@@ -91,14 +91,14 @@ def test_a_setting_of_this_process_is_restored(library: Path, monkeypatch: pytes
 
 
 def test_another_library_is_left_alone(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
+    monkeypatch.setattr(mpi_library, "_library_of", lambda module: None)
     assert used({}) is None
 
 
 def test_network_that_the_component_may_drive(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openmpi, "NETWORKS", (f"{tmp_path}/infiniband/*",))
+    monkeypatch.setattr(mpi_library, "NETWORKS", (f"{tmp_path}/infiniband/*",))
     (tmp_path / "infiniband").mkdir()
     assert used({}) == "^ofi"  # the folder is there, and empty, in many a container
     (tmp_path / "infiniband" / "mlx5_0").mkdir()
@@ -133,9 +133,11 @@ def test_system_configuration_is_asked_where_the_installation_has_none(
 ) -> None:
     system = tmp_path / FILE
     system.write_text("btl = ^uct,openib,ofi\n")
-    real = openmpi.glob.glob
+    real = mpi_library.glob.glob
     monkeypatch.setattr(
-        openmpi.glob, "glob", lambda pattern: [str(system)] if pattern.startswith("/etc") else real(pattern)
+        mpi_library.glob,
+        "glob",
+        lambda pattern: [str(system)] if pattern.startswith("/etc") else real(pattern),
     )
     environ = {"HOME": str(tmp_path)}
     assert used(environ) == "^ofi"  # it is another installation's
@@ -146,8 +148,8 @@ def test_system_configuration_is_asked_where_the_installation_has_none(
 def test_what_is_no_library() -> None:
     import markupsafe._speedups
 
-    assert openmpi._library_of("/nowhere/MPI.so") is None
-    assert openmpi._library_of(markupsafe._speedups.__file__) is None
+    assert mpi_library._library_of("/nowhere/MPI.so") is None
+    assert mpi_library._library_of(markupsafe._speedups.__file__) is None
 
 
 # -- what MPI is told about the interfaces of one host, and when it is told nothing
@@ -166,7 +168,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
-    monkeypatch.setattr(openmpi, "_ucx_is_loaded", lambda: False)
+    monkeypatch.setattr(mpi_library, "_ucx_is_loaded", lambda: False)
 
 
 def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
@@ -213,5 +215,5 @@ def test_on_several_hosts_they_talk_by_tcp() -> None:
 
 def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would print a warning of a variable that nobody uses."""
-    monkeypatch.setattr(openmpi, "_ucx_is_loaded", lambda: True)
+    monkeypatch.setattr(mpi_library, "_ucx_is_loaded", lambda: True)
     assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}

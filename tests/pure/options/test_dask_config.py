@@ -93,7 +93,7 @@ def test_options_need_dask_but_not_distributed(empty: dict[str, str]) -> None:
 def test_what_rank_0_asks_for(empty: dict[str, str], tmp_path: Path) -> None:
     """Settings for the sake of large clusters, unless the user has set them (`is_configured`)."""
     code = (
-        "from dask_gpu_mpi.options.dask_config import is_configured; from dask_gpu_mpi.plan.scaling import BACKLOG, CONNECT; "
+        "from dask_gpu_mpi.options.convert import is_configured; from dask_gpu_mpi.startup.transport import BACKLOG, CONNECT; "
         "print([key for key in (BACKLOG, CONNECT) if is_configured(key)])"
     )
     assert run(code, **empty, DASK_DISTRIBUTED__COMM__RETRY__COUNT="5") == "[]"

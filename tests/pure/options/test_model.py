@@ -52,6 +52,7 @@ def test_yaml_and_table_agree() -> None:
     assert section == {name.replace("_", "-"): None for name in JOB_OPTIONS} | {
         "modules": [],
         "directives": [],
+        "launch-options": [],
     }
     assert configured == {option.key: option.default for option in OPTIONS.values() if option.config}
 

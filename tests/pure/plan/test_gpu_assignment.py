@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.gpu_assignment import share_cores
+from dask_gpu_mpi.plan.workers import share_cores
 from support.mocks.inputs import (
     GIB,
     gpu,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.picture import MOST_NODES, MOST_WARNINGS, svg
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.plan.nodes import MOST_NODES, MOST_WARNINGS, svg
 from support import ROOT
 from support.mocks.inputs import GIB, one_host, plan, rank
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.plan.nodes import display
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
+from dask_gpu_mpi.machine import inventory
 from dask_gpu_mpi.machine.gpus import Promise
-from dask_gpu_mpi.plan import synthetic
 from support.mocks.inputs import (
     GIB,
     gpu,
@@ -24,7 +24,7 @@ from support.mocks.inputs import (
 )
 
 #: Nodes of the size that the expectations below are for.
-hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
+hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
 
 
 @pytest.mark.parametrize("visible", ["all", "per-rank"])
@@ -55,6 +55,18 @@ def test_worker_kind() -> None:
         plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
 
 
+def test_options_of_gpus_without_gpus() -> None:
+    none = hypothetical_job(1, 2, 0)
+    with pytest.raises(
+        PlacementError, match=r"idle GPUs are required, but none .* or --no-require-idle-gpus"
+    ):
+        plan(none, require_idle_gpus=True)
+    assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1]
+    [warning] = plan(none, default_workers="gpu").warnings
+    assert "default_workers=gpu has no effect" in str(warning)
+    assert plan(hypothetical_job(1, 1, 2), default_workers="gpu").warnings == ()
+
+
 def test_gpus_that_nobody_sees() -> None:
     promise = Promise(4, "SLURM_GPUS_ON_NODE=4", "run nvidia-smi there")
     blind = [replace(one, gpus=(), promise=promise) for one in hypothetical_job(3, 1, 4)]
@@ -65,6 +77,11 @@ def test_gpus_that_nobody_sees() -> None:
     assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
     assert plan(blind, worker_class="distributed.Nanny").warnings == ()
     some = [replace(one, promise=promise) for one in hypothetical_job(1, 1, 4)]
+    more = [replace(one, promise=Promise(1, "DGM_PBS_GPUS=1")) for one in hypothetical_job(1, 1, 4)]
+    (warning,) = plan(more).warnings
+    assert str(warning).startswith(
+        "4 GPUs are visible on h1, although DGM_PBS_GPUS=1: other jobs may use them. Fix: "
+    )
     some = [replace(some[0], world_size=3), *blind[1:]]
     assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.plan import synthetic
+from dask_gpu_mpi.machine import inventory
 from dask_gpu_mpi.plan.workers import excess_warnings
 from support.mocks.inputs import GIB, gpu, names, plan, rank
 
 #: Nodes of the size that the expectations below are for.
-hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
+hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
 
 
 def test_prefix() -> None:

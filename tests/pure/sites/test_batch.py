@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,10 +30,8 @@ def ask(answers: dict[str, str]) -> object:
 
 
 def qstat(limit: str, used: str | None) -> str:
-    job: dict[str, object] = {"Resource_List": {"walltime": limit}}
-    if used is not None:
-        job["resources_used"] = {"walltime": used}
-    return json.dumps({"Jobs": {"7.server": job}})
+    times = f"    resources_used.walltime = {used}\n" if used is not None else ""
+    return f"Job Id: 7.server\n    Job_Name = a\n{times}    Resource_List.walltime = {limit}\n"
 
 
 @pytest.mark.parametrize(
@@ -42,10 +40,17 @@ def qstat(limit: str, used: str | None) -> str:
         ({}, {}, None),
         ({"SLURM_JOB_END_TIME": "1000060"}, {}, 1_000_060.0),
         ({"SLURM_JOB_END_TIME": "Unknown"}, {}, None),
-        ({"PBS_JOBID": "7.server"}, {"qstat": '{"Jobs": {"7.server": {}, "8.server": {}}}'}, None),
+        ({"PBS_JOBID": "7.server"}, {"qstat": "Job Id: 7.server\n"}, None),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "forever"}, None),
         ({"PBS_JOBID": "7.server"}, {"qstat": qstat("01:00:00", "00:10:00")}, NOW + 3000),
         ({"PBS_JOBID": "7.server"}, {"qstat": qstat("90", None)}, NOW + 90),
+        # the used time is a sample, which may be two minutes old
+        (
+            {"PBS_JOBID": "7.server"},
+            {"qstat": qstat("01:00:00", "0") + f"    stime = {time.ctime(NOW - 100)}\n"},
+            NOW + 3500,
+        ),
+        ({"PBS_JOBID": "7.server"}, {"qstat": qstat("90", "30") + "    stime = soon\n"}, NOW + 60),
         ({"PBS_JOBID": "7.server"}, {"qstat": "qstat: Unknown Job Id"}, None),
         ({"PBS_JOBID": "7.server"}, {}, None),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "42.5\n"}, NOW + 42.5),

@@ -26,10 +26,10 @@ from dask_gpu_mpi.sites.command import (
     needs_launcher,
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
-from dask_gpu_mpi.sites.launchers import BY_COMMAND, LOCAL, MPIRUNS
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, MPIRUNS
 from dask_gpu_mpi.sites.starter import Starter
 
-KINDS = {**BY_COMMAND, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
+KINDS = {**BY_COMMAND, "command": FOREIGN, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
 TWO, UNEVEN = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 1}
 SLURM = Allocation("slurm", 2, 2, job="42")
@@ -400,6 +400,30 @@ def test_pyxis_gives_the_image_to_srun() -> None:
         LauncherError, match=r"openmpi starts the ranks, .* containers of pyxis \(expected srun\)"
     ):
         made(SLURM, "openmpi", container=container)
+
+
+def test_image_by_options_of_srun() -> None:
+    """CSCS: the ranks' Python is the image's, and so is the one that finds the MPI library."""
+    container = inside("srun", "--environment=/e.toml")
+    launch = made(
+        SLURM, "srun", "pmix", cwd="/w", container=container, launcher_options=("--network=disable_rdzv_get",)
+    )
+    expected = "--environment=/e.toml --network=disable_rdzv_get env --chdir=/w python"
+    assert " ".join(launch.run[: launch.run.index("-c")]).endswith(f"--wait=30 {expected}")
+    alone = library_command(Request((), (), container=container), BATCH, "p", "/w")
+    assert (
+        " ".join(alone) == "srun --nodes=1 --ntasks=1 --mpi=none --environment=/e.toml env --chdir=/w python"
+    )
+    with pytest.raises(LauncherError, match="--container-mount: can't be combined with options of srun"):
+        made(SLURM, "srun", container=inside("srun", "--environment=/e.toml", mounts=("/a:/a",)))
+
+
+def test_command_that_starts_the_ranks_by_itself() -> None:
+    launch = made(SLURM, "command", launcher_options=("-v",), options=("--report=x",))
+    assert launch.run[:2] == ("command", "-v")
+    assert launch.run[launch.run.index("run") + 1 :][:2] == ("--log-directory", "logs/42")
+    assert launch.lost_codes == (0,)
+    assert not launch.mark
 
 
 def test_text_to_paste(tmp_path: Path) -> None:

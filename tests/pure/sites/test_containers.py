@@ -18,7 +18,7 @@ REGISTRY = "nvcr.io/nvidia/rapidsai/base:26.10"
 def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Container]:
     """The choice on a node that has these commands."""
     monkeypatch.chdir(tmp_path)
-    for name in ("image.sif", "image.sqsh"):
+    for name in ("image.sif", "image.sqsh", "image.toml"):
         (tmp_path / name).touch()
     (tmp_path / "sandbox").mkdir()
 
@@ -59,6 +59,8 @@ def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Con
         ("image.sif", ("singularity",), "", "singularity"),
         ("image.sqsh", ("pyxis", *ALL), "srun", "pyxis"),
         ("image.sqsh", ALL, "srun", "apptainer"),
+        ("image.toml", ("pyxis", *ALL), "srun", "srun"),
+        ("--environment=x --network=y", ("pyxis", *ALL), "srun", "srun"),
         ("sandbox", ALL, "", "apptainer"),
         ("oras://registry/image", ("pyxis", *ALL), "srun", "apptainer"),
     ],
@@ -74,6 +76,8 @@ def test_the_first_that_is_there_and_runs_the_image(
     [
         ("pyxis", "image.sqsh", "{here}/image.sqsh"),
         ("pyxis", REGISTRY, REGISTRY),
+        ("srun", "image.toml", "--environment={here}/image.toml"),
+        ("srun", "--environment=x --network=y", "--environment=x --network=y"),
         ("podman-hpc", f"docker://{REGISTRY}", REGISTRY),
         ("shifter", f"docker://{REGISTRY}", f"docker:{REGISTRY}"),
         ("singularity", "image.sif", "image.sif"),
@@ -101,7 +105,12 @@ NO_MOUNT = "can't be mounted .expected SOURCE"
 @pytest.mark.parametrize(
     ("image", "runtime", "mount", "message"),
     [
-        (REGISTRY, "docker", None, "--container-runtime docker: unknown .expected one of pyxis, podman-hpc"),
+        (
+            REGISTRY,
+            "docker",
+            None,
+            "--container-runtime docker: unknown .expected one of srun, pyxis, podman-hpc",
+        ),
         (REGISTRY, "shifter", None, "shifter: command shifter not found in PATH. Fix: load its module"),
         (REGISTRY, "pyxis", None, "pyxis: srun has no option --container-image"),
         (REGISTRY, "", None, "no container runtime found .expected one of pyxis, podman-hpc, shifter, appt"),
@@ -142,3 +151,10 @@ def test_refused_by_pyxis(choose: Callable[..., Container]) -> None:
         choose(REGISTRY, ("pyxis",), launcher="mpirun", runtime="pyxis")
     with pytest.raises(InputError, match="pyxis does not run such images .expected a file .sqsh, a file .sq"):
         choose("oras://r/i", ("pyxis",), launcher="srun", runtime="pyxis")
+
+
+def test_image_by_options_of_srun_needs_srun(choose: Callable[..., Container]) -> None:
+    with pytest.raises(LauncherError, match="no container runtime found .expected one of srun.. Fix"):
+        choose("image.toml", ALL, launcher="mpirun")
+    with pytest.raises(InputError, match="--container gone.toml: no such file"):
+        choose("gone.toml", ALL, launcher="srun")

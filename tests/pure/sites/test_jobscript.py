@@ -229,7 +229,10 @@ def test_shared_nodes_are_not_requested_whole_and_gpus_only_if_there_are_some() 
             ["slurm", "--setup", "gone.sh"],
             "--setup 'gone.sh' does not exist (expected a file that the job can source)",
         ),
-        (["moab"], "unknown batch system 'moab' (expected one of slurm, pbs, lsf, flux)"),
+        (
+            ["moab"],
+            "unknown batch system 'moab' (expected one of slurm, pbs, lsf, flux). Fix: name it before all options",
+        ),
     ],
 )
 def test_refused(words: list[str], message: str) -> None:

@@ -21,7 +21,7 @@ from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.view import heartbeat
 from dask_gpu_mpi.view.heartbeat import measured
-from dask_gpu_mpi.view.job_watch import FACTS_OPERATION, JobWatch
+from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import plugins
 from support import ROOT
@@ -191,24 +191,17 @@ async def linked(watch: JobWatch | None = None) -> AsyncIterator[tuple[Any, Link
 
 
 async def test_a_job_of_ours() -> None:
-    async with linked(JobWatch(PLAN)) as (scheduler, link):
-        asked: list[Any] = []
-        answer = scheduler.handlers[FACTS_OPERATION]
-
-        async def noted(**given: Any) -> Any:
-            asked.append(given)
-            return await answer(**given)
-
-        scheduler.handlers[FACTS_OPERATION] = noted
-        async with Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"):
-            for _ in range(2):
-                snapshot = await link.sample()
-                (row,) = snapshot.rows
-                assert (row.node, row.gpu_index, row.device, row.worker) == ("n1", 0, "GPU-0", "a")
-                assert snapshot.notes == ("slow network",)
-            assert asked == [{}, {"plan": False}]  # the plan is sent once
-            # nobody has come as a client: its own is for what is fired and forgotten
-            assert len(scheduler.clients) == 1
+    async with (
+        linked(JobWatch(PLAN)) as (scheduler, link),
+        Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"),
+    ):
+        for _ in range(2):
+            snapshot = await link.sample()
+            (row,) = snapshot.rows
+            assert (row.node, row.gpu_index, row.device, row.worker) == ("n1", 0, "GPU-0", "a")
+            assert snapshot.notes == ("slow network",)
+        # nobody has come as a client: its own is for what is fired and forgotten
+        assert len(scheduler.clients) == 1
 
 
 async def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:

@@ -102,6 +102,10 @@ def test_the_plans_cores_and_our_plugins() -> None:
         "StreamsBetweenWorkers",
     }
     assert found["CPUAffinity"].cores == [2, 3]
+    assert nanny.config["probe"] == 1
+    assert nanny.config["distributed.admin.tick.interval"] == dask.config.get(
+        "distributed.admin.tick.interval"
+    )
     calls = {each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, InWorker)}
     assert calls.keys() == {"end_as_python", "log_to_file"}
     assert calls["log_to_file"][0] == "/logs"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.text import parse_bytes
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.workers.device_memory import DEVICE_SIZES, device_bytes, device_sizes
+from dask_gpu_mpi.workers.worker_options import DEVICE_SIZES, device_bytes, device_sizes
 from support.mocks.inputs import worker_plan
 
 GIB = 1 << 30

@@ -173,6 +173,9 @@ async def test_nannies_ask_nothing_of_nvml_and_workers_as_configured(
     assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
     assert nvml.device_get_count() == 0
     assert dask.config.get("distributed.diagnostics.nvml") is configured is True
+    for name in ("tick", "ticks", "monitor"):
+        assert nanny.periodic_callbacks[name].callback_time > 1e9
+    assert "memory_monitor" in nanny.periodic_callbacks  # of its worker
     with dask.config.set(nanny.config):
         found = {key: dask.config.get(key) for key in UNMEASURED}
     assert found == {key: dask.config.get(key) for key in UNMEASURED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -90,7 +91,6 @@ class Bench:
             self.ending += 1
 
         monkeypatch.setattr(lifecycle, "make_worker", make)
-        monkeypatch.setattr(lifecycle, "kill_at_once", lambda: None)
         monkeypatch.setattr(logs, "set_ending", set_ending)
         self.workers = Workers(
             self.options, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)
@@ -257,7 +257,7 @@ async def test_what_is_left_after_the_grace_is_killed(bench: Bench) -> None:
 
 
 async def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_is_told_of_each_death(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Even if it does not finish closing."""
     told: list[tuple[str, Any]] = []
@@ -279,3 +279,6 @@ async def test_a_worker_that_dies_again_and_again_has_failed_and_the_scheduler_i
     assert [message["how"] for message in deaths] == ["signal 9", "exit code 3", "died"]
     assert all(len(message["output"]) == lifecycle.MOST_OUTPUT for message in deaths)
     assert deaths[0]["output"].endswith(" of 7")
+    printed = capsys.readouterr().err
+    assert f"warning: the process of worker a ended on {socket.gethostname()} (signal 9), and" in printed
+    assert printed.count("the process of worker a ended") == 4

@@ -8,15 +8,15 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dask
 import distributed
 import pytest
-from distributed.diagnostics.plugin import NannyPlugin
 
-from dask_gpu_mpi.workers import factory, lifecycle
+from dask_gpu_mpi.workers import lifecycle
 from dask_gpu_mpi.workers.factory import WatchedNanny, watched
 from dask_gpu_mpi.workers.lifecycle import WINDOW, watch_nanny
 
@@ -138,31 +138,12 @@ async def real_nanny() -> AsyncIterator[Any]:
         yield nanny
 
 
-class Hangs(NannyPlugin):
-    async def teardown(self, nanny: Any) -> None:
-        await asyncio.Event().wait()
-
-
-async def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its worker would run on, and count as closed."""
-    monkeypatch.setattr(factory, "TEARDOWN", 0.5)
-    async with real_nanny() as nanny:
-        await nanny.plugin_add(plugin=Hangs(), name="hangs")
-        pid = nanny.pid
-        await nanny.close(reason="nanny-instantiate-failed")
-        assert not os.path.exists(f"/proc/{pid}")
-
-
 async def test_a_real_nanny_closes_without_an_error_since_its_worker_has_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It closes in a task of its own then, and a server that closes cancels all its tasks but the one that closes it."""
     with caplog.at_level(logging.ERROR):
         async with real_nanny() as nanny:
-            # it goes on looking at its worker's memory
-            for name in ("tick", "ticks", "monitor"):
-                assert nanny.periodic_callbacks[name].callback_time > 1e9
-            assert nanny.periodic_callbacks["memory_monitor"].is_running()
             assert nanny.closed_for is None
             nanny.close_gracefully()
             os.kill(nanny.pid, signal.SIGKILL)
@@ -176,9 +157,7 @@ class Mine(distributed.Nanny):
     """A user's class that never calls `super()`, and whose constructor does not accept everything."""
 
     def __init__(self, scheduler: str, lifetime: str | None = None) -> None:
-        distributed.Nanny.__init__(
-            self, scheduler, host="127.0.0.1", nthreads=1, lifetime=lifetime, config={"mine": 1}
-        )
+        distributed.Nanny.__init__(self, scheduler, host="127.0.0.1", nthreads=1, lifetime=lifetime)
         self.killed_for: list[str] = []
 
     async def kill(self, timeout: float = 5, reason: str = "") -> None:
@@ -189,7 +168,7 @@ class Mine(distributed.Nanny):
 
 
 def make_mine(lifetime: str | None = None) -> Any:
-    return watched(Mine)("tcp://127.0.0.1:1", lifetime)
+    return watched(Mine)("tcp://127.0.0.1:1", lifetime=lifetime)
 
 
 def test_a_lifetime_is_known_from_the_argument_or_the_configuration() -> None:
@@ -209,26 +188,13 @@ async def test_an_end_that_was_requested_is_recorded(by: str) -> None:
     assert nanny.closed_for == "the first"
 
 
-def test_the_worker_of_a_nanny_that_measures_nothing_measures_what_is_configured() -> None:
-    with dask.config.set({"distributed.admin.tick.interval": "33ms"}):
-        nanny = make_mine()
-    assert nanny.periodic_callbacks["tick"].callback_time > 1e9
-    with dask.config.set(nanny.config):  # as the worker's process does
-        assert dask.config.get("distributed.admin.tick.interval") == "33ms"
-        assert dask.config.get("mine") == 1
-
-
-async def test_a_plugin_that_a_client_removes_has_time_for_its_teardown(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_worker_is_restarted_in_a_directory_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory, "TEARDOWN", 0.0)
-
-    class Slow(NannyPlugin):
-        async def teardown(self, nanny: Any) -> None:
-            await asyncio.sleep(0.05)
-            nanny.torn_down = True
-
-    nanny: Any = WatchedNanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1)
-    await nanny.plugin_add(plugin=Slow(), name="slow")
-    assert (await nanny.handlers["plugin_remove"](name="slow"))["status"] == "OK"
-    assert nanny.torn_down
+    async with real_nanny() as nanny:
+        folder = tmp_path / "deleted"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        folder.rmdir()
+        assert await nanny.instantiate() == distributed.core.Status.running
+        assert os.getcwd() == "/"

@@ -237,9 +237,9 @@ class Slurm:
         """No Slurm here."""
 
     @classmethod
-    def up(cls, bed: TestBed, *, cgroups: bool) -> Slurm:
-        """Start it on a bed; `Unavailable` says why there can be none."""
-        env = {**os.environ, "TESTBED_DIR": str(bed.state)}
+    def up(cls, bed: TestBed, *, cgroups: bool, env: Mapping[str, str] | None = None) -> Slurm:
+        """Start it on a bed, with these variables of slurm-up; `Unavailable` says why there can be none."""
+        env = {**os.environ, **(env or {}), "TESTBED_DIR": str(bed.state)}
         line = [TESTBED / "slurm-up", *(["--cgroups"] if cgroups else []), *map(str, GPUS)]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
         if done.returncode == 77:
@@ -362,7 +362,7 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def new_slurm(*, cgroups: bool) -> Iterator[Slurm]:
+def new_slurm(*, cgroups: bool, env: Mapping[str, str] | None = None) -> Iterator[Slurm]:
     """Slurm over three hosts of its own, of which nothing is left however this ends; skips the test where there can be none."""
     with (
         tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder,
@@ -372,7 +372,7 @@ def new_slurm(*, cgroups: bool) -> Iterator[Slurm]:
             bed = TestBed.up(3, Path(folder) / "bed")
             # before the folder goes, without which nobody finds the hosts
             stack.callback(bed.down)
-            slurm = Slurm.up(bed, cgroups=cgroups)
+            slurm = Slurm.up(bed, cgroups=cgroups, env=env)
         except (TestBed.Unavailable, Slurm.Unavailable) as reason:
             if REQUIRED in os.environ and not (cgroups and why_no_cgroups()):
                 pytest.fail(str(reason), pytrace=False)

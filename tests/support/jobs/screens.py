@@ -123,13 +123,13 @@ class Tmux:
 
 TABS = (
     "Overview",
-    "Start-up",
     "GPUs",
     "Memory & spill",
     "Tasks",
     "Task prefixes",
     "Transfers",
     "Events",
+    "Start-up",
     "Plan & options",
 )
 #: Of a tab: its figures with the length of each of their sources, and its text.

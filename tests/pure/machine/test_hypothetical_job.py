@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.machine.inventory import hypothetical_job
 
 
 def test_ranks_see_blocks() -> None:
