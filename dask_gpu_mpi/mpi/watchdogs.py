@@ -240,8 +240,8 @@ class NeighbourWatch:
 # The launcher's ports. Open MPI's daemons and Hydra listen on all interfaces for the whole job, and check nobody who connects
 # (docs/security-audit.md). They need no new connection once MPI of all ranks has started, and have no setting that closes a port.
 # So each listening socket gets a random key of TCP's MD5 option: the system drops every packet without a digest by it.
-# Connections that exist have sockets of their own, without the key. A socket filter would do the same, but for root only: since June
-# 2026 Linux requires CAP_NET_ADMIN to attach one to a TCP socket (commit 5d39580f68e6).
+# Connections that exist have sockets of their own, without the key. A socket filter would do the same, but for root only: since
+# June 2026 Linux requires CAP_NET_ADMIN to attach one to a TCP socket (commit 5d39580f68e6).
 
 #: Of Linux, on all architectures but two that nobody uses for this: the system call, the option, and its flag for a prefix.
 _PIDFD_GETFD, _TCP_MD5SIG_EXT, _PREFIX = 438, 32, 1
