@@ -24,7 +24,7 @@ SEVERAL = {"openmpi": COLUMNS[1], "mpich": COLUMNS[2]}
 
 def documented(column: str) -> dict[str, set[str]]:
     """Who listens where, by the table of docs/security-audit.md."""
-    text = (ROOT / "docs" / "security.md").read_text().partition("## Who listens where")[2]
+    text = (ROOT / "docs" / "security-audit.md").read_text().partition("## Who listens where")[2]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()

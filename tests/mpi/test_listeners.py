@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -78,8 +79,19 @@ def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> N
             job.wait_for("up", 60)
             time.sleep(1.0)
             now = census.look()
+            others = [
+                each
+                for pid in job.processes()
+                for kind in ("udp", "unix")
+                for each in psutil.Process(pid).net_connections(kind)
+            ]
             (job.directory / "go-on").touch()
             job.wait(30).check(0)
+    # a socket of the system without a folder is everyone's, too
+    assert [each for each in others if each.family != socket.AF_UNIX or str(each.laddr).startswith("@")] == []
+    assert {
+        str(each.laddr) for each in others if each.laddr
+    } != set()  # the fork server's, in a private folder
     assert [place for place in census.seen if not place.on_loopback] == []
     roles = {census.roles[place] for place in now}
     assert "launcher" not in roles
