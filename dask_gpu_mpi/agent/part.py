@@ -45,10 +45,7 @@ from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
-from dask_gpu_mpi.network.ucx import (
-    in_thread,
-    transfer_config,
-)
+from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM, in_thread, transfer_config
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.plan.model import Start
@@ -370,6 +367,8 @@ class Part:
                 fix="leave it out of the job",
             ) from None
         self._timeline.lap("inventory")
+        if found[0].ucx.system:
+            os.environ[PREFERS_SYSTEM] = "true"  # `workers.factory` passes it on
         self._send(Kind.REGISTRATION, found[0])
 
     def _with_warnings(self, inventory: Inventory) -> Inventory:

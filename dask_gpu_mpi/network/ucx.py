@@ -28,6 +28,19 @@ PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13
 SECTIONS = ("distributed-ucxx", "distributed.comm.ucx")
 #: Devices for RDMA, as the kernel lists them.
 RDMA = "/sys/class/infiniband/*"
+#: The variable by which libucx takes the UCX of the system in place of its own.
+PREFERS_SYSTEM = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
+#: Prints the version and the folder of the UCX of the system, which is loaded as libucx/load.py does it.
+ASKS_SYSTEM = """
+import ctypes, os
+library = ctypes.CDLL("libucp.so")
+numbers = [ctypes.c_uint() for _ in range(3)]
+library.ucp_get_version(*map(ctypes.byref, numbers))
+path = next(line.split()[-1] for line in open("/proc/self/maps") if "/libucp.so" in line)
+print(".".join(str(number.value) for number in numbers), os.path.dirname(path))
+"""
+#: Seconds for that: its file system may be dead.
+ASKING = 10.0
 #: Devices of Slingshot 11, which UCX does not drive.
 SLINGSHOT = "/sys/class/cxi/*"
 #: Bytes that a worker requests of another at a time, and the default over UCX: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
@@ -67,27 +80,64 @@ class UcxAbility:
     between_nodes: str = ""
     #: The user's setting by which it opens a TCP port; empty: it opens none.
     opened_by: str = ""
+    #: The UCX of the system that workers are to load, since their own has no RDMA; empty: their own.
+    system: str = ""
 
 
-def obstacle_between_nodes(environ: Mapping[str, str], devices: str = RDMA) -> str:
-    """The reason why UCX reaches other nodes by TCP only; empty: it has RDMA."""
-    if not glob.glob(devices):
-        return "UCX has no transport for Slingshot" if glob.glob(SLINGSHOT) else "no RDMA device"
-    if not lacks_rdma(environ, devices):
-        return ""
-    return "the libucx package has no InfiniBand (for a UCX of the system: RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)"
-
-
-def lacks_rdma(environ: Mapping[str, str], devices: str = RDMA) -> bool:
-    """Whether this node has RDMA devices that the UCX of the environment's packages can't use."""
+def way_between_nodes(
+    environ: Mapping[str, str], *, device_memory: bool, devices: str = RDMA
+) -> tuple[str, str]:
+    """The reason why UCX reaches other nodes by TCP only (empty: it has RDMA), and the UCX of the system to take for that."""
     from importlib.util import find_spec
 
-    # as libucx/load.py reads it
-    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
-    if prefers_system or not glob.glob(devices) or (package := find_spec("libucx")) is None:
-        return False
+    if not glob.glob(devices):
+        return "UCX has no transport for Slingshot" if glob.glob(SLINGSHOT) else "no RDMA device", ""
+    if (package := find_spec("libucx")) is None:  # conda's, or one that UCXX was built with
+        return "", ""
     folders = package.submodule_search_locations or ()
-    return not any(glob.glob(f"{folder}/lib/ucx/libuct_ib*") for folder in folders)
+    if any(glob.glob(f"{folder}/lib/ucx/libuct_ib*") for folder in folders):
+        return "", ""
+    lacks = "the libucx package has no InfiniBand"
+    if PREFERS_SYSTEM in environ:
+        # as libucx/load.py reads it
+        return f"{lacks} ({PREFERS_SYSTEM})" if environ[PREFERS_SYSTEM].lower() == "false" else "", ""
+    found, why = _system_ucx(environ, device_memory=device_memory)
+    return (f"{lacks}, and {why}. Fix: load your site's module of UCX" if why else ""), found
+
+
+def _system_ucx(environ: Mapping[str, str], *, device_memory: bool) -> tuple[str, str]:
+    """Version and folder of the UCX that the system's loader finds, if workers can use it for RDMA, or the reason against it."""
+    import subprocess
+    import sys
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    try:
+        # in a process of its own: what is loaded stays. In another directory: UCX reads a file ucx.conf in this one
+        told = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ASKS_SYSTEM],
+            env={**environ, **AT_LOAD},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASKING,
+            check=True,
+        ).stdout.split()
+        version, folder = told
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "", "the system has no UCX (libucp.so)"
+    name = f"UCX {version} in {folder}"
+    for kind in ("ib", "cuda") if device_memory else ("ib",):
+        if not glob.glob(f"{folder}/ucx/libuct_{kind}.*"):
+            return "", f"the {name} has no {kind}"
+    for package in LIBUCX:
+        with contextlib.suppress(PackageNotFoundError):
+            for each in map(Requirement, requires(package.replace("libucx", "libucxx")) or ()):
+                if each.name == package and not each.specifier.contains(version):
+                    return "", f"the {name} does not suit UCXX (expected {each.specifier})"
+    return name, ""
 
 
 def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError, Problem
-from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
+from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, opened_by, way_between_nodes
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan import Plan
 
@@ -38,10 +38,11 @@ def ucx_ability(options: Options, *, gpus: bool) -> UcxAbility:
         return UcxAbility(
             Problem("worker_class is not dask_cuda.CUDAWorker", fix="leave it out, or choose --protocol tls")
         )
+    if missing := missing_ucx(device_memory=gpus):
+        return UcxAbility(missing)
     opened = opened_by(os.environ, options.worker_options)
-    return UcxAbility(
-        missing_ucx(device_memory=gpus), "" if opened else obstacle_between_nodes(os.environ), opened
-    )
+    between, system = ("", "") if opened else way_between_nodes(os.environ, device_memory=gpus)
+    return UcxAbility(None, between, opened, system)
 
 
 def choose_transport(
@@ -85,6 +86,8 @@ def choose_transport(
         line += f" of a node (authenticated, not encrypted). Between nodes {between}: {within.text}"
     else:
         line += " (authenticated, not encrypted)"
+    if system := _reason(working, abilities, lambda ability: ability.system):
+        line += f"; {system.text}, which has RDMA"
     warning = None
     if opened := _reason(working, abilities, lambda ability: ability.opened_by):
         warning = Problem(

@@ -17,6 +17,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
+from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.worker_options import (
@@ -165,6 +166,7 @@ def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
         leads=transport.between_nodes,
         warned=bool(transport.warning),
         devices=plan.nics,
+        system=os.environ.get(PREFERS_SYSTEM),
     )
 
 

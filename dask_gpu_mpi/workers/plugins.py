@@ -27,6 +27,7 @@ from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
+from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
 
 if TYPE_CHECKING:
@@ -275,16 +276,22 @@ def without_keys(config: Any) -> Any:
 
 
 class UcxBetweenWorkers(BeforeWorker):
-    """Makes a worker offer UCX to other workers; the arguments are those of `network.worker_comm.use_ucx_between_workers`."""
+    """Makes a worker offer UCX to other workers; the arguments are those of `network.worker_comm.use_ucx_between_workers`.
+
+    `system`: the agent's value of the variable by which the worker loads the system's UCX; the fork server may be older.
+    """
 
     name = "dask_gpu_mpi-ucx"
 
-    def __init__(self, host_frames: int, **ways: Any) -> None:
+    def __init__(self, host_frames: int, *, system: str | None = None, **ways: Any) -> None:
         self.host_frames = host_frames
+        self.system = system
         self.ways = ways
 
     def prepare(self) -> None:
         """Offer it."""
+        if self.system is not None:
+            os.environ.setdefault(PREFERS_SYSTEM, self.system)
         from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 
         use_ucx_between_workers(self.host_frames, **self.ways)

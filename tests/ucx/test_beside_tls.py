@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -129,6 +130,59 @@ def test_ucx_that_does_not_lead_to_the_other_node_is_told(mpirun: Mpi, hosts: Te
     done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
     assert "do not go over UCX" in done.stderr
     assert facts(done)["over_ucx"] == [0, 0]
+
+
+#: Runs a command with an RDMA device, in a view of /sys/class of its own.
+WITH_RDMA = """
+mkdir "$0/class" "$0/real"
+mount --make-rprivate /
+mount --bind /sys/class "$0/real"
+for each in "$0"/real/*; do ln -s "$each" "$0/class/${each##*/}"; done
+mkdir -p "$0/class/infiniband/mlx5_0"
+mount --bind "$0/class" /sys/class
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("has_ib", [True, False])
+def test_a_ucx_of_the_system_that_has_rdma_is_taken(mpirun: Mpi, tmp_path: Path, has_ib: bool) -> None:
+    """The package's own libraries stand for a module of the site, and an empty file for its InfiniBand."""
+    package = importlib.import_module("libucx").__path__[0]
+    module = tmp_path / "module"
+    shutil.copytree(
+        Path(package, "lib"), module, symlinks=True, ignore=shutil.ignore_patterns("*.a", "cmake")
+    )
+    if has_ib:
+        (module / "ucx" / "libuct_ib.so.0").touch()
+    looks = (
+        "def look():\n    maps = open('/proc/self/maps').read()\n"
+        "    return sorted({line.split()[-1] for line in maps.splitlines() if '/libucp.so' in line})\n"
+        "work(client)\ntell(loaded=sum(client.run(look).values(), []))\n"
+    )
+    folder = tmp_path / "sys"
+    folder.mkdir()
+    program = tmp_path / "script.py"
+    program.write_text(HEAD + CONNECTED + looks)
+    words = [
+        "unshare",
+        "-m",
+        "bash",
+        "-ec",
+        WITH_RDMA,
+        str(folder),
+        *COMMAND,
+        "launch",
+        "-n",
+        "2",
+        "--protocol",
+        "ucx",
+        str(program),
+    ]
+    done = mpirun.run(words, None, env={"LD_LIBRARY_PATH": str(module)}, timeout=90).check()
+    loaded = {Path(path).parent for path in facts(done)["loaded"]}
+    assert loaded == {module if has_ib else Path(package, "lib")}
+    assert (f"in {module}, which has RDMA" in done.stderr) is has_ib
 
 
 def test_idle_workers_leave_their_core_alone_and_killed_and_restarted_ones_come_back(mpirun: Mpi) -> None:

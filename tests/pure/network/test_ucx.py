@@ -109,25 +109,36 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     }
 
 
+SYSTEM = "1.20.0 {}/lib"
+
+
 @pytest.mark.parametrize(
-    ("environ", "device", "package", "why"),
+    ("environ", "device", "package", "answer", "kinds", "why"),
     [
-        ({}, False, "libuct_cma.so", "no RDMA device"),
-        ({}, True, "libuct_cma.so", "the libucx package has no InfiniBand"),
-        ({}, True, "libuct_ib.so.0", ""),
-        ({}, True, None, ""),  # of conda, or the system's
-        ({"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "true"}, True, "libuct_cma.so", ""),
-        ({"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "false"}, True, "libuct_cma.so", "the libucx package"),
+        ({}, False, "libuct_cma.so", SYSTEM, "ib cuda", "no RDMA device"),
+        ({}, True, "libuct_ib.so.0", SYSTEM, "ib cuda", ""),
+        ({}, True, None, SYSTEM, "ib cuda", ""),  # of conda, or the system's
+        ({ucx.PREFERS_SYSTEM: "true"}, True, "libuct_cma.so", "", "", ""),
+        ({ucx.PREFERS_SYSTEM: "false"}, True, "libuct_cma.so", SYSTEM, "ib cuda", "the libucx package has no InfiniBand ("),
+        ({}, True, "libuct_cma.so", SYSTEM, "ib cuda", "taken"),
+        ({}, True, "libuct_cma.so", "", "", "the libucx package has no InfiniBand, and the system has no UCX"),
+        ({}, True, "libuct_cma.so", SYSTEM, "cuda", "has no ib. Fix: load your site's module of UCX"),
+        ({}, True, "libuct_cma.so", SYSTEM, "ib", "/lib has no cuda."),
+        ({}, True, "libuct_cma.so", "1.13.1 {}/lib", "ib cuda", "does not suit UCXX (expected <1.22,>=1.19.0)"),
+        ({}, True, "libuct_cma.so", "1.22.0 {}/lib", "ib cuda", "the UCX 1.22.0 in"),
     ],
-)
+)  # fmt: skip
 def test_between_nodes_ucx_needs_rdma(
     environ: dict[str, str],
     device: bool,
     package: str | None,
+    answer: str,
+    kinds: str,
     why: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where the package's UCX has none, one of the system is taken that can do all that workers need."""
     devices = tmp_path / "infiniband"
     devices.mkdir()
     monkeypatch.setattr(ucx, "SLINGSHOT", f"{tmp_path}/cxi*")
@@ -139,12 +150,23 @@ def test_between_nodes_ucx_needs_rdma(
         folder.mkdir(parents=True)
         (folder / package).touch()
         found = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "libucx")])
+    (tmp_path / "lib" / "ucx").mkdir(parents=True)
+    for kind in kinds.split():
+        (tmp_path / "lib" / "ucx" / f"libuct_{kind}.so.0").touch()
+    asks = f"print({answer.format(tmp_path)!r})" if answer else "import ctypes; ctypes.CDLL('libnone.so')"
+    monkeypatch.setattr(ucx, "ASKS_SYSTEM", asks)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
-    text = ucx.obstacle_between_nodes(environ, str(devices / "*"))
-    assert text.startswith(why) if why else not text
+    needs = {"libucxx-cu13": ["librmm-cu13==26.10.*", "libucx-cu13<1.22,>=1.19.0"]}
+    monkeypatch.setattr("importlib.metadata.requires", needs.get)
+    reason, taken = ucx.way_between_nodes(environ, device_memory=True, devices=str(devices / "*"))
+    if why == "taken":
+        assert (reason, taken) == ("", f"UCX 1.20.0 in {tmp_path}/lib")
+    else:
+        assert why in reason if why else not reason
+        assert not taken
     (tmp_path / "cxi0").mkdir()
-    text = ucx.obstacle_between_nodes(environ, str(devices / "*"))
-    assert (text == "UCX has no transport for Slingshot") is not device
+    reason, _ = ucx.way_between_nodes(environ, device_memory=True, devices=str(devices / "*"))
+    assert (reason == "UCX has no transport for Slingshot") is not device
 
 
 @pytest.mark.parametrize(

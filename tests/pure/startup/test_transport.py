@@ -121,7 +121,7 @@ def test_a_port_that_the_user_opens_is_warned_of() -> None:
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "missing_ucx", lambda **_: None)
-    monkeypatch.setattr(transport, "obstacle_between_nodes", lambda _: "no RDMA device")
+    monkeypatch.setattr(transport, "way_between_nodes", lambda _, **more: ("no RDMA device", ""))
     options = Options(worker_ucx=AUTO)
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert ucx_ability(options, gpus=True) == NO_RDMA
@@ -129,3 +129,10 @@ def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.Mon
     assert ucx_ability(switched, gpus=True).opened_by == "worker_options['enable_nvlink']"
     monkeypatch.setenv("UCX_TLS", "tcp")
     assert ucx_ability(options, gpus=True) == UcxAbility(opened_by="UCX_TLS")
+
+
+def test_a_ucx_of_the_system_is_named() -> None:
+    able = UcxAbility(system="UCX 1.20.0 in /opt/ucx/lib")
+    found = choose_transport(AUTO, nodes(2), {0: able, 1: able})
+    assert found.ucx is AUTO
+    assert str(found.line).endswith("; UCX 1.20.0 in /opt/ucx/lib, which has RDMA")
