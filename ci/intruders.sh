@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
 . ci/stages.sh
 environments
+rows_at_a_time=0  # they share the jobs that are attacked
 both intruders tests/intruders --ignore=tests/intruders/test_ucx.py
 if [[ $(uname) == Linux ]]; then
   stage "ucx packages" env PYTHON=.venv/openmpi/bin/python bash ci/ucx.sh .venv/ucx

@@ -112,7 +112,7 @@ job_tests() {
 both() {
   local name=$1 log other
   shift
-  set -- -n 2 --dist worksteal "$@"
+  set -- -n "${rows_at_a_time:-2}" --dist worksteal "$@"
   log=$(mktemp)
   job_tests openmpi "${share[@]}" "$@" > "$log" 2>&1 &
   other=$!

@@ -61,7 +61,7 @@ TAIL = """
 | `DASK_*`, `DASK_CONFIG` | Dask's configuration, in the workers too |
 | `TMPDIR` | where workers keep what they spill, unless `local_directory` is set |
 | `UCX_*` | UCX's settings, such as `UCX_NET_DEVICES` and `UCX_TLS` |
-| `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | `true`: the system's UCX in place of the wheel's; `false`: the wheel's; not set: the system's [if only that has InfiniBand](transports.md) |
+| `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | `true`: the system's UCX, not the wheel's ([default](transports.md)) |
 | `PYTHONDONTWRITEBYTECODE` | do not set it: every process would compile what it imports |
 """
 

@@ -42,7 +42,7 @@ _LARGEST = 100_000
 #: The folder of the sites that have a name, and the variable of the user's.
 _SITES, _SITE = Path(__file__).parents[1] / "sites" / "named", "DASK_GPU_MPI_SITE"
 #: Keys of a site's file that are not options.
-_ABOUT = ("title", "page", "system")
+_ABOUT = ("title", "page", "note", "system")
 #: Options of which a job has those on one side only.
 _INSTEAD = (
     ({"gpus"}, {"nodes", "gpus_per_node", "cpus_per_node", "ranks_per_node"}),
@@ -81,7 +81,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "mail_user", None, "Address for mail of the batch system.", ("--mail-user",), pattern=_NAME, expected=_NAMED),
     Option("str", "output", None, "Log file of the job, as the batch system writes it: %x-%j.log (Slurm).", ("--output", "-o"),
            pattern=r"[A-Za-z0-9_.,@+%{}^/:=-]+", expected="a path of letters, digits and _ . , @ + - % { } ^ / : ="),
-    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS, LSF), flux.",
+    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (LSF), flux; PBS: as launch.",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "flux")),
     Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
 )}
@@ -108,9 +108,9 @@ def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **o
     program : str, path or sequence of str
         The script; or a command line of ``dask-gpu-mpi launch``: options, the script and its arguments.
     **options
-        The job's request. `nodes`, `gpus_per_node` and `time` are required, unless section ``gpu-mpi.jobscript`` of Dask's
-        configuration has them. All other options of ``dask-gpu-mpi jobscript --help-all`` are possible, such as `account`,
-        `queue`, `qos`, `shared`, `setup`, and lists of `modules` and `directives`.
+        The job's request. `nodes` and `gpus_per_node` (or `gpus`) and `time` are required, unless `site` or section
+        ``gpu-mpi.jobscript`` of Dask's configuration has them. All other options of ``dask-gpu-mpi jobscript --help-all`` are
+        possible, such as `account`, `queue`, `qos`, `shared`, `setup`, and lists of `modules` and `directives`.
 
     Returns
     -------
@@ -167,17 +167,18 @@ class _Jobscript(HelpCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as Click does."""
-        if args[-1:] == ["--site"] and not ctx.resilient_parsing:
+        end = args.index("--") if "--" in args else len(args)
+        if args[:end][-1:] == ["--site"] and not ctx.resilient_parsing:
             sites = {name: load_site(name) for name in _site_names()}
             rows = [(name, site["system"], site["title"], site["page"]) for name, site in sites.items()]
             show_table([table(("site", "system", "machine", "written from, and not run there"), rows)])
             ctx.exit()
-        end = args.index("--") if "--" in args else len(args)
         named = re.search(r"(?:^|\0)--site[=\0]([^\0]+)", "\0".join(args[:end]))
-        name = named[1] if named else os.environ.get(_SITE)
-        if name and args[:1] and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
+        if args[:1] and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
             try:
-                args, end = [load_site(name)["system"], *args], end + 1
+                name = named[1] if named else os.environ.get(_SITE) or _configured().get("site")
+                if name:
+                    args, end = [load_site(name)["system"], *args], end + 1
             except DaskGpuMpiError as error:
                 fail(error)
         system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
@@ -298,7 +299,8 @@ def request(
         values["memory_per_node"] = _bytes(memory)
     if values.get("shared") and not values.get("cpus_per_node") and not (gpus and each):
         raise OptionError(
-            f"{_origin('shared', source)}: the cores of the job are missing", fix="add --cpus-per-node"
+            f"{_origin('shared', source)}: the cores of the job are missing",
+            fix=f"add --cpus-per-{'gpu' if gpus else 'node'}",
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
@@ -326,10 +328,15 @@ def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[
     if site["system"] != system:
         raise OptionError(
             f"--site {name}: its batch system is {site['system']}, not {system}",
-            fix="leave out the batch system",
+            fix=f"name {site['system']}, or no site",
         )
+    if "note" in site:
+        say(f"--site {name}: {site['note']}")
     options = {key: value for key, value in site.items() if key not in _ABOUT}
-    return [_converted(options, "configuration", f"--site {name}: "), configured, users]
+    sites = _converted(options, "configuration", f"--site {name}: ")
+    for each in ("modules", "launch_options"):  # what the site needs, below what the user adds
+        users[each] = (*sites.pop(each, ()), *(users.get(each) or configured.get(each, ())))
+    return [sites, configured, users]
 
 
 def load_site(name: str) -> dict[str, Any]:
@@ -349,6 +356,8 @@ def load_site(name: str) -> dict[str, Any]:
         raise InputError(
             f"--site {name}: can't be read ({' '.join(str(error).split())[:200]})", expected="a YAML file"
         ) from None
+    if isinstance(found, dict) and "site" in found:
+        raise InputError(f"--site {name}: the file names another site", fix="leave out its line `site`")
     if not isinstance(found, dict) or found.get("system") not in SCRIPTED:
         raise InputError(
             f"--site {name}: the batch system is missing", expected=f"system: one of {', '.join(SCRIPTED)}"
@@ -368,7 +377,9 @@ def _converted(given: Mapping[Any, Any], source: Source, place: str = "") -> dic
         origin = f"{place}{key}" if place else _origin(key, source)
         option = JOB_OPTIONS.get(name) or _LISTS.get(name)
         if option is None:
-            raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
+            known = {**JOB_OPTIONS, **_LISTS}
+            flags = {flag.strip("-").replace("-", "_"): each for each in known for flag in known[each].flags}
+            raise OptionError(f"{origin}: unknown option{suggest(flags.get(name, name), known)}")
         if name in _LISTS:
             texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
             if texts:

@@ -35,7 +35,7 @@ LAUNCH_OPTIONS = [
                  envvar="DGM_RANKS_PER_NODE"),
     click.Option(["--check", "preflight"], is_flag=True,
                  help="Check the allocation first, and end there if something is wrong, or without SCRIPT."),
-    click.Option(["--expect-gpus"], type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
+    click.Option(["--expect-gpus"], type=click.IntRange(min=0), metavar="G", help="Check first that each node has as many GPUs.",
                  envvar="DGM_EXPECT_GPUS"),
     click.Option(["--requeue", "restarts"], type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75 (a checkpoint) or a lost node, requeue the job, N times at most."),
@@ -102,7 +102,7 @@ def launch(
     """Start ranks and run SCRIPT on the cluster that they become.
 
     In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
-    script's exit code. `launch check` and `launch plan` inspect the allocation and start no cluster.
+    script's exit code. `launch check` and `launch plan` inspect the allocation.
     """
     from dask_gpu_mpi.machine.scratch import local_directory
     from dask_gpu_mpi.machine.staging import find_stage
@@ -114,6 +114,7 @@ def launch(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         command, program = split_command(program)
+        preflight = preflight or (command == "run" and is_given("expect_gpus"))
         preflight = preflight and os.environ.get("DGM_CHECK") != "no"
         if preflight and command == "run" and not program:
             options = read_texts(given)
@@ -143,6 +144,7 @@ def launch(
         launcher = "" if launcher in (None, "auto") else launcher
         foreign = _split(f"--launcher-command {launcher_command!r}", launcher_command or "", "a command")
         others = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
+        others["--ranks-per-node"] = ranks_per_node
         if foreign and (given_too := [option for option, value in others.items() if value]):
             raise InputError(
                 f"launch: {given_too[0]} with --launcher-command: {foreign[0]} starts the ranks that the job has",
@@ -318,7 +320,7 @@ def _refuse_unknown_hosts(names: Iterable[str]) -> None:
             socket.getaddrinfo(name, None)
         except OSError:
             alias = re.search(r"^hostname (.+)$", _ask(["ssh", "-G", name]), re.MULTILINE)
-            if alias is None or alias[1] == name:
+            if alias is None or alias[1] == name.lower():
                 raise InputError(
                     f"--hosts: {name!r} has no address, and there is no such file",
                     expected="names of nodes, or a file with a node on each line",

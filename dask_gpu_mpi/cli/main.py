@@ -162,13 +162,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
             elif arguments[0] == jobscript.name and "--" not in arguments:
                 text = f"No such option {name!r}. Fix: `--` before the script"
-            elif name == "--nodes":
-                text = f"{error.message} A job runs on all its nodes. Fix: leave it out; jobscript has it, to request nodes"
+            elif name in {flag for each in jobscript.params for flag in each.opts}:
+                text = f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
         elif isinstance(error, click.BadParameter) and isinstance(
             kind := getattr(error.param, "type", None), click.IntRange | click.FloatRange
         ):
+            kind_of = "whole " if isinstance(kind, click.IntRange) else ""
             limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
-            text = f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a number of {limits}"
+            text = f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
         elif arguments[:1] == [plan.name] and "unexpected extra argument" in text:
             text = f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
         refused = InputError(f"command line: {text}")

@@ -16,6 +16,8 @@ from dask_gpu_mpi.errors import GangCancelledError
 MOST_SECONDS = 100_000_000
 #: The scheduler's plugin.
 PLUGIN = "dask_gpu_mpi-gangs"
+#: The message of the scheduler to a member's worker when the gang is over.
+CANCEL = "dask_gpu_mpi_gang_cancel"
 #: The event that a member's worker logs when the function has ended.
 LEAVE = "dask_gpu_mpi_gang_leave"
 #: Bytes of a pickled object of `Group.broadcast` and `Group.allgather` at most: it passes through the scheduler.

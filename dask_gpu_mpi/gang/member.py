@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -16,7 +15,7 @@ from distributed.comm.addressing import get_address_host
 
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import LEAVE, Call, Group, Reply, no_result, one_line, packed
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line, packed
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import as_host, list_interfaces
 
@@ -26,6 +25,8 @@ ANSWER_SLACK = 600.0
 #: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
 PORT: dict[str, Any] = {"number": -1, "operation": "start"}
 AGREEING = 60.0
+#: The events that end the members in this process, by gang.
+_cancelled: dict[str, threading.Event] = {}
 
 
 def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, str]:
@@ -73,12 +74,13 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
     """
     worker: Any = get_worker()
     call = _Calls(worker, gang, rank)
-    cancelled = threading.Event()
+    cancelled = _cancelled[gang] = threading.Event()
 
     def failed(error: BaseException) -> None:
         text, data = packed(error)
         call(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
 
+    worker.stream_handlers[CANCEL] = _on_cancel
     try:
         host = get_address_host(worker.address)
         joined = call(Call.JOIN, start_timeout, {"host": socket.gethostname()})
@@ -89,7 +91,6 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
         agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
         ended, spoilt, result = False, False, None
         if agreed["state"] == Reply.GOOD:
-            call.watch(cancelled)
             group = Group(
                 rank,
                 tuple(joined["hosts"]),
@@ -112,6 +113,7 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
         return result if ended else no_result(gang)
     finally:
         call.close()
+        _cancelled.pop(gang, None)
 
 
 def _run(
@@ -139,6 +141,12 @@ def torch_is_initialised() -> bool:
         return True
 
 
+def _on_cancel(gang: str) -> None:
+    """Handle the scheduler's message, in the worker's event loop."""
+    if (event := _cancelled.get(gang)) is not None:
+        event.set()
+
+
 class _Calls:
     """Calls of a member to the scheduler, from the task's thread."""
 
@@ -161,16 +169,6 @@ class _Calls:
         answering = asyncio.run_coroutine_threadsafe(answer(), self._loop.asyncio_loop)
         result: dict[str, Any] = answering.result(limit + ANSWER_SLACK)
         return result
-
-    def watch(self, cancelled: threading.Event) -> None:
-        """Set the event when the gang is over."""
-
-        async def wait() -> None:
-            with contextlib.suppress(OSError):  # `close`, or the scheduler is lost
-                await getattr(self._scheduler, Call.WATCH)(**self._sender)
-                cancelled.set()
-
-        self._loop.add_callback(wait)
 
     def close(self) -> None:
         """Close the connections."""

@@ -24,7 +24,7 @@ from dask_gpu_mpi.gang.gang import (
     choose,
     rank_members,
 )
-from dask_gpu_mpi.gang.group import LEAVE, PLUGIN, Call, Reply
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, Call, Reply
 
 #: Seconds between checks whether the wait for a lost worker is over.
 LOST_INTERVAL = 1.0
@@ -87,13 +87,13 @@ class Gangs(SchedulerPlugin):
         self._begin(self._limit_run(made, timeout))
         return {"state": Reply.GOOD, "workers": [member.worker.address for member in made.members]}
 
-    async def watch(self, gang: str, rank: int | None = None) -> dict[str, Any]:
-        """Answered when the gang is over; `rank`: a member watches, which does not need the exception."""
+    async def watch(self, gang: str) -> dict[str, Any]:
+        """Answered when the gang is over because of a failure."""
         found = self._gangs.get(gang) or self._settled.get(gang)
         if found is None:
             return {"state": Reply.OVER, "why": "it is over"}
         await asyncio.shield(found.over)
-        return _over(found) | ({"error": found.over.result().error} if rank is None else {})
+        return {**_over(found), "error": found.over.result().error}
 
     def fail(self, gang: str, text: str, rank: int | None = None, error: bytes | None = None) -> None:
         """The client has detected a failure or gives up, or the function has raised an exception in a member."""
@@ -285,10 +285,13 @@ class Gangs(SchedulerPlugin):
     # -- the end --------------------------------------------------------------------------------------------------------------
 
     def _end(self, gang: Gang, end: GangEnd) -> None:
-        """End a gang, unless it is over, and free its workers; `watch` informs its members."""
+        """End a gang, unless it is over: cancel its members, and free its workers."""
         if gang.over.done():
             return
         gang.over.set_result(end)
+        for member in gang.at(MemberStage.JOINED):
+            if member.worker.address in self._scheduler.workers:
+                self._scheduler.worker_send(member.worker.address, {"op": CANCEL, "gang": gang.name})
         self._begin(self._settle(gang))
 
     async def _settle(self, gang: Gang) -> None:

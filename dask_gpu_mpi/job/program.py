@@ -153,7 +153,7 @@ class Program:
             )
 
     def _check_path(self, commands: Collection[str]) -> None:
-        path = self.text
+        path, words = self.text, ""
         importer = pkgutil.get_importer(absolute(path))
         if importer is not None:
             if importer.find_spec("__main__") is not None:
@@ -163,13 +163,18 @@ class Program:
             what = "is not a regular file" if os.path.exists(path) else "does not exist"
         elif not os.access(path, os.R_OK):
             what = "can't be read"
+        elif path.endswith(".ipynb"):
+            what = "is a notebook"
+            words = f"-m nbconvert --execute --to notebook {path}"
         else:
             return
+        if path in ("python", "python3"):
+            words = "the script without it"
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
             f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py)",
-            fix=f"give its path after the options{hint}",
+            fix=words or f"give its path after the options{hint}",
         )
 
     def check_syntax(self) -> None:

@@ -306,11 +306,12 @@ class BatchSystem:
     def option_name(self, directive: str) -> str:
         """The name of an option in a directive; with PBS's ``-l`` and ``-W`` also the name after it.
 
-        >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-l select=2:ncpus=8", "-q gpu")]
+        >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-lselect=2:ncpus=8", "-q gpu")]
         ['--mem', '--requeue', '-l select', '-q']
         """
-        found = re.match(r"-[lW]\s+\w+|[^\s=]+", directive)
-        return " ".join(found[0].split()) if found else directive
+        if found := re.match(r"(-[lW])\s*(\w+)", directive):
+            return f"{found[1]} {found[2]}"
+        return directive.replace("=", " ", 1).split()[0] if directive.strip() else directive
 
     def replaced(self, directive: str) -> frozenset[str]:
         """The names of the generated options that a user's directive replaces."""

@@ -240,10 +240,10 @@ class Options(Pyxis):
         return "" if launcher == self.launcher else "the ranks are not started by srun"
 
     def runs(self, image: str) -> bool:
-        return image.startswith("--") or image.endswith(".toml")
+        return image.startswith("-") or image.endswith(".toml")
 
     def spelled(self, image: str) -> str:
-        return image if image.startswith("--") else f"--environment={os.path.abspath(image)}"
+        return image if image.startswith("-") else f"--environment={os.path.abspath(image)}"
 
     def launcher_options(self, container: Container) -> list[str]:
         if container.mounts:
@@ -281,7 +281,7 @@ def choose_container(
         raise InputError(
             f"launch: --container-runtime {runtime}: unknown", expected=f"one of {', '.join(names)}"
         )
-    if _is_file(image) and not os.path.exists(image):
+    if not image.startswith("-") and _is_file(image) and not os.path.exists(image):
         raise InputError(
             f"launch: --container {image}: no such file",
             expected="an image file, or the name of an image in a registry",

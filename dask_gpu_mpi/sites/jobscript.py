@@ -126,7 +126,7 @@ def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, 
     told = system.always_tells_gpus and "--gpus-per-node=" not in job.directives
     if job.gpus_per_node and not job.gpus and not told:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
-    if launcher not in system.default_launchers:
+    if job.launcher and launcher not in system.default_launchers:
         settings["LAUNCHER"] = launcher
     if not system.tells_ranks:
         settings["RANKS_PER_NODE"] = str(job.ranks_per_node)

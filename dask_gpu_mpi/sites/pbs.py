@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import (
     Allocation,
     Ask,
@@ -60,7 +61,7 @@ class Pbs(BatchSystem):
 
     prefix = "#PBS "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
-    default_launchers = ("mpirun", "pals")
+    default_launchers = ("pals",)
     submit = ("qsub",)
     chooses_nodes = True
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
@@ -152,7 +153,14 @@ class Pbs(BatchSystem):
         if cpus is None:
             cpus, each = (1, "GPU") if job.gpus else (TEMPLATE_CPUS, "node")
             if not named:
-                say(f"--cpus-per-{each} is not set: the job requests {counted(cpus, 'core')} of each {each}")
+                option = f"--cpus-per-{each.lower()}"
+                say(f"{option} is not set: the job requests {counted(cpus, 'core')} of each {each}")
+        if job.gpus and job.mebibytes and not named:
+            raise InputError(
+                "--memory-per-node with --gpus: in PBS each GPU is a part of the job, whose node is not known",
+                expected="the memory of each GPU",
+                fix="a --directive such as '-l select={all-gpus}:ncpus={cpus}:ngpus=1:mem=64gb'",
+            )
         # with a number of GPUs alone, a chunk is a GPU
         chunk = f"{job.gpus or job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
         if job.gpus_per_node:

@@ -7,16 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, opened_by, way_between_nodes
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan import Plan
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.plan import Plan
 
 
 def ucx_ability(options: Options, *, gpus: bool) -> UcxAbility:

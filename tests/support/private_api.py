@@ -198,6 +198,15 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
+        "distributed.core",
+        "Server.stream_handlers",
+        "gang/member",
+        _DISTRIBUTED,
+        why="the scheduler tells the workers of a gang that it is over",
+        without="as `Server.handlers`",
+        replaced=True,
+    ),
+    *_of(
         "distributed.nanny",
         "Nanny.process",
         "workers/lifecycle",

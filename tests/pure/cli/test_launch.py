@@ -165,10 +165,10 @@ def test_the_workers_directory_is_in_their_container(
         (["--worker-gpu", "1", "my.py"], "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
         (
             ["--nodes=2", "my.py"],
-            "No such option '--nodes'. A job runs on all its nodes. Fix: leave it out; jobscript has it",
+            "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it",
         ),
-        (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a number of 1 to 1000000\n"),
-        (["-n", "four", "my.py"], "'four' is not a number of 1 to 1000000\n"),
+        (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000\n"),
+        (["-n", "four", "my.py"], "'four' is not a whole number of 1 to 1000000\n"),
         (
             ["--hosts", "none.invalid", "my.py"],
             "--hosts: 'none.invalid' has no address, and there is no such file",

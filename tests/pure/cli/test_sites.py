@@ -104,7 +104,39 @@ def test_file_of_a_centre(here: Path) -> None:
     (here / "ours.yaml").write_text("system: slurm\ngpus-per-node: 4\nqueue: gpu\nmodules: [cuda]\n")
     made = command("--site", "ours.yaml", *SHAPE, "--module", "x", "--", "my.py")
     assert "--partition=gpu" in made
-    assert "module load x " in made
+    assert "module load cuda x " in made  # the site needs its own in any case
+    (here / "ours.yaml").write_text(
+        "system: slurm\ngpus-per-node: 4\nlaunch-options: [--launcher-command=ibrun]\n"
+    )
+    made = command("--site", "ours.yaml", *SHAPE, "--launch-option=--summary", "--", "my.py", "--site")
+    assert "program=(--launcher-command=ibrun --summary my.py --site)" in made
+
+
+def test_site_of_the_configuration_names_the_batch_system() -> None:
+    with dask.config.set({"gpu-mpi.jobscript.site": "polaris"}):
+        assert "#PBS -l select=1:" in command(*SHAPE, "--", "my.py")
+
+
+def test_site_whose_gpus_can_not_be_used_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    done = CliRunner().invoke(cli, ["jobscript", "--site", "lumi-g", *SHAPE, "--", "my.py"])
+    assert done.exit_code == 0
+    assert "--site lumi-g: its GPUs are of AMD" in done.stderr
+
+
+def test_memory_of_gpus_without_nodes(here: Path) -> None:
+    message = "--memory-per-node with --gpus: in PBS each GPU is a part of the job"
+    assert message in refused("pbs", "--gpus", "8", "--mem", "64G", "-t", "60", "--", "my.py")
+
+
+def test_launcher_of_pbs() -> None:
+    words = ("pbs", *SHAPE, "--gpus-per-node", "4")
+    assert "DGM_LAUNCHER=" not in command(*words, "--", "my.py")
+    assert "export DGM_LAUNCHER=mpirun" in command(*words, "--launcher", "mpirun", "--", "my.py")
+
+
+def test_option_of_pbs_without_a_blank() -> None:
+    text = command("pbs", *SHAPE, "--gpus-per-node", "4", "--directive=-lselect=2:ncpus=3", "--", "my.py")
+    assert [line for line in text.splitlines() if "select" in line] == ["#PBS -lselect=2:ncpus=3"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +147,8 @@ def test_file_of_a_centre(here: Path) -> None:
         ("system: slurm\na: [\n", "can't be read (while parsing"),
         ("system: slurm\nqueue: a b\n", "queue: invalid value 'a b'"),
         ("system: slurm\nqueues: a\n", "queues: unknown option; did you mean 'queue'"),
+        ("system: slurm\npartition: a\n", "partition: unknown option; did you mean 'queue'"),
+        ("system: slurm\nsite: triton\n", "the file names another site. Fix: leave out its line `site`"),
         (
             "system: slurm\ndirectives: ['--gpus={gpu}']\ngpus-per-node: 1\n",
             "{gpu} is not known for this job",
@@ -132,7 +166,7 @@ def test_sites_that_are_unknown() -> None:
     )
     assert "--site ../x: unknown site" in refused("--site", "../x", *SHAPE, "--", "my.py")
     assert "--site no.yaml: can't be read" in refused("--site", "no.yaml", *SHAPE, "--", "my.py")
-    assert "its batch system is pbs, not slurm. Fix: leave out" in refused(
+    assert "its batch system is pbs, not slurm. Fix: name pbs, or no site" in refused(
         "slurm", "--site", "casper", *SHAPE, "--", "my.py"
     )
 

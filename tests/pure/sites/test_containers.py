@@ -77,6 +77,8 @@ def test_the_first_that_is_there_and_runs_the_image(
         ("pyxis", "image.sqsh", "{here}/image.sqsh"),
         ("pyxis", REGISTRY, REGISTRY),
         ("srun", "image.toml", "--environment={here}/image.toml"),
+        ("srun", "--environment=gone.toml", "--environment=gone.toml"),
+        ("srun", "--container-image=/gone.sqsh", "--container-image=/gone.sqsh"),
         ("srun", "--environment=x --network=y", "--environment=x --network=y"),
         ("podman-hpc", f"docker://{REGISTRY}", REGISTRY),
         ("shifter", f"docker://{REGISTRY}", f"docker:{REGISTRY}"),
