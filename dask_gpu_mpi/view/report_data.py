@@ -34,7 +34,7 @@ _WORDS = (
     r"cookie|signature"
 )
 _NAME = re.compile(_WORDS, re.IGNORECASE)
-_VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
+_VALUE = r"""(?:\[left out\]|"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
 #: Secrets, each after a group that stays. Every repetition that is not at the end is bounded: otherwise the time grows with the
 #: square of the text's length.
 _SECRETS = [

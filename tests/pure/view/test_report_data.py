@@ -165,6 +165,12 @@ def test_what_looks_like_a_secret(text: str) -> None:
     assert found[1]["x"] == [found[0]]
 
 
+def test_what_was_left_out_stays_so() -> None:
+    once = scrub("s.py --password S3CRET -n 2")
+    assert once == f"s.py --password {LEFT_OUT} -n 2"
+    assert scrub(once) == once
+
+
 @pytest.mark.parametrize("text", ["", "a token ring", "tcp://host:8786", "key=1", "x = y", "monkey: 3"])
 def test_what_does_not(text: str) -> None:
     assert scrub(text) == text
