@@ -211,6 +211,9 @@ class Leader:
 
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
+        if event.kind == Kind.GONE and ending.has_lost_too_many:
+            # No node is lost, though Hydra may end with the code that it has then. The launcher is about to end this process.
+            self._write_mark("")
         # Another agent of its rank; one of a rank that was left out is for the coordinator.
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
             again = self._coordinator.start_of(event.source, without=ending.ended_workers)
@@ -246,8 +249,12 @@ class Leader:
         more = " lost" if ending.has_lost_too_many else ""
         code = 1 if ending.lost is not None and not ending.code else ending.code
         text = f"{code}{more}\n" if ending.lost_ranks and code is not None else ""
-        with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
-            mark.write(text)
+        self._write_mark(text)
+
+    def _write_mark(self, text: str) -> None:
+        if self._mark is not None:
+            with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
+                mark.write(text)
 
 
 def _gone(what: str) -> Failure:

@@ -259,3 +259,16 @@ def insist_on(code: int) -> None:
     with contextlib.suppress(AttributeError):
         _libc.__cxa_atexit(_libc._exit, ctypes.c_void_p(code), None)
         _libc.__cxa_atexit(_libc.fflush, None, None)
+
+
+#: Linux's system call. Python has no function for it if it was built for an older Linux, as conda's.
+_PIDFD_OPEN = 434
+
+
+def open_process(pid: int) -> int:
+    """A descriptor of a process, which is readable once that has ended; OSError: it has ended, or this kernel has none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.syscall(_PIDFD_OPEN, pid, 0)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from dask_gpu_mpi.base.frames import Held
-from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours
+from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours, open_process
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import LOST_GRACE
 from dask_gpu_mpi.errors import InputError
@@ -190,7 +190,7 @@ class Monitor:
         member = self._member
         with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
             if member.launched:
-                self._launcher = Held(os.pidfd_open(os.getppid()))
+                self._launcher = Held(open_process(os.getppid()))
         try:
             while not self._leaving.is_set():
                 member.pump(0.0)

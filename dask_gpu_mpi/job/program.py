@@ -194,7 +194,7 @@ class Program:
                 f"{'-c' if self.kind is ProgramKind.CODE else f'script {self.text!r}'}: Python can't compile it",
                 fix="correct the line above",
             ) from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError, MemoryError):
             pass  # it is reported when it runs
 
     def _code(self) -> tuple[str | bytes, str]:

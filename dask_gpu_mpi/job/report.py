@@ -56,7 +56,7 @@ class Reporter:
         self._joined = joined
         self._warnings = tuple(warnings)
         self._started = started
-        self._program = shlex.join(sys.argv)  # the script may change it
+        self._program = shlex.join(map(str, sys.argv))  # the script may change it
         self._ready = ready
         address = joined.cluster.address
         arguments = {} if security is None else security.get_connection_args("client")

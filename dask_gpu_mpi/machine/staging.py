@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import IO, Any
@@ -239,7 +240,8 @@ class Unpacker:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._log = os.memfd_create("unpack")
+        with tempfile.TemporaryFile() as file:
+            self._log = os.dup(file.fileno())
         self._programs: list[Any] = []
         self._file: IO[bytes] | None = None
         self._image = ""

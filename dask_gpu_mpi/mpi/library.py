@@ -69,7 +69,7 @@ def unlink_shared_memory() -> None:
 
     MPICH 5 removes it in ``MPI_Finalize``, which a rank that is killed or aborts does not reach, and is content if it is missing.
     """
-    for name in re.findall(r"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_text(), re.MULTILINE):
+    for name in re.findall(rb"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_bytes(), re.MULTILINE):
         with contextlib.suppress(OSError):  # another rank was faster
             os.unlink(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import NoReturn
 import psutil
 
 from dask_gpu_mpi.base.frames import wait_until_read
+from dask_gpu_mpi.base.signals import open_process
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED, READING
@@ -47,7 +49,7 @@ PROXIES = ("hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "prted", "orted")
 
 # By a descriptor, since the number may be another process's by then. It is readable once the process has ended.
 _CODE = """
-import os, select, signal, sys
+import ctypes, os, select, sys
 fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 if not select.select([fd], [], [], patience)[0]:
     try:
@@ -55,7 +57,7 @@ if not select.select([fd], [], [], patience)[0]:
             print("dask_gpu_mpi: the launcher has not ended %g s after the job was aborted: it is killed" % patience, file=file)
     except OSError:
         pass
-    signal.pidfd_send_signal(fd, signal.SIGKILL)
+    ctypes.CDLL(None).syscall(424, fd, 9, None, 0)  # pidfd_send_signal, which some builds of Python lack
 """
 
 
@@ -80,7 +82,7 @@ def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIE
                 name, above = _name_and_parent(pid)
             if name not in HANGING:
                 return
-        fd = os.pidfd_open(pid)
+        fd = open_process(pid)
         try:
             subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(patience)],
@@ -298,13 +300,15 @@ def _close_above(rank: int, *, is_first: bool) -> str:
 def _close_ports(pid: int) -> None:
     """Give the listening sockets of a process a key; OSError: that is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
-    process = os.pidfd_open(pid)
+    process = open_process(pid)
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed by now
                 if not os.readlink(link).startswith("socket:"):
                     continue
                 if (fd := libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)) < 0:
+                    if ctypes.get_errno() == errno.EBADF:  # closed since
+                        continue
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
                 with socket.socket(fileno=fd) as sock:
                     is_network = sock.family in (socket.AF_INET, socket.AF_INET6)

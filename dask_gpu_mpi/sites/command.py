@@ -100,8 +100,6 @@ class Launch:
     private: bool = False
     #: File that exists at the end of a job that has completed, if the launcher's exit code does not prove it.
     mark: str = ""
-    #: Exit codes of the launcher that mean the loss of a node if that file is missing.
-    lost_codes: tuple[int, ...] = (0,)
     #: Of the job.
     batch: BatchSystem = field(default_factory=BatchSystem)
     #: Whether SIGTERM and SIGINT are forwarded to the launcher.
@@ -221,7 +219,6 @@ def decide(
         and request.command == "run"
         and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))
         else "",
-        lost_codes=launcher.lost_codes,
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )

@@ -243,7 +243,7 @@ class Options(Pyxis):
         return image.startswith("-") or image.endswith(".toml")
 
     def spelled(self, image: str) -> str:
-        return image if image.startswith("-") else f"--environment={os.path.abspath(image)}"
+        return image if image.startswith("-") else shlex.quote(f"--environment={os.path.abspath(image)}")
 
     def launcher_options(self, container: Container) -> list[str]:
         if container.mounts:
@@ -251,7 +251,12 @@ class Options(Pyxis):
                 "launch: --container-mount: can't be combined with options of srun that choose the image",
                 fix="mount it in the file of the image, or by an option",
             )
-        return shlex.split(container.image)
+        try:
+            return shlex.split(container.image)
+        except ValueError as error:
+            raise InputError(
+                f"launch: --container {container.image}: {error}", fix="close the quotation"
+            ) from None
 
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
         return ["env", f"--chdir={container.cwd}"]

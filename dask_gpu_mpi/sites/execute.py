@@ -210,7 +210,8 @@ def run_launch(
                 return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
         noted, lost = _noted(launch.mark) if launch.mark else (None, False)
-        lost_node = code in launch.lost_codes and bool(launch.mark) and not _is_our_mark(launch.mark)
+        # ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0
+        lost_node = code in (0, 255) and bool(launch.mark) and not _is_our_mark(launch.mark)
         code = code if noted is None else noted
         requeues = requeue is not None and (code == 75 or lost_node or lost)
         if requeues:

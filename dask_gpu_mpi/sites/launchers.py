@@ -124,8 +124,6 @@ class Launcher:
     copies = True
     #: Whether its exit code may be 0 after the loss of a node, or whether it waits for a node that is silent.
     may_lose_nodes = False
-    #: Its exit codes that may mean the loss of a node, unless the job has completed.
-    lost_codes: tuple[int, ...] = (0,)
 
     def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
         """The values for `meets` that are available on this node; None: unknown."""
@@ -228,7 +226,6 @@ class OpenMpi(Launcher):
     without_input = ("--stdin", "none")  # Open MPI 5 never forwards the end of the file
     copies = False
     may_lose_nodes = True
-    lost_codes = (0, 255)  # of its own, and of an ssh that has lost its connection
 
     def environment(self, *, root: bool) -> dict[str, str | None]:
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}

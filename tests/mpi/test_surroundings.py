@@ -161,3 +161,22 @@ def test_what_a_script_sets_at_its_top(mpirun: Mpi, tmp_path: Path) -> None:
     # nothing was set
     done = mpirun.run("from distributed import Client; Client()", 1, command=["--no-dashboard"]).check()
     assert "warning: Client" not in done.stderr
+
+
+@pytest.mark.both_mpis
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_python_that_was_built_for_an_old_linux(mpirun: Mpi, tmp_path: Path, launched: bool) -> None:
+    """As conda's: it has no functions for descriptors of processes, and the loss of the cluster is noticed all the same."""
+    gone = "import os, signal\nfor module, name in ((os, 'pidfd_open'), (signal, 'pidfd_send_signal'), (os, 'memfd_create')):\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{gone}    delattr(module, name)\n")
+    (tmp_path / "script.py").write_text(
+        f"{TELL}import time\n{CLIENT}assert not hasattr(os, 'pidfd_open')\n"
+        "os.kill(client.run_on_scheduler(os.getpid), 9)\ntime.sleep(60)\n"
+    )
+    how = [*COMMAND, "launch", "-n", "2"] if launched else [*COMMAND]
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = mpirun.run([*how, str(tmp_path / "script.py")], None if launched else 2, env=env, timeout=45)
+    assert facts(done)["answer"] == 3
+    assert done.rc not in (0, 137)
+    assert done.stderr.count("the cluster is lost") == 1
+    assert "pidfd" not in done.stderr

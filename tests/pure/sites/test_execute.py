@@ -224,9 +224,7 @@ def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch(number: 
 def test_mark_of_a_job_that_has_completed(tmp_path: Path, code: int) -> None:
     mark = tmp_path / "ended"
     mark.touch()  # of the run before
-    more = repr({"mark": str(mark), "lost_codes": (0, 255)})
-    # Hydra ends with 255 if it loses one of its processes before a rank that was killed is reported
-    assert ran("import os; os._exit(255)", more=repr({"mark": str(mark)})) == (255, "")
+    more = repr({"mark": str(mark)})
     rc, output = ran(f"import os; os._exit({code})", more=more)
     assert rc == 75  # it can't go on without the node: it is requeued
     assert f"exited with code {code}, but the job has not completed" in output
