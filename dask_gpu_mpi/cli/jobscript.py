@@ -322,13 +322,14 @@ def request(
 def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[str, Any]]:
     """The options of the site, of Dask's configuration and of the user, each of which wins over those before."""
     configured, users = _converted(_configured(), "configuration"), _converted(given, source)
-    name = users.pop("site", None) or os.environ.get(_SITE) or configured.get("site")
+    own, told = users.pop("site", None), os.environ.get(_SITE)
+    name = own or told or configured.get("site")
     configured.pop("site", None)
     site = load_site(name) if name else {"system": system}
     if site["system"] != system:
         raise OptionError(
             f"--site {name}: its batch system is {site['system']}, not {system}",
-            fix=f"name {site['system']}, or no site",
+            fix=f"name {site['system']}, or {'no site' if own or not told else f'unset {_SITE}'}",
         )
     if "note" in site:
         say(f"--site {name}: {site['note']}")

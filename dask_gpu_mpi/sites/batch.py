@@ -282,6 +282,8 @@ class BatchSystem:
     alike: tuple[frozenset[str], ...] = ()
     #: Whether a job may name a type of GPU.
     has_types = False
+    #: Whether a job that has whole nodes requests a number of cores.
+    counts_cores = False
     #: Whether a job may request GPUs without a number of nodes.
     chooses_nodes = False
     #: The names in `jobscript` of its short options.

@@ -58,6 +58,12 @@ def render(job: JobRequest) -> str:
             expected=f"one of {', '.join(system.words)}",
             fix=f"leave it out, or --directive with an option of {system.submit[0]}",
         )
+    if job.cpus_per_node and not job.shared and not system.counts_cores:
+        raise InputError(
+            f"--cpus-per-node {job.cpus_per_node}: {system.title} gives whole nodes with all their cores",
+            expected="with --shared",
+            fix="leave it out",
+        )
     if job.gpus and not system.chooses_nodes:
         raise InputError(f"--gpus: {system.title} has no such request", fix="--nodes and --gpus-per-node")
     filled = tuple(_filled(text, job) for text in job.directives)
@@ -109,10 +115,13 @@ def _filled(directive: str, job: JobRequest) -> str:
 
     def number(found: re.Match[str]) -> str:
         if (name := found[1]) not in numbers or numbers[name] in (None, ""):
+            fix = "add the option with that number, such as --nodes, or write the number itself"
+            if name in numbers and (name == "gpu-type" or job.gpus):
+                fix = f"--nodes N --gpus-per-node {'TYPE:NUMBER' if name == 'gpu-type' else 'NUMBER'}"
             raise InputError(
                 f"--directive {directive}: {{{name}}} is not known for this job",
                 expected=f"one of {', '.join(numbers)}",
-                fix="add the option with that number, such as --nodes, or write the number itself",
+                fix=fix,
             )
         return str(numbers[name])
 

@@ -64,6 +64,7 @@ class Pbs(BatchSystem):
     default_launchers = ("pals",)
     submit = ("qsub",)
     chooses_nodes = True
+    counts_cores = True
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
     times = ("S", "M:S")
     words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}

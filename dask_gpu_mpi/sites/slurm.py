@@ -56,6 +56,7 @@ class Slurm(BatchSystem):
     short: Mapping[str, str] = {"-q": "--qos"}
     has_types = True
     chooses_nodes = True
+    counts_cores = True
     alike = tuple(
         frozenset(names.split())
         for names in (

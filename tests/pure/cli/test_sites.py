@@ -128,6 +128,24 @@ def test_memory_of_gpus_without_nodes(here: Path) -> None:
     assert message in refused("pbs", "--gpus", "8", "--mem", "64G", "-t", "60", "--", "my.py")
 
 
+@pytest.mark.parametrize("system", ["lsf", "flux"])
+def test_cores_of_whole_nodes(system: str) -> None:
+    words = (system, *SHAPE, "--gpus-per-node", "4", "--cpus-per-gpu", "8")
+    assert "--cpus-per-node 32: " in refused(*words, "--", "my.py")
+    assert "32" in command(*words, "--shared", "--", "my.py")
+
+
+def test_variable_of_another_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_GPU_MPI_SITE", "casper")
+    assert "Fix: name pbs, or unset DASK_GPU_MPI_SITE" in refused("slurm", *SHAPE, "--", "my.py")
+
+
+def test_site_whose_directives_need_nodes() -> None:
+    message = refused("--site", "polaris", "--gpus", "3", "-t", "60", "--", "my.py")
+    assert "{nodes} is not known for this job" in message
+    assert "Fix: --nodes N --gpus-per-node NUMBER" in message
+
+
 def test_launcher_of_pbs() -> None:
     words = ("pbs", *SHAPE, "--gpus-per-node", "4")
     assert "DGM_LAUNCHER=" not in command(*words, "--", "my.py")
