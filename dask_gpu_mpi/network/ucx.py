@@ -10,8 +10,10 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import environment
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.model import SWITCHES
@@ -124,6 +126,7 @@ def _system_ucx(environ: Mapping[str, str], *, device_memory: bool) -> tuple[str
             text=True,
             timeout=ASKING,
             check=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         ).stdout.split()
         version, folder = told
     except (OSError, subprocess.SubprocessError, ValueError):
