@@ -64,6 +64,12 @@ def render(job: JobRequest) -> str:
             expected="with --shared",
             fix="leave it out",
         )
+    asked = {"--mem=": job.memory_per_node, "--ntasks-per-node=": job.ranks_per_node > 1}
+    if lost := [each for each in job.directives if asked.get(each)]:
+        option = "--memory-per-node" if lost[0] == "--mem=" else "--ranks-per-node"
+        raise InputError(
+            f"{option}: {lost[0]} among the directives takes it out", fix="leave one of them out"
+        )
     if job.gpus and not system.chooses_nodes:
         raise InputError(f"--gpus: {system.title} has no such request", fix="--nodes and --gpus-per-node")
     filled = tuple(_filled(text, job) for text in job.directives)

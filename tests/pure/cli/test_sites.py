@@ -135,6 +135,12 @@ def test_cores_of_whole_nodes(system: str) -> None:
     assert "32" in command(*words, "--shared", "--", "my.py")
 
 
+@pytest.mark.parametrize("option", ["--mem=64G", "--ranks-per-node=4"])
+def test_option_that_the_site_takes_out(option: str) -> None:
+    message = refused("--site", "archer2", *SHAPE, option, "--", "my.py")
+    assert " among the directives takes it out. Fix: leave one of them out" in message
+
+
 def test_variable_of_another_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_GPU_MPI_SITE", "casper")
     assert "Fix: name pbs, or unset DASK_GPU_MPI_SITE" in refused("slurm", *SHAPE, "--", "my.py")
