@@ -244,7 +244,7 @@ class Leader:
         """
         # A launcher does not notice a node that is silent, and waits for it. It ends by itself after another loss.
         ends_itself = ending.lost_ranks and not (self._options.survives or self._hub.has_lost_node)
-        if self._mark is None or ends_itself:
+        if ends_itself:
             return
         more = " lost" if ending.has_lost_too_many else ""
         code = 1 if ending.lost is not None and not ending.code else ending.code

@@ -261,14 +261,24 @@ def insist_on(code: int) -> None:
         _libc.__cxa_atexit(_libc.fflush, None, None)
 
 
-#: Linux's system call. Python has no function for it if it was built for an older Linux, as conda's.
-_PIDFD_OPEN = 434
+#: Of Linux, on all architectures but two that nobody uses for this. Python has no function for the first if it was built for an
+#: older Linux, as conda's, and none for the second.
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 
 
 def open_process(pid: int) -> int:
     """A descriptor of a process, which is readable once that has ended; OSError: it has ended, or this kernel has none."""
+    return _system_call(_PIDFD_OPEN, pid, 0)
+
+
+def descriptor_of(process: int, number: int) -> int:
+    """A copy of another process's descriptor, by that process's own (`open_process`); OSError: it is closed, or not allowed."""
+    return _system_call(_PIDFD_GETFD, process, number, 0)
+
+
+def _system_call(number: int, *arguments: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.syscall(_PIDFD_OPEN, pid, 0)
-    if fd < 0:
+    found: int = libc.syscall(number, *arguments)
+    if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return fd
+    return found

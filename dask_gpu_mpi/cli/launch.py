@@ -150,11 +150,12 @@ def launch(
                 f"launch: {given_too[0]} with --launcher-command: {foreign[0]} starts the ranks that the job has",
                 fix=f"leave {given_too[0]} out; --launcher-option for options of {foreign[0]}",
             )
-        if foreign and not shutil.which(foreign[0]):
+        path = shutil.which(foreign[0]) if foreign else None
+        if foreign and path is None:
             raise LauncherError(
                 f"launch: --launcher-command {foreign[0]}: not found in PATH", fix="load its module"
             )
-        starter = Starter(FOREIGN, shutil.which(foreign[0]) or "") if foreign else None
+        starter = Starter(FOREIGN, path) if path is not None else None
         if stage and container:
             raise InputError(
                 "launch: --stage with --container: the environment of the ranks is that of the image",

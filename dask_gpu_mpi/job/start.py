@@ -77,9 +77,9 @@ def start(
         from dask_gpu_mpi.mpi.library import unlink_shared_memory
 
         unlink_shared_memory()
-    if joined.world.is_own and not leave_open:
-        # nobody else could: most ranks never return from `initialize`, and the script's would wait for them in MPI
-        atexit.register(joined.world.finalize)
+        if not leave_open:
+            # nobody else could: most ranks never return from `initialize`, and the script's would wait for them in MPI
+            atexit.register(joined.world.finalize)
     if not joined.is_client:
         return member, None
     if not quiet:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import NoReturn
 import psutil
 
 from dask_gpu_mpi.base.frames import wait_until_read
-from dask_gpu_mpi.base.signals import open_process
+from dask_gpu_mpi.base.signals import descriptor_of, open_process
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED, READING
@@ -245,8 +244,8 @@ class NeighbourWatch:
 # Connections that exist have sockets of their own, without the key. A socket filter would do the same, but for root only: since
 # June 2026 Linux requires CAP_NET_ADMIN to attach one to a TCP socket (commit 5d39580f68e6).
 
-#: Of Linux, on all architectures but two that nobody uses for this: the system call, the option, and its flag for a prefix.
-_PIDFD_GETFD, _TCP_MD5SIG_EXT, _PREFIX = 438, 32, 1
+#: Of Linux: the option, and its flag for a prefix.
+_TCP_MD5SIG_EXT, _PREFIX = 32, 1
 #: The addresses whose packets need a key: all of IPv4, all of IPv6, and all of IPv4 at a socket of IPv6.
 _IPV4, _IPV6 = struct.pack("H", socket.AF_INET), struct.pack("H", socket.AF_INET6)
 _MAPPED = _IPV6 + socket.inet_pton(socket.AF_INET6, "::ffff:0.0.0.0").rjust(22, b"\0")
@@ -299,17 +298,18 @@ def _close_above(rank: int, *, is_first: bool) -> str:
 
 def _close_ports(pid: int) -> None:
     """Give the listening sockets of a process a key; OSError: that is not possible."""
-    libc = ctypes.CDLL(None, use_errno=True)
     process = open_process(pid)
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed by now
                 if not os.readlink(link).startswith("socket:"):
                     continue
-                if (fd := libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)) < 0:
-                    if ctypes.get_errno() == errno.EBADF:  # closed since
+                try:
+                    fd = descriptor_of(process, int(link.name))
+                except OSError as error:
+                    if error.errno == errno.EBADF:  # closed since
                         continue
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                    raise
                 with socket.socket(fileno=fd) as sock:
                     is_network = sock.family in (socket.AF_INET, socket.AF_INET6)
                     if is_network and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

@@ -109,27 +109,22 @@ def way_between_nodes(
 
 def _system_ucx(environ: Mapping[str, str], *, device_memory: bool) -> tuple[str, str]:
     """Version and folder of the UCX that the system's loader finds, if workers can use it for RDMA, or the reason against it."""
-    import subprocess
     import sys
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
 
-    try:
-        # in a process of its own: what is loaded stays. In another directory: UCX reads a file ucx.conf in this one
-        told = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", ASKS_SYSTEM],
-            env={**environ, **AT_LOAD},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASKING,
-            check=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        ).stdout.split()
-        version, folder = told
-    except (OSError, subprocess.SubprocessError, ValueError):
+    from dask_gpu_mpi.sites.batch import run_command
+
+    # in a process of its own: what is loaded stays
+    done = run_command(
+        [sys.executable, "-I", "-S", "-c", ASKS_SYSTEM],
+        {**environ, **AT_LOAD},
+        ASKING,
+        prepare=partial(die_with_parent, os.getpid()),
+    )
+    version, _, folder = done.stdout.strip().partition(" ")
+    if done.returncode or not folder:
         return "", "the system has no UCX (libucp.so)"
     name = f"UCX {version} in {folder}"
     for kind in ("ib", "cuda") if device_memory else ("ib",):
