@@ -428,7 +428,9 @@ class Part:
             plan = replace(plan, warnings=(*options.warnings, *plan.warnings))
         # A cluster without encryption is open to everyone, and so is its dashboard.
         token = secrets.token_urlsafe(32) if options.protocol.encrypts else ""
-        self._settings = settings = replace(settings, token=token, plan=plan)
+        self._settings = settings = replace(
+            settings, token=token, plan=plan, imports=self._configuration.imports
+        )
         kind, payload = await self._scheduler.start(options, settings)
         if kind != Kind.SCHEDULER_UP:
             self._send(Kind.FAILED, payload)
@@ -468,7 +470,7 @@ class Part:
                 logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
             if start.transport.ucx is not WorkerUcx.OFF:
                 dask.config.set(transfer_config())
-            await self._workers.start(start)
+            await self._workers.start(replace(start, imports=self._configuration.imports))
         self._timeline.lap("start workers")
         steps = self._timeline.take() if self._options.recorded else []
         self._send(Kind.READY, (steps, self._workers.address))

@@ -213,6 +213,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             watch.report_client(lambda: pipe.send((Kind.CLIENT, None)))
         elif kind == Kind.LOST:
             watch.give_up(*payload)
+        if kind == Kind.UP and settings.imports and settings.device:
+            _import_first(scheduler, settings.imports)
         if kind == Kind.UP and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif kind == Kind.CLOSE:
@@ -247,6 +249,24 @@ def _compare_versions_once(scheduler: Any) -> None:
 
     scheduler.handlers["register-worker"] = add_worker
     module.error_message = error_message
+
+
+def _import_first(scheduler: Any, modules: Collection[str]) -> None:
+    """Import the script's modules in a thread, since clients connect meanwhile; graphs, which may hold their objects, wait."""
+
+    def import_all() -> None:
+        for module in modules:
+            with contextlib.suppress(Exception):  # a graph that needs it shows the error
+                importlib.import_module(module)
+
+    imported = asyncio.get_running_loop().run_in_executor(None, import_all)
+    update_graph = scheduler.stream_handlers["update-graph"]
+
+    async def wait_and_update(**message: Any) -> Any:
+        await imported
+        return await update_graph(**message)
+
+    scheduler.stream_handlers["update-graph"] = wait_and_update
 
 
 def _record(scheduler: Any, *, from_start: bool) -> None:

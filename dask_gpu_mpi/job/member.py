@@ -429,6 +429,8 @@ class Member:
 
 def configuration(options: Any, **more: Any) -> Configuration:
     """The settings of an agent, with the Dask configuration of this process."""
+    from dask_gpu_mpi.job.program import libraries_of_script
+
     loaded = sys.modules.get("dask.config")
     dask_config = dict(loaded.config) if loaded is not None else {}
-    return Configuration(replace(options, comm=None), dask_config, **more)
+    return Configuration(replace(options, comm=None), dask_config, imports=libraries_of_script(), **more)

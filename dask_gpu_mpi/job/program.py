@@ -9,6 +9,7 @@ import io
 import linecache
 import os
 import pkgutil
+import re
 import runpy
 import sys
 import textwrap
@@ -25,6 +26,14 @@ from dask_gpu_mpi.job import outcome
 
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
+#: Libraries of GPUs that take a second or more to import, and how a script names them.
+LIBRARIES = {
+    "dask_cudf": rb"\bdask_cudf\b|\bcudf\b(?s:.)*\bdataframe\b|\bdataframe\b(?s:.)*\bcudf\b",
+    "cudf": rb"\bcudf\b",
+    "cupy": rb"\bcupy\b",
+}
+#: Bytes of a script in which they are looked for.
+LOOKED_AT = 2**20
 
 
 def run_script(program: Program) -> None:
@@ -87,6 +96,19 @@ def _from_script(trace: Any) -> Any:
     while trace is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
     return trace
+
+
+def libraries_of_script() -> tuple[str, ...]:
+    """Those of `LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does."""
+    path = sys.argv[0] if sys.argv else ""
+    try:
+        if not os.path.isfile(path):  # the code of -c or a pipe, which can be read once
+            return ()
+        with open(path, "rb") as file:
+            text = file.read(LOOKED_AT)
+    except OSError:
+        return ()
+    return tuple(name for name, words in LIBRARIES.items() if re.search(words, text))
 
 
 class ProgramKind(Enum):

@@ -135,6 +135,8 @@ class Configuration:
     contexts: tuple[str, ...] = ()
     #: MPI starts in the rank's process, which can do nothing else meanwhile.
     mpi_in_rank: bool = False
+    #: Modules that the script names, and that workers with a GPU and the scheduler import as it begins.
+    imports: tuple[str, ...] = ()
     #: The command `plan`: the start ends with the plan.
     plan_only: bool = False
     #: ``time.monotonic()`` of the start, and of the start-up deadline; the same clock for all processes of a node.
@@ -180,6 +182,8 @@ class SchedulerSettings:
     plan: Plan | None = field(default=None, repr=False)
     #: Whether the job has a script, with which the cluster ends.
     has_script: bool = False
+    #: Modules to import as the script begins; from its agent.
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

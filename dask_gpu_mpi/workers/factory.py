@@ -96,7 +96,13 @@ def make_worker(
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
     """
-    from dask_gpu_mpi.workers.plugins import InWorker, NewProcess, StreamsBetweenWorkers, plugins_of
+    from dask_gpu_mpi.workers.plugins import (
+        ImportsOfScript,
+        InWorker,
+        NewProcess,
+        StreamsBetweenWorkers,
+        plugins_of,
+    )
 
     cls: Any = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
@@ -123,6 +129,8 @@ def make_worker(
         if start.protocol == Protocol.TLS:
             has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
             plugins.append(StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu))
+        if plan.kind == "gpu" and start.imports:
+            plugins.append(ImportsOfScript(start.imports))
         plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
         if is_profiled(os.environ):
             plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))

@@ -149,6 +149,10 @@ GPU_FIX = (
 START_UCX_AFTER = 1.0
 
 
+#: Seconds between a worker's start and its imports for the script.
+IMPORT_AFTER = 0.05
+
+
 class InWorker(WorkerPlugin):
     """Calls a function with these arguments in a worker's process, in the thread that later starts those of tasks."""
 
@@ -317,6 +321,31 @@ class StreamsBetweenWorkers(BeforeWorker):
         from dask_gpu_mpi.network.worker_comm import use_streams_between_workers
 
         use_streams_between_workers(sealed=self.sealed, has_gpu=self.has_gpu)
+
+
+class ImportsOfScript(WorkerPlugin):
+    """Imports these modules as soon as the worker is there: the script, which names them, imports them at the same time.
+
+    The event loop's thread imports them, which also reads tasks: cuDF fails if one thread imports it while another imports a part
+    of it.
+    """
+
+    name = "dask_gpu_mpi-imports-of-script"
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self.modules = tuple(modules)
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process, when the worker has almost started."""
+        self._task = asyncio.ensure_future(self._import(worker))
+
+    async def _import(self, worker: Worker) -> None:
+        while worker.status.name == "init":
+            await asyncio.sleep(IMPORT_AFTER)
+        await asyncio.sleep(IMPORT_AFTER)  # its nanny, whose message another thread sends, has to know
+        for module in self.modules:
+            with contextlib.suppress(Exception):  # a task that needs it shows the error
+                import_module(module)
 
 
 class FailedTransfers(WorkerPlugin):

@@ -196,3 +196,23 @@ def test_what_can_not_be(mpirun: Mpi) -> None:
     done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(EIGHT)).check(2)
     words = ["rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]"]
     assert [word for word in words if word not in done.refusal] == [], done.refusal
+
+
+def test_libraries_that_the_script_names(mpirun: Mpi) -> None:
+    # cuDF, here a module of the tests, is imported by workers with a GPU and by the scheduler before a task needs it
+    script = """
+def has_cudf(dask_worker=None, dask_scheduler=None):
+    return "cudf" in sys.modules
+
+def on_workers():
+    return {row["name"]: client.run(has_cudf)[row["address"]] for row in rows}
+
+import sys
+wait_until(lambda: on_workers()["0-0"] and client.run_on_scheduler(has_cudf))
+tell(has=on_workers(), sum=client.submit(sum, [1, 2]).result())
+"""
+    env = gpu_environ(make_gpus(1, memory=80 * GIB))
+    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
+    told = facts(mpirun.run(SCRIPT + script, 1, command=["--cpu-workers", "1"], env=env).check())
+    assert told["has"] == {"0-0": True, "0-cpu-0": False}
+    assert told["sum"] == 3

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.program import Program, ProgramKind
+from dask_gpu_mpi.job.program import Program, ProgramKind, libraries_of_script
 from dask_gpu_mpi.sites.command import START
 from support import ROOT
 
@@ -58,7 +58,7 @@ def test_modules_that_may_be_there_or_are_not(name: str, says: str) -> None:
 
 RUN = """
 import sys
-from dask_gpu_mpi.job.program import Program, run_script
+from dask_gpu_mpi.job.program import Program, run_script, libraries_of_script
 program = Program.of(sys.argv[1:])
 program.prepare()
 run_script(program)
@@ -259,3 +259,29 @@ def test_functions_of_main_are_pickled(
 ) -> None:
     _, ours = run_both(*words, cwd=tmp_path, environ=make_programs(tmp_path, text))
     assert (ours.stdout, ours.returncode) == (output, 0), ours.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import numpy", ()),
+        ("import cudf_polars, mycudf, cudfx", ()),
+        ("import cupy as cp", ("cupy",)),
+        ("from cudf import DataFrame", ("cudf",)),
+        ("import cupy\nimport dask_cudf", ("dask_cudf", "cupy")),
+        ('import dask.dataframe as dd\ndask.config.set({"dataframe.backend": "cudf"})', ("dask_cudf", "cudf")),
+    ],
+)
+def test_libraries_that_a_script_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: tuple[str, ...]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert libraries_of_script() == found
+
+
+@pytest.mark.parametrize("words", [[], ["-c"], ["-m"], ["/dev/null"], ["missing.py"]])
+def test_no_script_names_no_library(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    assert libraries_of_script() == ()
