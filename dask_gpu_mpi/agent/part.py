@@ -445,7 +445,7 @@ class Part:
 
     def _on_scheduler_end(self, code: int | None) -> None:
         """The scheduler's process has ended by itself; code 0: a client called shutdown()."""
-        if self._stop.is_set() or self._released.is_set():
+        if self._closing or self._stop.is_set():
             return
         ended = f"the scheduler's process ended (exit code {code})"
         self._send(Kind.OVER, (False, None if code == 0 else ended, None))
@@ -508,6 +508,8 @@ class Part:
         if not self._closing:
             self._closing = True
             self._remove_scheduler_file()
+            if self._settings is not None:
+                self._scheduler.send(Kind.STOP)
             try:
                 await self._close_workers()
             except Exception:  # of a class of the user's; the others wait for this part

@@ -40,6 +40,8 @@ from dask_gpu_mpi.workers.logs import log_to_file
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
+#: Seconds between looks whether all workers have left a cluster that ends.
+LEFT_INTERVAL = 0.02
 #: Seconds that the dashboard waits for the script's client to connect.
 CLIENT_GRACE = 5.0
 
@@ -108,7 +110,7 @@ class SchedulerProcess:
         self._on_end(self._process.exitcode)
 
     def send(self, kind: Kind, payload: Any = None) -> None:
-        """Send it `Kind.UP`, `Kind.LOST` or `Kind.CLOSE`, if it is there."""
+        """Send it `Kind.UP`, `Kind.LOST`, `Kind.STOP` or `Kind.CLOSE`, if it is there."""
         if self._pipe is not None:
             with contextlib.suppress(OSError):  # it has ended
                 self._pipe.send((kind, payload))
@@ -217,6 +219,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             _import_first(scheduler, settings.imports)
         if kind == Kind.UP and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
+        elif kind == Kind.STOP:
+            tasks.append(loop.create_task(_close_without_workers(scheduler, asked)))
         elif kind == Kind.CLOSE:
             loop.remove_reader(pipe.fileno())
             asked.set()
@@ -230,6 +234,13 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
+
+
+async def _close_without_workers(scheduler: Any, asked: asyncio.Event) -> None:
+    """Let it close when the workers have left it, while their processes still end: those with a GPU take up to a second."""
+    while scheduler.workers:
+        await asyncio.sleep(LEFT_INTERVAL)
+    asked.set()
 
 
 def _compare_versions_once(scheduler: Any) -> None:

@@ -367,9 +367,9 @@ async def test_a_scheduler_that_ends(bench: Bench, code: int, lost: str | None) 
         assert await bench.heard() == Event(1, Kind.CLIENT, None)
         bench.scheduler.on_end(code)
         assert await bench.heard() == Event(1, Kind.OVER, (False, lost, None))
-        bench.send(Kind.RELEASE)
-        bench.send(Kind.BUSY)
-        assert await bench.answer() == (Kind.BUSY, None)
+        bench.send(Kind.STOP)
+        assert await bench.answer() == (Kind.STOP, None)
+        assert await bench.heard() == Event(1, Kind.CLOSED, None)
         bench.scheduler.on_end(code)
         bench.tell(Kind.SIGNAL, 15)
         assert await bench.heard() == Event(1, Kind.SIGNAL, 15)
@@ -508,7 +508,7 @@ async def test_a_message_that_can_not_be_read(bench: Bench) -> None:
 
 
 async def test_the_cluster_is_over_and_then_the_job(bench: Bench) -> None:
-    """Workers close first, and the scheduler when all ranks' have."""
+    """Workers close first; the scheduler when they have left it, at the latest when all ranks' have closed."""
     async with bench.running():
         await bench.start_scheduler()
         await bench.start()
@@ -517,10 +517,10 @@ async def test_the_cluster_is_over_and_then_the_job(bench: Bench) -> None:
         assert await bench.answer() == (Kind.STOP, "no worker is left")
         assert await bench.heard() == CLOSED  # and nothing of workers that have ended
         bench.workers.on_end("a", "why")
-        assert bench.calls == ["close workers"]
+        assert bench.calls == [(Kind.STOP,), "close workers"]
         bench.send(Kind.RELEASE)
         assert await bench.answer() == RANK_CLOSED
-        assert bench.calls == ["close workers", ("close scheduler", 2.0)]
+        assert bench.calls == [(Kind.STOP,), "close workers", ("close scheduler", 2.0)]
         bench.send(Kind.END, (75, 15))
         assert [await bench.answer() for _ in range(3)] == [
             (Kind.END, (75, 15)),

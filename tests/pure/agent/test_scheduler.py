@@ -316,3 +316,14 @@ async def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: p
     ended = Problem("the scheduler's process ended before it listened", fix="read its output above")
     assert answer == (Kind.FAILED, Failure(ended))
     assert ends == []
+
+
+async def test_it_may_close_once_its_workers_have_left() -> None:
+    of_job = types.SimpleNamespace(workers={"one": None})
+    asked = asyncio.Event()
+    waiting = asyncio.ensure_future(scheduler._close_without_workers(of_job, asked))
+    await asyncio.sleep(3 * scheduler.LEFT_INTERVAL)
+    assert not asked.is_set()
+    of_job.workers.clear()
+    await asyncio.wait_for(waiting, 10)
+    assert asked.is_set()
