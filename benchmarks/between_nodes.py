@@ -207,20 +207,18 @@ def main() -> int:
     checkouts = dict(each.split("=", 1) for each in options.checkout)
     ways = [*options.ways, *checkouts]
     trials: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    about = {"benchmark": "between_nodes", **machine(default_launcher()), "gpu": options.gpu}
     with hosts() as environ:
         for number in range(options.rounds):
             first = number % len(ways)
             for way in ways[first:] + ways[:first]:
                 trials[way].append(run(way, options, checkouts, environ))
                 print(way, trials[way][-1], flush=True)
+                write(options.json, {**about, "trials": trials})  # they are kept if it ends early
     names = list(dict.fromkeys(name for found in trials.values() for each in found for name in each))
     for way, found in trials.items():
         row = {name: middle([each.get(name) for each in found]) for name in names}
         print(f"{way:28}", {name: round(value, 2) for name, value in row.items() if value is not None})
-    write(
-        options.json,
-        {"benchmark": "between_nodes", **machine(default_launcher()), "gpu": options.gpu, "trials": trials},
-    )
     return 0
 
 

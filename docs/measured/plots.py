@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
-from measured.results import OURS, ROOT, load
+from measured.results import OURS, ROOT, known, load
 
 Data = dict[str, Any]
 #: Colours that differ for all kinds of colour vision (Okabe and Ito); each has one meaning in all plots.
@@ -109,6 +110,33 @@ def draw_phases(pyplot: Any, data: Data) -> Any:
     return figure
 
 
+def streams() -> Data:
+    """GB/s of GPU memory between two nodes, one way, by way."""
+    trials = load("between-nodes-2xH200")["trials"]
+    return {known(way): median(each["one way, GB/s"] for each in rounds) for way, rounds in trials.items()}
+
+
+def say_streams(data: Data) -> str:
+    """The bars in words."""
+    return ", ".join(f"{way}: {speed:.2f} GB/s" for way, speed in data.items()) + "."
+
+
+def draw_streams(pyplot: Any, data: Data) -> Any:
+    """A bar for each way."""
+    figure, axis = pyplot.subplots(figsize=(8.2, 2.2))
+    ways = sorted(data, key=lambda way: data[way])
+    for row, way in enumerate(ways):
+        ours = way.startswith("dask-gpu-mpi") and "before" not in way
+        axis.barh(row, data[way], 0.7, color=BLUE if ours else ORANGE if "dask cuda" in way else GREY)
+        axis.text(data[way] + 0.1, row, f"{data[way]:.2f} GB/s", va="center")
+    axis.set_yticks(range(len(ways)), ways)
+    axis.tick_params(left=False)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlim(0, 1.15 * max(data.values()))
+    axis.set_xlabel("GB/s of GPU memory, one way")
+    return figure
+
+
 class Plot(NamedTuple):
     """A picture: its data, the same in words for those who do not see it, and the function that draws it."""
 
@@ -121,6 +149,7 @@ class Plot(NamedTuple):
 #: By the name of the file, docs/images/perf-NAME.svg.
 PLOTS = {
     "startup": Plot("Start-up by phase", phases, say_phases, draw_phases),
+    "between": Plot("GPU memory between two nodes", streams, say_streams, draw_streams),
 }
 
 

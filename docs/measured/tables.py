@@ -14,6 +14,10 @@ Row = dict[str, str | float | None]
 CHECKOUTS = {OURS: "present version", "before": "231 modules", "last": "151 modules"}
 
 
+#: Steps of a whole job that its table shows.
+WHOLE = ("ready", "first cuDF result", "last line", "exit")
+
+
 def starts_of(file: str, shape: str, column: str) -> dict[str, float]:
     """A figure of startup.py for each program that was started in this shape."""
     found = load(file)["results"][shape]
@@ -362,6 +366,21 @@ def between(document: Any) -> Iterator[Row]:
             "way": known(way),
             **{name: statistics.median(found[name] for found in rounds) for name in names},
         }
+
+
+def whole_job(document: Any) -> Iterator[Row]:
+    """A job from its launch to its exit: medians of seconds, and of ratios within pairs."""
+    other = document["trials"]["LocalCUDACluster, UCX"]
+    for way, rounds in document["trials"].items():
+        yield {
+            "way": known(way),
+            **{f"{name}, s": statistics.median(found[name] for found in rounds) for name in WHOLE},
+        }
+    pairs = list(zip(document["trials"]["ours"], other, strict=True))
+    yield {
+        "way": "ratio within pairs",
+        **{f"{name}, s": f"{statistics.median(a[name] / b[name] for a, b in pairs):.2f}" for name in WHOLE},
+    }
 
 
 def recorded(document: Any) -> Iterator[Row]:

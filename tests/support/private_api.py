@@ -200,9 +200,10 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.stream_handlers",
-        "gang/member",
+        "agent/scheduler gang/member",
         _DISTRIBUTED,
-        why="the scheduler tells the workers of a gang that it is over",
+        why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a gang that "
+        "it is over",
         without="as `Server.handlers`",
         replaced=True,
     ),
