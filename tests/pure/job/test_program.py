@@ -269,7 +269,10 @@ def test_functions_of_main_are_pickled(
         ("import cupy as cp", ("cupy",)),
         ("from cudf import DataFrame", ("cudf",)),
         ("import cupy\nimport dask_cudf", ("dask_cudf", "cupy")),
-        ('import dask.dataframe as dd\ndask.config.set({"dataframe.backend": "cudf"})', ("dask_cudf", "cudf")),
+        (
+            'import dask.dataframe as dd\ndask.config.set({"dataframe.backend": "cudf"})',
+            ("dask_cudf", "cudf"),
+        ),
     ],
 )
 def test_libraries_that_a_script_names(
