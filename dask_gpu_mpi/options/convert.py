@@ -15,11 +15,11 @@ import operator
 import os
 import re
 import sys
-import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -395,10 +395,12 @@ def import_config(*, alone: bool = False) -> Any:
 def _import_alone() -> Any:
     global _alone
     if _alone is None:
-        spec = importlib.util.find_spec("dask")
-        package = types.ModuleType("dask")
-        package.__dict__.update(__path__=[*((spec and spec.submodule_search_locations) or ())])
-        sys.modules["dask"] = package
+        found = importlib.util.find_spec("dask")
+        package = ModuleSpec("dask", None, is_package=True)  # as if its __init__.py were empty
+        folders = package.submodule_search_locations
+        if folders is not None and found is not None:
+            folders.extend(found.submodule_search_locations or ())
+        sys.modules["dask"] = importlib.util.module_from_spec(package)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the rank with the script repeats them
