@@ -416,6 +416,20 @@ def test_an_abort_while_mpi_runs(
     assert codes == [3] * aborts
 
 
+@pytest.mark.parametrize(("finalized", "forked"), [(False, False), (True, False), (False, True)])
+def test_the_end_of_mpi_in_the_scripts_process(
+    finalized: bool, forked: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch)
+    world = own_world(Comm(1, 2), {}, "h", starts=False)
+    assert world is not None
+    monkeypatch.setattr(mpi, "finalized", finalized)
+    if forked:
+        monkeypatch.setattr(module.os, "getpid", lambda: 1)
+    world.finalize()
+    assert capfd.readouterr().err == "Finalize\n" * (not finalized and not forked)
+
+
 #: mpi4py's methods that pickle what they send, or unpickle what arrives, of which there are no others of the same name.
 PICKLING = {
     "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "ibsend", "improbe", "irecv", "isend", "issend", "mprobe",

@@ -101,7 +101,7 @@ def test_columns_of_figures_that_some_gpu_reports() -> None:
 def test_scrolling_stays_on_the_rows() -> None:
     view, firsts = View(fold=False), []
     for key in ("down", "page up", "page down", "page down", "j", "k", "up"):
-        press(view, key, ROWS, 2)
+        assert press(view, key, ROWS, 2)
         firsts.append(page_of(view, ROWS, 2).first)
     assert firsts == [1, 0, 2, 4, 4, 3, 2]
     # a larger screen, or rows that are gone, leave nothing empty
@@ -131,7 +131,7 @@ def test_keys(text: str, keys: list[str]) -> None:
 def test_any_keys_show_rows_that_are_there(keys: list[str], height: int, empty: bool) -> None:
     view, rows = View(), () if empty else ROWS
     for key in keys:
-        press(view, key, rows, height)
+        assert press(view, key, rows, height)
         page = page_of(view, rows, height)
         assert len(page.rows) == min(height, page.total)
         assert 0 <= page.first <= max(0, page.total - height)
