@@ -266,16 +266,16 @@ def test_a_child_is_a_fork_of_a_process_with_one_thread(thread: bool, tmp_path: 
 
 @pytest.mark.parametrize("ends", ["fails", "dies with the rank"])
 def test_the_end_of_a_fork(ends: str, tmp_path: Path) -> None:
-    code = "def Finalize():\n    raise Exception('lost')"
-    program = FORKS if ends == "fails" else FORKS.replace("world.end()", "os.kill(os.getpid(), 9)")
+    fails = ends == "fails"
+    code = "def Finalize():\n    " + ("raise Exception('lost')" if fails else "time.sleep(100)")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", FORKS if fails else FORKS.replace("world.end()", "os.kill(os.getpid(), 9)")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(package(tmp_path, code))},
         capture_output=True,
         text=True,
         timeout=60,  # the output is open until both have ended
     )
-    if ends == "fails":
+    if fails:
         assert "error: MPI: Exception: lost" in done.stderr
         assert done.stdout.splitlines()[-2:] == ["1", "the rank's atexit"]
     else:
