@@ -269,6 +269,19 @@ def test_connect_names_a_clock_that_is_wrong(
         connect(file)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_connect_waits_for_the_file_unless_that_would_block_the_clients_loop(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(
+        "dask_gpu_mpi.network.scheduler_file.wait_for_scheduler_file", lambda *given: waits.append(given)
+    )
+    with pytest.raises(InputError):
+        connect("/nowhere/scheduler.json", timeout=5, asynchronous=asynchronous)
+    assert waits == [("/nowhere/scheduler.json", 5)] * (not asynchronous)
+
+
 def test_a_second_try_after_a_start_that_has_failed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher lets its ranks meet once."""
     monkeypatch.setattr(module, "_has_met", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from dask_gpu_mpi.view.snapshot import Row, snapshot_of
 from dask_gpu_mpi.view.top_view import (
+    COLUMNS,
     SORTS,
     View,
     folded,
@@ -96,6 +98,15 @@ def test_columns_of_figures_that_some_gpu_reports() -> None:
     assert lines[1].endswith("POWER 650 W")
     assert [line.split()[-2:] for line in lines[2:5]] == [["WATT", "SLOWED"], ["650", "heat"], ["-", "-"]]
     assert "WATT" not in drawn(screen(told, View(), 80, 24))[2]
+
+
+@pytest.mark.parametrize(
+    ("used", "style"), [(79, ""), (80, "yellow"), (94, "yellow"), (95, "red"), (None, "")]
+)
+def test_a_column_warns_of_memory_that_is_nearly_full(used: int | None, style: str) -> None:
+    column = next(column for column in COLUMNS if column.total)
+    row: Any = SimpleNamespace(**{column.field: used, column.total: 100})
+    assert column.cell(row)[1] == style
 
 
 def test_scrolling_stays_on_the_rows() -> None:
