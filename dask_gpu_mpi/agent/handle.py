@@ -25,6 +25,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.options.convert import loaded_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import scrub
 from dask_gpu_mpi.startup.messages import Configuration, Kind
@@ -68,7 +69,7 @@ def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The rank's environment without the launcher's identity, and with the variables that workers need from the start."""
-    loaded = sys.modules.get("dask.config")
+    loaded = loaded_config()
     configured = loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None
     if not isinstance(configured or {}, Mapping):
         raise InputError(

@@ -418,7 +418,7 @@ def _configured() -> Mapping[Any, Any]:
     from dask_gpu_mpi.options.resolve import register_defaults
 
     config = import_config()
-    register_defaults()
+    register_defaults(config)
     section = config.get("gpu-mpi.jobscript", None) or {}
     if not isinstance(section, Mapping):
         raise OptionError(

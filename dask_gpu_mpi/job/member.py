@@ -30,6 +30,7 @@ from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.watchdogs import end_job, kill_rank
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.options.convert import loaded_config
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.messages import COORDINATOR, Configuration, Kind
 
@@ -431,6 +432,6 @@ def configuration(options: Any, **more: Any) -> Configuration:
     """The settings of an agent, with the Dask configuration of this process."""
     from dask_gpu_mpi.job.program import libraries_of_script
 
-    loaded = sys.modules.get("dask.config")
+    loaded = loaded_config()
     dask_config = dict(loaded.config) if loaded is not None else {}
     return Configuration(replace(options, comm=None), dask_config, imports=libraries_of_script(), **more)

@@ -99,7 +99,7 @@ class ClientEnd:
         import distributed  # noqa: F401, I001
         import dask
 
-        register_defaults()
+        register_defaults(dask.config)
         follow_cudf_spill(self.member.joined.options.worker_options)
         prefer_cluster(self._address, self._fetch_record)
         cluster, options = self.member.joined.cluster, self.member.joined.options

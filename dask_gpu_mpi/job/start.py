@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -62,12 +63,14 @@ def start(
     """
     global _member, _by_command
     joined, started, signals = _enter(
-        read_options, comm=comm, leave_open=leave_open, has_client=has_client, check=check
+        read_options,
+        comm=comm,
+        leave_open=leave_open,
+        has_client=has_client,
+        check=check,
+        by_command=by_command,
     )
-    from dask_gpu_mpi.job.announcement import announce, announce_waiting
-    from dask_gpu_mpi.job.dask_client import note_start
     from dask_gpu_mpi.job.member import Member
-    from dask_gpu_mpi.job.session import ClientEnd, Session
 
     _by_command = by_command
     if _member is not None:  # of an earlier cluster of this program
@@ -82,6 +85,10 @@ def start(
             atexit.register(joined.world.finalize)
     if not joined.is_client:
         return member, None
+    from dask_gpu_mpi.job.announcement import announce, announce_waiting
+    from dask_gpu_mpi.job.dask_client import note_start
+    from dask_gpu_mpi.job.session import ClientEnd, Session
+
     if not quiet:
         announce(joined, time.monotonic() - started)
     if not has_client:
@@ -103,7 +110,7 @@ def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
 
     A DaskGpuMpiError is the one report of all failures, as of `start`.
     """
-    made, _, signals = _enter(read_options, has_client=True, plan_only=True)
+    made, _, signals = _enter(read_options, has_client=True, plan_only=True, by_command=True)
     signals.give_back()
     return made if isinstance(made, Plan) else None
 
@@ -116,6 +123,7 @@ def _enter(
     has_client: bool = True,
     check: Callable[[int, Options], None] | None = None,
     plan_only: bool = False,
+    by_command: bool = False,
 ) -> tuple[Any, float, Signals]:
     """Enter the job: what `Entering.run` returns, when this began (``time.monotonic()``), and the signals that were taken."""
     global _has_met
@@ -141,6 +149,9 @@ def _enter(
     mark_children()  # for the script's children only: the agent gets `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
+    # as in the agent: modules that are imported stay, and collections of garbage would be a tenth of the import
+    collects = gc.isenabled()
+    gc.disable()
     keepalive = None
     agent: AgentProcess | None = None
     options: Options | None = None
@@ -150,11 +161,11 @@ def _enter(
 
     try:
         try:
-            # First, since it imports while this process does, and while MPI initialises.
-            agent = _start_agent(environ)
+            # First, since both work while this process imports. MPI's child has no descriptor of the agent's.
             if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
                 _has_met = True
-                child = world_of(environ, import_path())
+                child = world_of(environ, import_path(), forks=by_command)
+            agent = _start_agent(environ)
             options = read_options()
             timeline.lap("read the options")
             keepalive = None if plan_only else start_cuda_keepalive(options, environ)
@@ -210,6 +221,8 @@ def _enter(
         signals.give_back()
         raise
     finally:
+        if collects:
+            gc.enable()
         if keepalive is not None:
             release(keepalive)
     if child is not None:

@@ -9,6 +9,7 @@ Never use mpi4py's methods in lower case, which unpickle messages: anyone who re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -16,9 +17,12 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import psutil
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import wait_until_read
@@ -177,9 +181,13 @@ _BOOT = "import sys; sys.path[:] = sys.argv[3:]; from dask_gpu_mpi.mpi.world imp
 
 
 class MpiChild(PacketWorld):
-    """MPI in a child process, which lives until the ranks have met. `environ`: with the launcher's variables."""
+    """MPI in a child process, which lives until the ranks have met. `environ`: with the launcher's variables.
 
-    def __init__(self, environ: Mapping[str, str], path: list[str]) -> None:
+    `forks`: no code of the user has run in this process. Then the child is a fork of it, unless a library has started threads:
+    a new Python would need 50 ms for its start and for what this process has imported already.
+    """
+
+    def __init__(self, environ: Mapping[str, str], path: list[str], *, forks: bool = False) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours)
         self.rank, self.size = 0, 0
@@ -187,8 +195,11 @@ class MpiChild(PacketWorld):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            if forks and len(os.listdir("/proc/self/task")) == 1:
+                self._process = self._fork(theirs, environ)
+                return
             os.set_inheritable(theirs.fileno(), True)
-            self._process = subprocess.Popen(
+            self._process = psutil.Popen(
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), *path],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
@@ -204,6 +215,31 @@ class MpiChild(PacketWorld):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
+
+    def _fork(self, theirs: socket.socket, environ: Mapping[str, str]) -> psutil.Process:
+        rank = os.getpid()
+        flush()
+        if pid := os.fork():
+            return psutil.Process(pid)
+        code = 1
+        try:
+            self._close()
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            os.chdir("/")
+            os.environ.clear()
+            os.environ.update(environ)
+            main(theirs.detach(), rank)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            flush()
+            # C's exit, as at the end of a new Python: `atexit` has functions of the rank, and os._exit unloads no library
+            ctypes.CDLL(None).exit(code)
+        os._exit(code)
 
     def _on_transport(self, data: bytes) -> None:
         """The world, or the reason why there is none."""
@@ -236,8 +272,8 @@ class MpiChild(PacketWorld):
 
     def _exit_text(self) -> str:
         try:
-            code = self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
+            code = self._process.wait(2.0) or 0
+        except psutil.TimeoutExpired:
             return "its process closed its connection"
         return f"exit code {code}" if code >= 0 else f"killed by signal {signal.Signals(-code).name}"
 
@@ -246,13 +282,13 @@ class MpiChild(PacketWorld):
         self.leave()
         try:
             self._process.wait(FINALIZING)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             say(
                 f"warning: rank {self.rank}: MPI_Finalize has not returned within {FINALIZING:g} s; its process is killed, which "
                 "the launcher may count. Fix: srun, or another MPI library"
             )
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(psutil.TimeoutExpired):
                 self._process.wait(KILLING)
 
 
@@ -325,12 +361,12 @@ def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool)
     )
 
 
-def world_of(environ: Mapping[str, str], path: list[str]) -> PacketWorld:
-    """The world of a rank without MPI in its process: that of `launch`, or of MPI in a child."""
+def world_of(environ: Mapping[str, str], path: list[str], *, forks: bool = False) -> PacketWorld:
+    """The world of a rank without MPI in its process: that of `launch`, or of MPI in a child (`MpiChild`)."""
     launched = detect(environ)
     if launched is not None and launched.launcher is LOCAL:
         return LaunchedWorld(environ)
-    return MpiChild(environ, path)
+    return MpiChild(environ, path, forks=forks)
 
 
 class Endpoint:

@@ -5,9 +5,7 @@ They are Dask's connections. With TLS both ends show the job's certificate, so t
 
 from __future__ import annotations
 
-import asyncio
 import random
-import ssl
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +30,9 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
 
     `patient`: they may be busy, and have Dask's whole timeout.
     """
+    # Imported here and below: every rank imports this module before it starts its agent, and none of them tests anything.
+    import asyncio
+
     import dask
     from dask.utils import parse_timedelta
     from distributed import Security
@@ -66,6 +67,8 @@ def _reason(error: BaseException, limit: float) -> str:
         return f"no answer within {limit:g} s"
     if clock_problem(str(error)):
         return str(error)
+    import ssl
+
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror:
         return error.strerror
     return "something else answers there"

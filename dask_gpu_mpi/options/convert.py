@@ -6,15 +6,20 @@ has already guessed the type of an environment variable (``NAME=12`` arrives as 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.util
 import json
 import math
 import operator
 import os
 import re
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -361,9 +366,22 @@ _KINDS: dict[Kind, Callable[[Setting, Any, Source], Any]] = {
 # Dask's configuration: import it, and find out what the user has configured in it.
 
 
-def import_config() -> Any:
-    """Import `dask.config`, which reads the configuration; an InputError if one of its files is malformed."""
+#: `dask.config` as `import_config` has loaded it without its package.
+_alone: Any = None
+
+
+def import_config(*, alone: bool = False) -> Any:
+    """Import `dask.config`, which reads the configuration; an InputError if one of its files is malformed.
+
+    `alone`: without the rest of Dask, whose import takes 0.1 s, if nothing has imported that yet. A later import of Dask does not
+    notice: it reads the configuration again.
+    """
     try:
+        own = os.environ.get("DASK_CONFIG", "")
+        # a pipe can be read once
+        if alone and "dask" not in sys.modules and (not own or os.path.isfile(own) or os.path.isdir(own)):
+            with contextlib.suppress(ImportError):  # of another version, which needs more of its package
+                return _import_alone()
         import dask.config
     # the last two: a variable that is nested too deeply
     except (ValueError, RecursionError, MemoryError) as error:
@@ -372,6 +390,30 @@ def import_config() -> Any:
             fix="correct or remove that file",
         ) from None
     return dask.config
+
+
+def _import_alone() -> Any:
+    global _alone
+    if _alone is None:
+        found = importlib.util.find_spec("dask")
+        package = ModuleSpec("dask", None, is_package=True)  # as if its __init__.py were empty
+        folders = package.submodule_search_locations
+        if folders is not None and found is not None:
+            folders.extend(found.submodule_search_locations or ())
+        sys.modules["dask"] = importlib.util.module_from_spec(package)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the rank with the script repeats them
+                _alone = importlib.import_module("dask.config")
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "dask"]:
+                del sys.modules[name]
+    return _alone
+
+
+def loaded_config() -> Any:
+    """`dask.config` as this process has loaded it; None: it has not."""
+    return sys.modules.get("dask.config") or _alone
 
 
 def is_configured(key: str) -> bool:

@@ -28,14 +28,13 @@ from dask_gpu_mpi.options.model import (
 )
 
 
-def register_defaults() -> None:
-    """Add the defaults of ``gpu-mpi.yaml`` to those of Dask's configuration, so that ``dask.config.refresh`` keeps them; once."""
-    import dask.config
+def register_defaults(config: Any) -> None:
+    """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
     import yaml
 
-    if not any("gpu-mpi" in known for known in dask.config.defaults):
+    if not any("gpu-mpi" in known for known in config.defaults):
         text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
-        dask.config.update_defaults(yaml.safe_load(text))
+        config.update_defaults(yaml.safe_load(text))
 
 
 def resolve(
@@ -58,7 +57,7 @@ def resolve(
         if name not in OPTIONS:
             raise OptionError(f"{source}: unknown option {show(name)}{suggest(name, OPTIONS)}")
         explicit[name] = convert(OPTIONS[name], value, _origin(OPTIONS[name], source), source)
-    for option, value, origin in _configured():
+    for option, value, origin in _configured(source):
         converted = convert(option, value, origin, "configuration")
         if converted != option.default:
             values[option.name], origins[option.name] = converted, origin
@@ -87,7 +86,7 @@ def _origin(option: Option, source: Source) -> str:
     return f"{source} {option.name}"
 
 
-def _configured() -> Iterator[tuple[Option, Any, str]]:
+def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
     """Each option that is set in Dask's configuration (files and environment), with its value and its place for messages."""
     for variable in os.environ:
         start, _, rest = variable.partition("DASK_GPU_MPI_")
@@ -96,8 +95,8 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment {variable}: no effect", fix=f"two underscores after MPI, DASK_GPU_MPI__{rest}"
             )
-    config = import_config()
-    register_defaults()
+    config = import_config(alone=source == "command line")
+    register_defaults(config)
     section = config.get("gpu-mpi", {}) or {}
     if not isinstance(section, Mapping):
         raise OptionError(

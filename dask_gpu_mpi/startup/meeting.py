@@ -97,7 +97,9 @@ class Meeting:
         self._channels: dict[int, Channel] = {}
         self._dropped = 0
         self.open = world.size > 1
-        if self.open and world.rank != COORDINATOR:
+        if not self.open:
+            world.leave()  # nobody else comes, and MPI ends while the cluster starts
+        elif world.rank != COORDINATOR:
             self._send_hello(COORDINATOR)
 
     @property

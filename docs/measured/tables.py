@@ -174,10 +174,11 @@ def emulated_ranks(document: Any) -> Iterator[Row]:
 
     for row in document["simulated"]:
         steps = row["steps"]
-        largest = max(steps[step]["largest"] for step in ("gather", "prove", "scatter", "go"))
+        largest = max(steps[step]["largest"] for step in ("meet", "gather", "prove", "scatter", "go"))
         whole = steps["client's plan"]["largest"]
         yield {
             "ranks": row["ranks"],
+            "meeting": cell(steps["meet"]),
             "registrations gathered": cell(steps["gather"]),
             "plan": f"{number(steps['plan']['seconds'])} s",
             "reachability test": cell(steps["prove"]),

@@ -40,7 +40,7 @@ from dask_gpu_mpi.options.resolve import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
-register_defaults()
+register_defaults(dask.config)
 
 def state():
     return {
@@ -212,7 +212,7 @@ def cluster(wrap, **options):
 
 hooked, wrapped = [], []
 sys.excepthook = hook
-register_defaults()  # as packages do with theirs when they are imported
+register_defaults(dask.config)  # as packages do with theirs when they are imported
 states = [state()]
 for turn in range(3):
     cluster(False, protocol="tcp" if turn == 1 else "tls")

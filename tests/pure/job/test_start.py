@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -56,8 +57,9 @@ class Rank:
         self.failure: DaskGpuMpiError | None = None
         self.world: Any = None
         self.agents: list[Any] = []
-        #: Worlds behind a child process or `launch`.
+        #: Worlds behind a child process or `launch`, and whether that may be a fork.
         self.children: list[World] = []
+        self.forks = False
         monkeypatch.setattr(module, "_member", None)
         monkeypatch.setattr(module, "_has_met", False)
         monkeypatch.setattr(module, "AgentProcess", self.agent)
@@ -75,7 +77,9 @@ class Rank:
         self.agents.append(made)
         return made
 
-    def world_of(self, environ: Any, path: Any) -> World:
+    def world_of(self, environ: Any, path: Any, *, forks: bool) -> World:
+        assert self.agents == []  # whose socket a fork would have
+        self.forks = forks
         self.children.append(World())
         return self.children[-1]
 
@@ -112,8 +116,17 @@ CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
 def test_the_start_up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan_of(worker_plan())
     rank = Rank(monkeypatch, made)
-    assert module.plan_of_allocation(lambda: CPUS) is made
+    collects: list[bool] = []
+
+    def read_options() -> Options:
+        collects.append(gc.isenabled())
+        return CPUS
+
+    assert module.plan_of_allocation(read_options) is made
+    assert [*collects, gc.isenabled()] == [False, True]
     ((agent,), (child,)) = rank.agents, rank.children
+    assert rank.forks
+    rank.agents.clear()
     assert rank.world is child
     (configuration,) = agent.configure.call_args.args
     assert (configuration.options, configuration.plan_only) == (CPUS, True)
@@ -164,6 +177,7 @@ def test_the_launchers_variables_are_gone_unless_the_script_is_an_mpi_process(
     member.signals.give_back()
     assert session is None
     assert len(rank.children) == (mpi == "child")
+    assert not rank.forks  # the user's code has run here
     assert rank.world == {"child": rank.children and rank.children[0], "comm": comm}.get(mpi, "own")
     assert rank.environ.items() >= variables.items()
     assert ("PMI_FD" in os.environ) is ("SLURM_PROCID" in os.environ) is (mpi != "child")
@@ -253,6 +267,19 @@ def test_connect_names_a_clock_that_is_wrong(
     file.write_text(json.dumps({"address": "tls://10.0.0.1:8786"}))
     with pytest.raises((InputError, OSError), match=raised):
         connect(file)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_connect_waits_for_the_file_unless_that_would_block_the_clients_loop(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(
+        "dask_gpu_mpi.network.scheduler_file.wait_for_scheduler_file", lambda *given: waits.append(given)
+    )
+    with pytest.raises(InputError):
+        connect("/nowhere/scheduler.json", timeout=5, asynchronous=asynchronous)
+    assert waits == [("/nowhere/scheduler.json", 5)] * (not asynchronous)
 
 
 def test_a_second_try_after_a_start_that_has_failed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,66 @@ def test_a_child_that_does_not_end_is_killed(
     assert capfd.readouterr().err.count("warning: rank 0: MPI_Finalize has not returned within 0.2 s") == 1
 
 
+#: A rank with `thread` in its arguments has a second thread.
+FORKS = """
+import atexit, os, sys, threading, time
+from pathlib import Path
+from dask_gpu_mpi.mpi.world import world_of
+
+held = threading.Event()
+if "thread" in sys.argv:
+    threading.Thread(target=held.wait, daemon=True).start()
+environ = dict(os.environ)
+os.environ["RANKS"] = "mark"
+atexit.register(print, "the rank's atexit")
+sys.stdout.write("buffered\\n")
+world = world_of(environ, sys.path, forks=True)
+while not world.size:
+    time.sleep(0.01)
+    world.receive()
+child = Path("/proc", str(world._process.pid))
+print((child / "cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes())
+print(os.readlink(child / "cwd"), os.readlink(child / "fd/0"))
+world.end()
+print(world._process.wait())
+"""
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_child_is_a_fork_of_a_process_with_one_thread(thread: bool, tmp_path: Path) -> None:
+    """It has nothing that the rank has printed or registered, and ends as a new Python would."""
+    code = "import atexit\nassert 'RANKS' not in os.environ\ndef Finalize():\n    print('Finalize')"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(package(tmp_path, code))}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, *["thread"] * thread],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = ["buffered", str(not thread), "/ /dev/null", "Finalize", "0", "the rank's atexit"]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+
+
+@pytest.mark.parametrize("ends", ["fails", "dies with the rank"])
+def test_the_end_of_a_fork(ends: str, tmp_path: Path) -> None:
+    fails = ends == "fails"
+    code = "def Finalize():\n    " + ("raise Exception('lost')" if fails else "time.sleep(100)")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS if fails else FORKS.replace("world.end()", "os.kill(os.getpid(), 9)")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(package(tmp_path, code))},
+        capture_output=True,
+        text=True,
+        timeout=60,  # the output is open until both have ended
+    )
+    if fails:
+        assert "error: MPI: Exception: lost" in done.stderr
+        assert done.stdout.splitlines()[-2:] == ["1", "the rank's atexit"]
+    else:
+        assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+
+
 def test_a_child_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -354,6 +414,20 @@ def test_an_abort_while_mpi_runs(
     monkeypatch.setattr(mpi.COMM_WORLD, "Abort", codes.append)
     world.abort(3)
     assert codes == [3] * aborts
+
+
+@pytest.mark.parametrize(("finalized", "forked"), [(False, False), (True, False), (False, True)])
+def test_the_end_of_mpi_in_the_scripts_process(
+    finalized: bool, forked: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch)
+    world = own_world(Comm(1, 2), {}, "h", starts=False)
+    assert world is not None
+    monkeypatch.setattr(mpi, "finalized", finalized)
+    if forked:
+        monkeypatch.setattr(module.os, "getpid", lambda: 1)
+    world.finalize()
+    assert capfd.readouterr().err == "Finalize\n" * (not finalized and not forked)
 
 
 #: mpi4py's methods that pickle what they send, or unpickle what arrives, of which there are no others of the same name.

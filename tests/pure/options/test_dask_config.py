@@ -81,13 +81,65 @@ def test_what_an_agent_waits_for_is_little() -> None:
         assert run(code) == "[]"
 
 
-def test_options_need_dask_but_not_distributed(empty: dict[str, str]) -> None:
-    """To import distributed takes most of a second, in each rank, before its agent starts."""
+@pytest.mark.parametrize(
+    ("before", "source", "loaded"),
+    [
+        ("", "keyword", {"dask", "dask.config"}),
+        ("", "command line", set()),
+        ("import dask; dask.config.set(x=1);", "command line", {"dask", "dask.config"}),
+    ],
+)
+def test_options_need_the_configuration_of_dask_alone(
+    before: str, source: str, loaded: set[str], empty: dict[str, str], tmp_path: Path
+) -> None:
+    """To import all of Dask takes a tenth of a second, and distributed most of one, in each rank.
+
+    A command needs only the module that reads the configuration. A script that imports Dask later gets the same.
+    """
+    file = tmp_path / "mine.yaml"
+    file.write_text("gpu-mpi: {nthreads: 3}\ndistributed: {nanny: {pre-spawn-environ: {A: 1}}}")
     code = (
-        "import sys; from dask_gpu_mpi.options.resolve import resolve; resolve({}, source='command line'); "
-        "print({'dask.config', 'distributed'} & set(sys.modules))"
+        f"import sys; {before} from dask_gpu_mpi.options.resolve import resolve; "
+        f"options = resolve({{}}, source={source!r}); "
+        "found = {'dask', 'dask.config', 'dask.typing', 'dask.base', 'distributed'} & set(sys.modules); "
+        f"assert found >= {loaded or set()} and bool(found) is {bool(loaded)} and 'distributed' not in found, found; "
+        "from dask_gpu_mpi.options.convert import loaded_config; "
+        "known = loaded_config().get('distributed.nanny.pre-spawn-environ'); "
+        "import dask, dask.config, dask.typing; from dask_gpu_mpi.options.convert import import_config; "
+        "assert import_config(alone=True) is dask.config is loaded_config() is sys.modules['dask.config']; "
+        "assert dask.typing is sys.modules['dask.typing'] and dask.compute; "
+        "print(options.nthreads, known, dask.config.get('gpu-mpi.nthreads'), dask.config.get('x', None))"
     )
-    assert run(code, **empty) == "{'dask.config'}"
+    x = 1 if before else None
+    assert run(code, **empty, DASK_CONFIG=str(file)) == f"3 {{'A': 1}} 3 {x}"
+
+
+def test_a_configuration_that_can_be_read_once_is_read_once(empty: dict[str, str]) -> None:
+    """By a pipe, as a shell's ``<(...)`` is one."""
+    code = (
+        "import os; read, write = os.pipe(); os.write(write, b'gpu-mpi: {nthreads: 3}'); os.close(write); "
+        "os.environ['DASK_CONFIG'] = f'/dev/fd/{read}'; from dask_gpu_mpi.options.resolve import resolve; "
+        "options = resolve({}, source='command line'); import dask; "
+        "print(options.nthreads, dask.config.get('gpu-mpi.nthreads'))"
+    )
+    assert run(code, **empty) == "3 3"
+
+
+def test_a_dask_whose_configuration_needs_more_of_it(empty: dict[str, str], tmp_path: Path) -> None:
+    """It is imported whole."""
+    package = tmp_path / "dask"
+    package.mkdir()
+    (package / "__init__.py").write_text("needed = 1\nfrom dask import config\n")
+    (package / "config.py").write_text(
+        "from dask import needed\ndefaults = []\ndef get(*_): return {'nthreads': needed}\n"
+        "def update_defaults(_): pass\n"
+    )
+    code = (
+        "import sys; from dask_gpu_mpi.options.resolve import resolve; "
+        "print(resolve({}, source='command line').nthreads, sys.modules['dask'].needed)"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    assert run(code, **empty, PYTHONPATH=path) == "1 1"
 
 
 def test_what_rank_0_asks_for(empty: dict[str, str], tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -169,6 +171,35 @@ def test_launcher_that_has_heard_it_itself_is_not_told_again(start: Start) -> No
     up(job)
     os.killpg(job.pid, signal.SIGTERM)
     assert end(job) == (9, "heard SIGTERM\n")
+
+
+def test_ctrl_c_of_a_terminal_is_not_forwarded() -> None:
+    """The whole foreground group gets it, so the launcher has heard it itself."""
+    terminal, end = os.openpty()
+    job = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, "", HEARS, "{}"],
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(end)
+    output = b""
+    try:
+        while True:
+            output += os.read(terminal, 1000)
+            if b"up " in output and b"\x03" not in output and b"^C" not in output:
+                os.write(terminal, b"\x03")
+    except OSError:  # the terminal has no process any more
+        pass
+    finally:
+        os.close(terminal)
+        job.kill()
+        job.wait(30)
+    text = output.decode().replace("^C", "").splitlines()
+    assert [line for line in text if line.startswith("heard")] == ["heard SIGINT"]
+    assert job.returncode == 9
 
 
 def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:

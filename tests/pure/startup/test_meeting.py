@@ -125,6 +125,13 @@ def test_a_world_of_one_rank_needs_no_keys() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_rank_that_is_alone_leaves_at_once() -> None:
+    """Its MPI ends while the cluster starts, and not before the script."""
+    job = Job(1)
+    (alone,) = job.meet(0)
+    assert (job.worlds[0].left, alone.open, alone.missing) == (1, False, [])
+
+
 def hello(key: bytes = ONE.public, host: str = "h1", states: Mapping[int, str] | None = None) -> bytes:
     return pack([Kind.HELLO, Hello(host, key, states=states or {})])
 

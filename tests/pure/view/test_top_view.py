@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from dask_gpu_mpi.view.snapshot import Row, snapshot_of
 from dask_gpu_mpi.view.top_view import (
+    COLUMNS,
     SORTS,
     View,
     folded,
@@ -98,10 +100,19 @@ def test_columns_of_figures_that_some_gpu_reports() -> None:
     assert "WATT" not in drawn(screen(told, View(), 80, 24))[2]
 
 
+@pytest.mark.parametrize(
+    ("used", "style"), [(79, ""), (80, "yellow"), (94, "yellow"), (95, "red"), (None, "")]
+)
+def test_a_column_warns_of_memory_that_is_nearly_full(used: int | None, style: str) -> None:
+    column = next(column for column in COLUMNS if column.total)
+    row: Any = SimpleNamespace(**{column.field: used, column.total: 100})
+    assert column.cell(row)[1] == style
+
+
 def test_scrolling_stays_on_the_rows() -> None:
     view, firsts = View(fold=False), []
     for key in ("down", "page up", "page down", "page down", "j", "k", "up"):
-        press(view, key, ROWS, 2)
+        assert press(view, key, ROWS, 2)
         firsts.append(page_of(view, ROWS, 2).first)
     assert firsts == [1, 0, 2, 4, 4, 3, 2]
     # a larger screen, or rows that are gone, leave nothing empty
@@ -131,7 +142,7 @@ def test_keys(text: str, keys: list[str]) -> None:
 def test_any_keys_show_rows_that_are_there(keys: list[str], height: int, empty: bool) -> None:
     view, rows = View(), () if empty else ROWS
     for key in keys:
-        press(view, key, rows, height)
+        assert press(view, key, rows, height)
         page = page_of(view, rows, height)
         assert len(page.rows) == min(height, page.total)
         assert 0 <= page.first <= max(0, page.total - height)

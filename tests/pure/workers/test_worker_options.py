@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -20,6 +22,7 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.workers.worker_options import (
     TAKEN,
     accepted_options,
+    follow_cudf_spill,
     import_worker_class,
     is_cuda_worker,
     is_dasks,
@@ -267,3 +270,20 @@ def test_the_form_that_cudaworker_reads() -> None:
             "preload": "a",
             "resources": "A=1",
         }
+
+
+@pytest.mark.parametrize(("options", "loaded", "set_"), [({}, True, []), ({"enable_cudf_spill": True}, True, [("spill", True)]),
+                                                        ({"enable_cudf_spill": True}, False, [])])  # fmt: skip
+def test_a_process_that_unpickles_data_of_cudf_spills_as_the_workers_do(
+    options: dict[str, Any], loaded: bool, set_: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setenv("CUDF_SPILL", "")  # given back afterwards
+    monkeypatch.delenv("CUDF_SPILL")
+    monkeypatch.setitem(
+        sys.modules,
+        "cudf",
+        SimpleNamespace(set_option=lambda *given: found.append(given)) if loaded else None,
+    )
+    follow_cudf_spill(options)
+    assert (os.environ.get("CUDF_SPILL"), found) == ("on" if options else None, set_)

@@ -22,7 +22,7 @@ __all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "beyond_loopback", "
 #: What a launcher is called.
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|prterun|prted|hydra_pmi_proxy|hydra_bstrap_proxy|orted|srun)\S*")
 
-#: What the command line of a rank's child has, by which it is found, and its role.
+#: What the command line of a rank's child has, by which it is found, and its role. MPI's process may also be a fork of its rank.
 CHILDREN = {"dask_gpu_mpi.agent.boot": "agent", "dask_gpu_mpi.mpi.world": "mpi"}
 
 #: After `clusters.TELL`, where there is a `client`: which of Dask's servers listens where.
@@ -142,11 +142,14 @@ def role_of(pid: int, ranks: Iterable[int]) -> str:
     if pid in ranks:
         return "rank"
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if (above := parent(pid)) in ranks and command == Path(f"/proc/{above}/cmdline").read_bytes():
+            return "mpi"
+        words = command.decode(errors="replace").rstrip("\0").split("\0")
         if LAUNCHERS.fullmatch(Path(words[0]).name):
             return "launcher"
         for module, role in CHILDREN.items():
-            if any(module in word for word in words) and parent(pid) in ranks:
+            if any(module in word for word in words) and above in ranks:
                 return role
         return " ".join(words)[:200]
     return "ended"
