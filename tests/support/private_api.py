@@ -202,8 +202,8 @@ TABLE: tuple[PrivateName, ...] = (
         "Server.stream_handlers",
         "agent/scheduler gang/member",
         _DISTRIBUTED,
-        why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a gang that "
-        "it is over",
+        why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a "
+        "gang that it is over",
         without="as `Server.handlers`",
         replaced=True,
     ),
