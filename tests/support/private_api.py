@@ -69,7 +69,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "multiprocessing.resource_tracker",
-        "_resource_tracker main getfd",
+        "_resource_tracker main",
         "agent/forkserver",
         _PYTHON,
         why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
@@ -77,7 +77,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "multiprocessing.resource_tracker",
-        "_resource_tracker._fd _resource_tracker._pid",
+        "_resource_tracker._fd",
         "agent/forkserver",
         _PYTHON,
         why="as above",
