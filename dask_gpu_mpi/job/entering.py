@@ -40,7 +40,7 @@ from dask_gpu_mpi.errors import (
     StartupError,
 )
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, report_lost_launcher
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, neighbours, report_lost_launcher
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
@@ -501,7 +501,7 @@ class Entering:
             if not self._asked_neighbours:
                 self._asked_neighbours = True
                 # of the other ranks of this host: a missing rank can't report itself
-                meeting.report_neighbours(launcher_check.neighbours(os.getpid()))
+                meeting.report_neighbours(neighbours(os.getpid()))
             if over > NAME_MISSING + in_place_of_rank_0(rank):
                 raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
             return

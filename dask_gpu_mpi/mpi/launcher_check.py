@@ -2,137 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from dask_gpu_mpi.base.timeouts import RANK_0_GRACE
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
-
-# The other ranks of this host, inspected from outside: which run, and which are stopped.
-#
-# This is for the report about a rank that does not respond. A launcher's daemon is the parent of all ranks that it starts on a
-# host, and they have their number in their environment.
-
-#: The daemons that start ranks on a host, and their variable with the number of ranks.
-DAEMONS = {daemon: each.local_size for each in launchers.LAUNCHERS for daemon in each.daemons}
-
-
-def neighbours(pid: int) -> dict[int, str]:
-    """The other ranks that the launcher of the rank `pid` started on this host, found among all processes of the host.
-
-    By number of the rank: ``"stopped"`` (by a signal or a debugger) or ``"there"``. A rank that has ended is missing. Empty if
-    neither the system nor the launcher has that information.
-    """
-    import psutil
-
-    first = first_process(pid)
-    states: dict[int, str] = {}
-    children: dict[int, list[int]] = {}
-    above = 0
-    try:
-        for process in psutil.process_iter(["ppid", "status"]):
-            states[process.pid] = process.info["status"]
-            children.setdefault(process.info["ppid"], []).append(process.pid)
-            if process.pid == first:
-                above = process.info["ppid"]
-    except (psutil.Error, OSError):
-        return {}
-    found: dict[int, str] = {}
-    for sibling in children.get(above, ()) if above else ():
-        launched = (
-            None if sibling == first or states[sibling] == psutil.STATUS_ZOMBIE else launched_as(sibling)
-        )
-        if launched is None:
-            continue
-        # Wrapper scripts may be between the launcher and the rank: processes below them are the same rank.
-        mine, seen = [sibling], {states[sibling]}
-        while mine:
-            for child in children.get(mine.pop(), ()):
-                if launched_as(child) == launched:
-                    mine.append(child)
-                    seen.add(states[child])
-        stopped = seen & {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
-        found[launched.rank] = "stopped" if stopped else "there"
-    return found
-
-
-def started_here(pid: int) -> int:
-    """The number of ranks that the launcher of the rank `pid` started on this host, if it ignores ends before ``MPI_Init``.
-
-    Hydra ignores every rank that exits, Open MPI's mpirun those that exit with code 0. Other launchers end the job by themselves:
-    the number is 0.
-    """
-    import psutil
-
-    try:
-        daemon = psutil.Process(psutil.Process(first_process(pid)).ppid()).name()
-        return int(psutil.Process(pid).environ().get(DAEMONS.get(daemon, ""), "0"))
-    except (psutil.Error, OSError, ValueError):
-        return 0
-
-
-def launched_as(pid: int) -> launchers.Launched | None:
-    """The launcher's variables of a process; None if it is not a rank, or can't be inspected."""
-    import psutil
-
-    try:
-        return launchers.detect(psutil.Process(pid).environ())
-    except (psutil.Error, OSError, LauncherError):
-        return None
-
-
-def first_process(pid: int, *, but_shells: bool = False) -> int:
-    """The process that the launcher itself started for the rank `pid`: the rank, or the outermost wrapper script.
-
-    `but_shells`: stop below a shell in which a user has typed the command (``srun --pty bash``), since it continues afterwards.
-    """
-    import psutil
-
-    launched = launched_as(pid)
-    try:
-        while launched is not None and launched_as(above := psutil.Process(pid).ppid()) == launched:
-            if but_shells and _typed(above, pid):
-                break
-            pid = above
-    except psutil.Error:
-        pass
-    return pid
-
-
-def _typed(shell: int, pid: int) -> bool:
-    """Whether a process has job control on a terminal, and has started this one as a separate job.
-
-    The shell of a wrapper script leaves its commands in its own process group.
-    """
-    try:
-        group, session, terminal, foreground = (
-            int(field) for field in Path(f"/proc/{shell}/stat").read_text().rpartition(")")[2].split()[2:6]
-        )
-        job = os.getpgid(pid)
-    except (OSError, ValueError):
-        return False
-    return terminal != 0 and group != job and (session == shell or foreground == job)
-
-
-def is_child_of(pid: int) -> bool:
-    """Whether this process was started by the process `pid` or its children, with no launcher between them."""
-    import psutil
-
-    try:
-        for above in psutil.Process().parents():
-            if above.name() in DAEMONS:
-                return False
-            if above.pid == pid:
-                return True
-    except psutil.Error:
-        pass
-    return False
 
 
 def is_mpich_before_5(version: str) -> bool:

@@ -261,7 +261,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(module, "end_job", end_job)
     monkeypatch.setattr(socket, "gethostname", lambda: "h")
-    monkeypatch.setattr(launcher_check, "neighbours", lambda pid: {})
+    monkeypatch.setattr(module, "neighbours", lambda pid: {})
     monkeypatch.setattr(launcher_check, "RANK_0_GRACE", 0.0)
     monkeypatch.setattr(coordinator, "GATHER_FAILURES", 0.5)
     yield codes
@@ -443,7 +443,7 @@ def test_an_agent_that_does_not_finish_its_imports() -> None:
 def test_rank_0_reports_a_rank_that_has_not_come(
     beside: dict[int, str], ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_check, "neighbours", lambda pid: beside)
+    monkeypatch.setattr(module, "neighbours", lambda pid: beside)
     job = Job(3, seconds=0.2)
     error, other = job.run(0, 1)
     assert isinstance(error, JobEnded)

@@ -17,8 +17,15 @@ import pytest
 
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import watchdogs
-from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, kill_rank, look_after_launcher
+from dask_gpu_mpi.mpi.watchdogs import (
+    NeighbourWatch,
+    first_process,
+    kill_rank,
+    launched_as,
+    look_after_launcher,
+    neighbours,
+    started_here,
+)
 from support.jobs.clusters import until
 from support.mocks.clocks import Clock
 from support.mocks.launchers import SAMPLES
