@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.failures import Failure, one_report, report_error
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Timeline
@@ -47,7 +47,6 @@ from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_inte
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time
-from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.meeting import DEADLINE, Hello, Invitation, Meeting, listen
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Entry, Kind
 
@@ -122,8 +121,9 @@ class Entering:
         self._is_told = False
         self._agent_is_lost = False
         self._interrupted = False
-        #: Of rank 0, if it can't take part: it gathers the failures of the others.
-        self._coordinator: FailureCoordinator | None = None
+        #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
+        self._gathered: dict[int, Failure] = {}
+        self._gathers_until = 0.0
         self._entry: Entry | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
@@ -250,24 +250,23 @@ class Entering:
         if is_first and not meeting.missing:
             if self._failure is None and self._entry is None:
                 self._invite()
-            if self._failure is not None and not self._leader_knows() and self._coordinator is None:
-                self._coordinator = FailureCoordinator(meeting.hosts, deadline=self._deadline)
-                self._coordinator.fail(COORDINATOR, self._failure, time.monotonic())
+            if self._failure is not None and not self._leader_knows() and not self._gathered:
+                self._gathered[COORDINATOR] = self._failure
+                self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == self._world.size and meeting.open:
                 meeting.send_all(Kind.CLOSE)
                 meeting.close()
         if self._failure is not None and not self._is_told and not is_first:
             self._tell()
-        if self._coordinator is not None:
-            self._coordinator.tick(time.monotonic())
-            error = self._coordinator.outcome
-            if isinstance(error, DaskGpuMpiError):
-                # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-                if self._world.size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
-                    error.reported = True
-                report_error(error)
-                self._spread(Failure.of(error), fatal=error.fatal)
-                raise error
+        all_failed = len(self._gathered) == self._world.size
+        if self._gathered and (all_failed or time.monotonic() > self._gathers_until):
+            failure = one_report(self._gathered, meeting.hosts, self._world.size)
+            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+            alone = self._world.size == 1
+            error = failure.error(reported=alone and launcher_check.wait_for_rank_0_to_report(self._environ))
+            report_error(error)
+            self._spread(failure, fatal=False)
+            raise error
 
     def _leader_knows(self) -> bool:
         """On rank 0: whether its agent leads the start, and has been told of the failure of this rank."""
@@ -367,8 +366,8 @@ class Entering:
             case Kind.ENTERED if is_first:
                 self._entered.add(source)
             case Kind.FAILED if is_first:
-                if self._coordinator is not None:
-                    self._coordinator.fail(source, payload, time.monotonic())
+                if self._gathered:
+                    self._gathered.setdefault(source, payload)
                 elif self._agent is not None and not self._agent_is_lost:
                     self._agent.send(Kind.FAILED, (source, payload))
             case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
@@ -516,7 +515,7 @@ class Entering:
                 )
             )
             self._agent_is_lost = True  # it can't lead the start
-        if is_first and over > HANGING and self._coordinator is None:
+        if is_first and over > HANGING and not self._gathered:
             raise StartupError(
                 f"the agent of rank 0 has not responded before {DEADLINE}",
                 fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
@@ -526,7 +525,7 @@ class Entering:
         if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
             raise self._lost_rank_0()
         if (
-            self._coordinator is None
+            not self._gathered
             and self._failure is not None
             and not meeting.missing
             and now > self._failed_at + UNHEARD

@@ -44,7 +44,6 @@ from dask_gpu_mpi.job.entering import Entering
 from dask_gpu_mpi.mpi import launcher_check, watchdogs
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
-from dask_gpu_mpi.startup import coordinator
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
 from dask_gpu_mpi.startup.messages import Cluster, Kind
 from support.mocks.launchers import SAMPLES
@@ -263,7 +262,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(socket, "gethostname", lambda: "h")
     monkeypatch.setattr(module, "neighbours", lambda pid: {})
     monkeypatch.setattr(launcher_check, "RANK_0_GRACE", 0.0)
-    monkeypatch.setattr(coordinator, "GATHER_FAILURES", 0.5)
+    monkeypatch.setattr(module, "GATHER_FAILURES", 0.5)
     yield codes
     while OPEN:
         OPEN.pop()()
