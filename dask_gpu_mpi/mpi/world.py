@@ -25,6 +25,7 @@ from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.text import exit_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING, READING
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
@@ -236,10 +237,9 @@ class MpiChild(PacketWorld):
 
     def _exit_text(self) -> str:
         try:
-            code = self._process.wait(2.0)
+            return exit_text(self._process.wait(2.0))
         except subprocess.TimeoutExpired:
             return "its process closed its connection"
-        return f"exit code {code}" if code >= 0 else f"killed by signal {signal.Signals(-code).name}"
 
     def end(self) -> None:
         """As in the base class: a launcher counts a rank whose ``MPI_Finalize`` was cut off as failed."""
