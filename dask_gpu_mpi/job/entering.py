@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ from dask_gpu_mpi.errors import (
     Problem,
     StartupError,
 )
-from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
 from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, neighbours, report_lost_launcher
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
@@ -138,21 +139,20 @@ class Entering:
             self._meet()
             return self._until_over()
         except BaseException as error:
-            ours = isinstance(error, DaskGpuMpiError)
-            if isinstance(error, DaskGpuMpiError) and error.fatal:
-                report_error(error)
+            code = 0
+            if isinstance(error, DaskGpuMpiError):
+                if error.fatal:
+                    report_error(error)
+                    code = error.exit_code
+            elif isinstance(error, Exception) and self._world.size > 1:
+                # A defect of ours: the others can't know, and would wait for this rank.
+                traceback.print_exc()
+                code = 1
             if self._agent is not None:
                 self._agent.close(1.0)
-            if isinstance(error, DaskGpuMpiError) and error.fatal:
-                self._world.abort(error.exit_code)
-                end_job(error.exit_code, self._environ)
-            if not ours and isinstance(error, Exception) and self._world.size > 1:
-                # A defect of ours: the others can't know, and would wait for this rank.
-                import traceback
-
-                traceback.print_exc()
-                self._world.abort(1)
-                end_job(1, self._environ)
+            if code:
+                self._world.abort(code)
+                end_job(code, self._environ)
             self._world.end()
             raise
 
@@ -172,20 +172,16 @@ class Entering:
                     raise self._alone(failure.error(reported=False))
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
-            error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
+            error.reported = wait_for_rank_0_to_report(self._environ)
             raise
         self._timeline.lap("import mpi4py, MPI_Init")
         rank, size = world.rank, world.size
         try:
             if world.is_whole:
-                launcher_check.cross_check(self._environ, size, rank, self._host, library=world.library)
+                cross_check(self._environ, size, rank, self._host, library=world.library)
             if self._check is not None and self._failure is None:
                 self._check(rank)
         except DaskGpuMpiError as error:
-            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-            if size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
-                error.reported = True
-                raise
             self._fail(Failure.of(error))
         options = self._options
         if options is not None and rank == options.script_rank:
@@ -212,11 +208,7 @@ class Entering:
         for fd in fds:
             if fd is not None and fd >= 0:
                 poller.register(fd, select.POLLIN)
-        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting_is_open else POLL))
-
-    @property
-    def _meeting_is_open(self) -> bool:
-        return not hasattr(self, "_meeting") or self._meeting.open
+        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting.open else POLL))
 
     # -- until the cluster is up --------------------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ class Entering:
             failure = one_report(self._gathered, meeting.hosts, self._world.size)
             # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
             alone = self._world.size == 1
-            error = failure.error(reported=alone and launcher_check.wait_for_rank_0_to_report(self._environ))
+            error = failure.error(reported=alone and wait_for_rank_0_to_report(self._environ))
             report_error(error)
             self._spread(failure, fatal=False)
             raise error

@@ -41,7 +41,7 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.job import entering as module
 from dask_gpu_mpi.job.entering import Entering
-from dask_gpu_mpi.mpi import launcher_check, watchdogs
+from dask_gpu_mpi.mpi import library, watchdogs
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
@@ -261,7 +261,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(module, "end_job", end_job)
     monkeypatch.setattr(socket, "gethostname", lambda: "h")
     monkeypatch.setattr(module, "neighbours", lambda pid: {})
-    monkeypatch.setattr(launcher_check, "RANK_0_GRACE", 0.0)
+    monkeypatch.setattr(library, "RANK_0_GRACE", 0.0)
     monkeypatch.setattr(module, "GATHER_FAILURES", 0.5)
     yield codes
     while OPEN:
