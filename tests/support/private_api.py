@@ -193,7 +193,7 @@ TABLE: tuple[PrivateName, ...] = (
         "agent/scheduler gang/scheduler_plugin view/job_watch workers/plugins",
         _DISTRIBUTED,
         why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers, its broadcast, "
-        "and the dump of a worker's state are replaced",
+        "and the dump of a worker's state are replaced; a worker forgets data that it can't receive",
         without="the scheduler does not start, and the job ends with one line that says so",
         replaced=True,
     ),
@@ -251,7 +251,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.worker",
-        "Worker.batched_send Worker.handle_stimulus",
+        "Worker.batched_send",
         "workers/plugins",
         _DISTRIBUTED,
         why="a task whose data can't be received fails; with distributed alone it waits forever",
@@ -259,7 +259,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.worker_state_machine",
-        "FreeKeysEvent TaskErredMsg TaskState.waiters",
+        "TaskErredMsg TaskState.waiters",
         "workers/plugins",
         _DISTRIBUTED,
         why="as above",
