@@ -257,6 +257,12 @@ def _sleepers(daemon: psutil.Process) -> dict[int, int]:
     return found
 
 
+@pytest.mark.parametrize("command", [DIRECT, WRAPPED])
+def test_a_launcher_is_found_above_wrapper_scripts(command: tuple[str, ...]) -> None:
+    for ranks in _ranks("mpirun", command):
+        assert [each.name() for each in watchdogs._launcher_above(ranks[0])] == ["mpirun"]
+
+
 @pytest.fixture
 def typed() -> Iterator[tuple[int, Callable[[bytes], object], Callable[[], int]]]:
     """A command typed in an interactive shell that a launcher has started: its process id, how to type, and the shell's end."""
