@@ -33,7 +33,8 @@ DATA = """
 import sys, cudf, cupy
 for part in range(8):
     rows = 10_000_000
-    columns = {"key": cupy.random.randint(0, 1_000_000, rows), "value": cupy.random.random(rows), "other": cupy.random.random(rows)}
+    keys, values, others = cupy.random.randint(0, 1_000_000, rows), cupy.random.random(rows), cupy.random.random(rows)
+    columns = {"key": keys, "value": values, "other": others}
     cudf.DataFrame(columns).to_parquet(f"{sys.argv[1]}/{part}.parquet")
 """
 

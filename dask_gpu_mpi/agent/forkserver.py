@@ -5,8 +5,8 @@ cores, or on a thousand hosts with one file system, that is most of the start. S
 and then forks: the child becomes the fork server, the parent stays the agent. Both share their pages, and every worker starts
 from them in milliseconds. `multiprocessing`'s resource tracker is made in the same way.
 
-Both run the loops of the standard library. Their clients are this module's own: a function for the fork server, and two private
-attributes for the resource tracker.
+Both run the loops of the standard library. Their clients are this module's own: a function for the fork server, and a private
+attribute for the resource tracker.
 """
 
 from __future__ import annotations
@@ -34,25 +34,29 @@ from dask_gpu_mpi.base.text import counted, listed
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
+#: The client of `multiprocessing`'s resource tracker.
+_tracker: Any = resource_tracker._resource_tracker
 #: How the names of the processes begin that leave signals to the rank: ours for the scheduler, distributed's for workers.
 _OURS = ("dask_gpu_mpi ", "Dask Worker ")
 
 
-def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
+def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> int:
     """Fork `multiprocessing`'s resource tracker, which closes these descriptors and removes `scratch` at its end.
+
+    Returns its process id.
 
     It ends last, and removes the semaphores of processes that were killed. As a new interpreter, as the standard library
     starts it, it would open 117 files and need 9 MiB; a fork opens none and shares its pages. Make `scratch` after this
     call: then there is always a process that removes it.
     """
-    tracker: Any = resource_tracker._resource_tracker
     read, write = os.pipe()
     with kept():
         pid = os.fork()
     if pid == 0:
         _track(read, [write, *close], scratch)
     os.close(read)
-    tracker._fd, tracker._pid = write, pid
+    _tracker._fd = write
+    return pid
 
 
 def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
@@ -92,8 +96,6 @@ class _Server:
         Returns the pipe from which the child's process id and later its exit code are read, and the pipe to which its work is
         written.
         """
-        tracker = resource_tracker.getfd()
-        assert tracker is not None  # it starts one if there is none
         with contextlib.ExitStack() as unless_sent, socket.socket(socket.AF_UNIX) as client:
             client.connect(self.address)
             status, childs_status = os.pipe()
@@ -101,7 +103,7 @@ class _Server:
             for fd in (status, work):
                 unless_sent.callback(os.close, fd)
             try:
-                sent = [childs_work, childs_status, self.alive, tracker, *fds]
+                sent = [childs_work, childs_status, self.alive, _tracker._fd, *fds]
                 socket.send_fds(client, [bytes([len(sent) % 256])], sent)
             finally:
                 os.close(childs_work)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dask_gpu_mpi.agent.boot import Begin
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
 from dask_gpu_mpi.base.frames import PATIENCE, FrameReader, Held, write_frame
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import exit_text
 from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -228,12 +228,9 @@ class AgentProcess:
         if self.taken:
             return "the script closed the descriptors of this process"
         try:
-            code = self._process.wait(timeout=0.5)
+            return exit_text(self._process.wait(timeout=0.5))
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        if code < 0:
-            return f"killed by signal {signal.Signals(-code).name}"
-        return f"exit code {code}"
 
     def kill(self) -> None:
         """End the agent and its processes now; `close` still has to be called."""

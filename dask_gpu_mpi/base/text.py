@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -35,6 +36,33 @@ def printable(text: str) -> str:
     ('n1�[31m', 'Größe 5')
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def one_line(text: object, most: int = 300) -> str:
+    r"""A text on one line of at most so many characters, to make it part of a message.
+
+    >>> one_line("Error\n  in a task"), one_line("Error in a task", 8)
+    ('Error in a task', 'Error...')
+    """
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def exit_text(code: int) -> str:
+    """How a process has ended, by the exit code of `subprocess`.
+
+    >>> exit_text(3), exit_text(-9)
+    ('exit code 3', 'killed by signal SIGKILL')
+    """
+    return f"exit code {code}" if code >= 0 else f"killed by signal {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def text_of(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.report import Evidence, Finding, Report, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.tasks import KernelResult, Observations, one_line
+from dask_gpu_mpi.check.tasks import KernelResult, Observations, described
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     LauncherError,
@@ -126,7 +126,7 @@ def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: in
         client = session.client(set_as_default=False, timeout=CHECK_TASKS)
     except (OSError, TimeoutError) as error:
         raise StartupError(
-            f"check: could not connect to the scheduler at {session.address} ({one_line(error)})",
+            f"check: could not connect to the scheduler at {session.address} ({described(error)})",
             fix="run check again, with --log-level info",
         ) from error
     with client:
@@ -292,5 +292,5 @@ class Rounds:
                     done[names[future]] = result
                     del failed[names[future]]
                 else:  # the type, the error and its traceback, or one that it was cancelled with
-                    failed[names[future]] = one_line(result[1] if isinstance(result, tuple) else result)
+                    failed[names[future]] = described(result[1] if isinstance(result, tuple) else result)
         return {name: done[name] for name in futures if name in done}, failed

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.base.timeouts import CHECK_KERNELS
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -34,7 +35,6 @@ _ELEMENTS = 1 << 20
 _BLOCK = 256
 #: Bytes of random data that are repeated.
 _PERIOD = 1 << 20
-_MOST_LETTERS = 200
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def run_kernel(devices: Sequence[str], patience: float) -> dict[str, KernelResul
         try:
             importlib.import_module("numba.cuda")
         except ImportError as error:
-            results.update(dict.fromkeys(devices, KernelResult("import", one_line(error))))
+            results.update(dict.fromkeys(devices, KernelResult("import", described(error))))
             return
         except Exception:  # of the driver, for example: the kernel will show it
             pass
@@ -124,7 +124,7 @@ def _run_on(place: int) -> KernelResult:
     try:
         wrong = _count_wrong(place)
     except Exception as error:  # an error of numba, the driver or the compiler is the result
-        return KernelResult("cuda", one_line(error), time.monotonic() - began)
+        return KernelResult("cuda", described(error), time.monotonic() - began)
     text = f"{wrong} of {_ELEMENTS} elements are wrong" if wrong else ""
     return KernelResult("wrong" if wrong else "", text, time.monotonic() - began)
 
@@ -197,9 +197,9 @@ def clock_ahead() -> float:
     return -float(_worker().scheduler_delay)
 
 
-def one_line(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """An error in words, of limited length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_LETTERS]
+    return one_line(f"{type(error).__name__}: {error}", 200)
 
 
 def _worker() -> Any:

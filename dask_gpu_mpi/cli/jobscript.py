@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import counted, table
+from dask_gpu_mpi.base.text import counted, one_line, table
 from dask_gpu_mpi.base.text import show as show_table
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
@@ -355,7 +355,7 @@ def load_site(name: str) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(
-            f"--site {name}: can't be read ({' '.join(str(error).split())[:200]})", expected="a YAML file"
+            f"--site {name}: can't be read ({one_line(error)})", expected="a YAML file"
         ) from None
     if isinstance(found, dict) and "site" in found:
         raise InputError(f"--site {name}: the file names another site", fix="leave out its line `site`")

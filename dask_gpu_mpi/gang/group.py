@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.errors import GangCancelledError
 
 #: Most seconds of a limit, three years: all clocks and timers support them.
@@ -24,8 +25,6 @@ LEAVE = "dask_gpu_mpi_gang_leave"
 MAX_OBJECT = 1 << 20
 #: Default seconds for which a member waits for the others in one operation.
 OPERATION_TIMEOUT = 1800.0
-#: Characters of an exception in a message; the exception itself is the cause.
-MOST_OF_EXCEPTION = 300
 
 
 class Call(StrEnum):
@@ -64,16 +63,6 @@ def is_number(value: Any) -> bool:
     [True, True, False, False, False]
     """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def one_line(text: str) -> str:
-    r"""One line of bounded length, to make an exception's text part of a message.
-
-    >>> one_line("Error\n  in a task")
-    'Error in a task'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= MOST_OF_EXCEPTION else f"{line[: MOST_OF_EXCEPTION - 3]}..."
 
 
 def packed(error: BaseException) -> tuple[str, bytes]:

@@ -14,8 +14,9 @@ from distributed import Worker, get_worker, rpc
 from distributed.comm.addressing import get_address_host
 
 from dask_gpu_mpi.base.streams import environment
+from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line, packed
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, packed
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import as_host, list_interfaces
 

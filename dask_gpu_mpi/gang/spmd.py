@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, one_line, packed
+from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, packed
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -196,7 +197,7 @@ class _Run:
                     rank, error = next(
                         (rank, error) for rank, error in enumerate(failed) if error is not None
                     )
-                    text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
+                    text = f"failed in Dask: {type(error).__name__}: {one_line(error)}"
                     await self._scheduler(Call.FAIL, text=text, rank=rank, error=packed(error)[1])
                 else:
                     results = all_fetched.result()

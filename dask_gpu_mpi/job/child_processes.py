@@ -13,7 +13,6 @@ from typing import Any
 from dask_gpu_mpi.base.frames import Held
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi.launcher_check import is_child_of
 from dask_gpu_mpi.sites import launchers
 
 #: Variable in the environment of the script's children: process id of the rank.
@@ -37,7 +36,11 @@ def refuse_children() -> None:
     is_again = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
     is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-    if is_again and re.fullmatch(r"[0-9]{1,10}", rank) and is_child_of(int(rank)):
+    if not is_again or not re.fullmatch(r"[0-9]{1,10}", rank):
+        return
+    from dask_gpu_mpi.mpi.watchdogs import is_child_of  # which imports psutil
+
+    if is_child_of(int(rank)):
         raise InputError(
             "initialize: called in a child process of a rank that has its cluster already",
             expected="once per rank",

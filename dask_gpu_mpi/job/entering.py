@@ -13,12 +13,13 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.failures import Failure, one_report, report_error
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Timeline
@@ -39,15 +40,14 @@ from dask_gpu_mpi.errors import (
     Problem,
     StartupError,
 )
-from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, report_lost_launcher
+from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
+from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, neighbours, report_lost_launcher
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time
-from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.meeting import DEADLINE, Hello, Invitation, Meeting, listen
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Entry, Kind
 
@@ -122,8 +122,9 @@ class Entering:
         self._is_told = False
         self._agent_is_lost = False
         self._interrupted = False
-        #: Of rank 0, if it can't take part: it gathers the failures of the others.
-        self._coordinator: FailureCoordinator | None = None
+        #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
+        self._gathered: dict[int, Failure] = {}
+        self._gathers_until = 0.0
         self._entry: Entry | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
@@ -138,21 +139,20 @@ class Entering:
             self._meet()
             return self._until_over()
         except BaseException as error:
-            ours = isinstance(error, DaskGpuMpiError)
-            if isinstance(error, DaskGpuMpiError) and error.fatal:
-                report_error(error)
+            code = 0
+            if isinstance(error, DaskGpuMpiError):
+                if error.fatal:
+                    report_error(error)
+                    code = error.exit_code
+            elif isinstance(error, Exception) and self._world.size > 1:
+                # A defect of ours: the others can't know, and would wait for this rank.
+                traceback.print_exc()
+                code = 1
             if self._agent is not None:
                 self._agent.close(1.0)
-            if isinstance(error, DaskGpuMpiError) and error.fatal:
-                self._world.abort(error.exit_code)
-                end_job(error.exit_code, self._environ)
-            if not ours and isinstance(error, Exception) and self._world.size > 1:
-                # A defect of ours: the others can't know, and would wait for this rank.
-                import traceback
-
-                traceback.print_exc()
-                self._world.abort(1)
-                end_job(1, self._environ)
+            if code:
+                self._world.abort(code)
+                end_job(code, self._environ)
             self._world.end()
             raise
 
@@ -172,20 +172,16 @@ class Entering:
                     raise self._alone(failure.error(reported=False))
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
-            error.reported = launcher_check.wait_for_rank_0_to_report(self._environ)
+            error.reported = wait_for_rank_0_to_report(self._environ)
             raise
         self._timeline.lap("import mpi4py, MPI_Init")
         rank, size = world.rank, world.size
         try:
             if world.is_whole:
-                launcher_check.cross_check(self._environ, size, rank, self._host, library=world.library)
+                cross_check(self._environ, size, rank, self._host, library=world.library)
             if self._check is not None and self._failure is None:
                 self._check(rank)
         except DaskGpuMpiError as error:
-            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-            if size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
-                error.reported = True
-                raise
             self._fail(Failure.of(error))
         options = self._options
         if options is not None and rank == options.script_rank:
@@ -212,11 +208,7 @@ class Entering:
         for fd in fds:
             if fd is not None and fd >= 0:
                 poller.register(fd, select.POLLIN)
-        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting_is_open else POLL))
-
-    @property
-    def _meeting_is_open(self) -> bool:
-        return not hasattr(self, "_meeting") or self._meeting.open
+        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting.open else POLL))
 
     # -- until the cluster is up --------------------------------------------------------------------------------
 
@@ -250,24 +242,23 @@ class Entering:
         if is_first and not meeting.missing:
             if self._failure is None and self._entry is None:
                 self._invite()
-            if self._failure is not None and not self._leader_knows() and self._coordinator is None:
-                self._coordinator = FailureCoordinator(meeting.hosts, deadline=self._deadline)
-                self._coordinator.fail(COORDINATOR, self._failure, time.monotonic())
+            if self._failure is not None and not self._leader_knows() and not self._gathered:
+                self._gathered[COORDINATOR] = self._failure
+                self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == self._world.size and meeting.open:
                 meeting.send_all(Kind.CLOSE)
                 meeting.close()
         if self._failure is not None and not self._is_told and not is_first:
             self._tell()
-        if self._coordinator is not None:
-            self._coordinator.tick(time.monotonic())
-            error = self._coordinator.outcome
-            if isinstance(error, DaskGpuMpiError):
-                # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-                if self._world.size == 1 and launcher_check.wait_for_rank_0_to_report(self._environ):
-                    error.reported = True
-                report_error(error)
-                self._spread(Failure.of(error), fatal=error.fatal)
-                raise error
+        all_failed = len(self._gathered) == self._world.size
+        if self._gathered and (all_failed or time.monotonic() > self._gathers_until):
+            failure = one_report(self._gathered, meeting.hosts, self._world.size)
+            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+            alone = self._world.size == 1
+            error = failure.error(reported=alone and wait_for_rank_0_to_report(self._environ))
+            report_error(error)
+            self._spread(failure, fatal=False)
+            raise error
 
     def _leader_knows(self) -> bool:
         """On rank 0: whether its agent leads the start, and has been told of the failure of this rank."""
@@ -367,8 +358,8 @@ class Entering:
             case Kind.ENTERED if is_first:
                 self._entered.add(source)
             case Kind.FAILED if is_first:
-                if self._coordinator is not None:
-                    self._coordinator.fail(source, payload, time.monotonic())
+                if self._gathered:
+                    self._gathered.setdefault(source, payload)
                 elif self._agent is not None and not self._agent_is_lost:
                     self._agent.send(Kind.FAILED, (source, payload))
             case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
@@ -501,7 +492,7 @@ class Entering:
             if not self._asked_neighbours:
                 self._asked_neighbours = True
                 # of the other ranks of this host: a missing rank can't report itself
-                meeting.report_neighbours(launcher_check.neighbours(os.getpid()))
+                meeting.report_neighbours(neighbours(os.getpid()))
             if over > NAME_MISSING + in_place_of_rank_0(rank):
                 raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
             return
@@ -516,7 +507,7 @@ class Entering:
                 )
             )
             self._agent_is_lost = True  # it can't lead the start
-        if is_first and over > HANGING and self._coordinator is None:
+        if is_first and over > HANGING and not self._gathered:
             raise StartupError(
                 f"the agent of rank 0 has not responded before {DEADLINE}",
                 fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
@@ -526,7 +517,7 @@ class Entering:
         if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
             raise self._lost_rank_0()
         if (
-            self._coordinator is None
+            not self._gathered
             and self._failure is not None
             and not meeting.missing
             and now > self._failed_at + UNHEARD

@@ -66,12 +66,11 @@ def _execute(program: Program) -> None:
             program.text if is_module else "__main__", alter_argv=is_module
         )
         return
+    text, path = program._code()
     if program.kind is ProgramKind.CODE:
-        text, path = program._code()
         if sys.version_info >= (3, 13):  # its tracebacks show the code
             linecache.cache[path] = (len(text), None, f"{program.text}\n".splitlines(keepends=True), path)
     else:
-        text, path = program._code()
         module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(_compiled(text, path), module.__dict__)
 

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,8 +23,119 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED, READING
 from dask_gpu_mpi.errors import LauncherError, Problem, StartupError
-from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.sites.launchers import detect
+from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launched, detect
+
+# The other ranks of this host, inspected from outside: which run, and which are stopped.
+#
+# This is for the report about a rank that does not respond. A launcher's daemon is the parent of all ranks that it starts on a
+# host, and they have their number in their environment.
+
+#: The daemons that start ranks on a host, and their variable with the number of ranks.
+DAEMONS = {daemon: each.local_size for each in LAUNCHERS for daemon in each.daemons}
+#: States of a process that is stopped, by a signal or a debugger.
+STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+
+
+def neighbours(pid: int) -> dict[int, str]:
+    """The other ranks that the launcher of the rank `pid` started on this host, found among all processes of the host.
+
+    By number of the rank: ``"stopped"`` (by a signal or a debugger) or ``"there"``. A rank that has ended is missing. Empty if
+    neither the system nor the launcher has that information.
+    """
+    first = first_process(pid)
+    states: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
+    above = 0
+    try:
+        for process in psutil.process_iter(["ppid", "status"]):
+            states[process.pid] = process.info["status"]
+            children.setdefault(process.info["ppid"], []).append(process.pid)
+            if process.pid == first:
+                above = process.info["ppid"]
+    except (psutil.Error, OSError):
+        return {}
+    found: dict[int, str] = {}
+    for sibling in children.get(above, ()) if above else ():
+        launched = (
+            None if sibling == first or states[sibling] == psutil.STATUS_ZOMBIE else launched_as(sibling)
+        )
+        if launched is None:
+            continue
+        # Wrapper scripts may be between the launcher and the rank: processes below them are the same rank.
+        mine, seen = [sibling], {states[sibling]}
+        while mine:
+            for child in children.get(mine.pop(), ()):
+                if launched_as(child) == launched:
+                    mine.append(child)
+                    seen.add(states[child])
+        found[launched.rank] = "stopped" if seen & STOPPED else "there"
+    return found
+
+
+def started_here(pid: int) -> int:
+    """The number of ranks that the launcher of the rank `pid` started on this host, if it ignores ends before ``MPI_Init``.
+
+    Hydra ignores every rank that exits, Open MPI's mpirun those that exit with code 0. Other launchers end the job by themselves:
+    the number is 0.
+    """
+    try:
+        daemon = psutil.Process(psutil.Process(first_process(pid)).ppid()).name()
+        return int(psutil.Process(pid).environ().get(DAEMONS.get(daemon, ""), "0"))
+    except (psutil.Error, OSError, ValueError):
+        return 0
+
+
+def launched_as(pid: int) -> Launched | None:
+    """The launcher's variables of a process; None if it is not a rank, or can't be inspected."""
+    try:
+        return detect(psutil.Process(pid).environ())
+    except (psutil.Error, OSError, LauncherError):
+        return None
+
+
+def first_process(pid: int, *, but_shells: bool = False) -> int:
+    """The process that the launcher itself started for the rank `pid`: the rank, or the outermost wrapper script.
+
+    `but_shells`: stop below a shell in which a user has typed the command (``srun --pty bash``), since it continues afterwards.
+    """
+    launched = launched_as(pid)
+    try:
+        while launched is not None and launched_as(above := psutil.Process(pid).ppid()) == launched:
+            if but_shells and _typed(above, pid):
+                break
+            pid = above
+    except psutil.Error:
+        pass
+    return pid
+
+
+def _typed(shell: int, pid: int) -> bool:
+    """Whether a process has job control on a terminal, and has started this one as a separate job.
+
+    The shell of a wrapper script leaves its commands in its own process group.
+    """
+    try:
+        group, session, terminal, foreground = (
+            int(field) for field in Path(f"/proc/{shell}/stat").read_text().rpartition(")")[2].split()[2:6]
+        )
+        job = os.getpgid(pid)
+    except (OSError, ValueError):
+        return False
+    return terminal != 0 and group != job and (session == shell or foreground == job)
+
+
+def is_child_of(pid: int) -> bool:
+    """Whether this process was started by the process `pid` or its children, with no launcher between them."""
+    try:
+        for above in psutil.Process().parents():
+            if above.name() in DAEMONS:
+                return False
+            if above.pid == pid:
+                return True
+    except psutil.Error:
+        pass
+    return False
+
 
 # A launcher that does not end when its job is aborted.
 #
@@ -43,8 +154,8 @@ def report_lost_launcher(rank: int, launcher: int) -> None:
 
 #: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
-#: Processes between such a launcher and the ranks of a node; the kernel keeps 15 characters of a name.
-PROXIES = ("hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "prted", "orted")
+#: Processes between such a launcher and the ranks of a node.
+PROXIES = ("hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy", "prted", "orted")
 
 # By a descriptor, since the number may be another process's by then. It is readable once the process has ended.
 _CODE = """
@@ -60,26 +171,26 @@ if not select.select([fd], [], [], patience)[0]:
 """
 
 
-def _name_and_parent(pid: int) -> tuple[str, int]:
-    """The name of a process, and its parent; OSError: it has ended."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    return name, int(rest.split()[1])
+def _launcher_above(rank: int) -> Iterator[psutil.Process]:
+    """The processes of a launcher above the process `rank` on this node, the nearest first; psutil.Error: the rank has ended."""
+    for process in psutil.Process(first_process(rank)).parents():
+        name = process.name()
+        if name in PROXIES + HANGING:
+            yield process
+        if name not in PROXIES:  # above its command may be another launcher, of other processes
+            return
 
 
 def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIENCE) -> None:
     """Start a process that kills the launcher if it has not ended after `patience` seconds.
 
-    `pid`: the launcher; None: the parent of this process, if its name is in `HANGING`.
+    `pid`: the launcher; None: the one of this rank, if it is on this node and its name is in `HANGING`.
     """
-    with contextlib.suppress(OSError):  # it has ended, or this kernel has no descriptors of processes
+    # it has ended, or this kernel has no descriptors of processes
+    with contextlib.suppress(OSError, psutil.Error):
         if pid is None:
-            pid = os.getppid()
-            name, above = _name_and_parent(pid)
-            while name in PROXIES:  # its mpiexec may be on this node as well
-                pid = above
-                name, above = _name_and_parent(pid)
-            if name not in HANGING:
+            pid = next((each.pid for each in _launcher_above(os.getpid()) if each.name() in HANGING), None)
+            if pid is None:
                 return
         fd = open_process(pid)
         try:
@@ -133,15 +244,15 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
 def parent_of(pid: int) -> int:
     """The parent of a process; 0: it has ended."""
     try:
-        return _name_and_parent(pid)[1]
-    except OSError:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
         return 0
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by a signal or a debugger."""
     try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return psutil.Process(pid).status() in STOPPED
     except psutil.Error:
         return False
 
@@ -279,14 +390,10 @@ def _close_above(rank: int, *, is_first: bool) -> str:
     try:
         if psutil.Process(rank).environ().get("PMIX_NAMESPACE", "").startswith("prte-"):
             return "its daemons serve other jobs as well"
-        name, pid = "", first_process(rank)
-        while (above := _name_and_parent(pid)[1]) and (
-            found := _name_and_parent(above)[0]
-        ) in PROXIES + HANGING:
-            name, pid = found, above
-            _close_ports(pid)
-            if name in HANGING:
-                break  # above it may be another launcher, of other processes
+        name = ""
+        for process in _launcher_above(rank):
+            name = process.name()
+            _close_ports(process.pid)
     except PermissionError:
         return "this system does not let a rank change them, as with kernel.yama.ptrace_scope=1"
     except (OSError, psutil.Error) as error:

@@ -29,6 +29,7 @@ from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.text import exit_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING, READING
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
@@ -38,8 +39,8 @@ from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 #: Bytes of the largest message, and of the buffers of a socket.
 LARGEST, BUFFER = 1 << 17, 1 << 21
-#: Seconds for the end of the job after a rank has asked for it, and for ``MPI_Finalize``.
-ABORTING, FINALIZING = 10.0, 5.0
+#: Seconds for the end of the job after a rank has asked for it, for ``MPI_Finalize``, and for the last messages over MPI.
+ABORTING, FINALIZING, LEAVING = 10.0, 5.0, 2.0
 
 
 class World:
@@ -272,10 +273,9 @@ class MpiChild(PacketWorld):
 
     def _exit_text(self) -> str:
         try:
-            code = self._process.wait(2.0) or 0
+            return exit_text(self._process.wait(2.0) or 0)
         except psutil.TimeoutExpired:
             return "its process closed its connection"
-        return f"exit code {code}" if code >= 0 else f"killed by signal {signal.Signals(-code).name}"
 
     def end(self) -> None:
         """As in the base class: a launcher counts a rank whose ``MPI_Finalize`` was cut off as failed."""
@@ -292,33 +292,102 @@ class MpiChild(PacketWorld):
                 self._process.wait(KILLING)
 
 
-class OwnMpi(World):
+class MpiWorld(World):
+    """A communicator: messages over one tag, sent without waiting, received as they come."""
+
+    #: A number that no program uses by chance, below MPI's least bound.
+    TAG = 32701
+
+    def __init__(self, comm: Any, library: str) -> None:
+        self.rank, self.size, self.library = comm.Get_rank(), comm.Get_size(), library
+        self._comm = comm
+        self._leaving: list[Any] = []
+        #: Messages that are arriving: sender, request, buffer. MPI may use a buffer at any time, so none is freed before that.
+        self._arriving: list[tuple[int, Any, bytearray]] = []
+        self._kept: list[Any] = []
+
+    def send(self, rank: int, data: bytes) -> None:
+        """As in the base class."""
+        from mpi4py import MPI
+
+        with self._returning(), contextlib.suppress(MPI.Exception):
+            self._leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self.TAG))
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """As in the base class."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        with self._returning(), contextlib.suppress(MPI.Exception):
+            while (
+                message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status)
+            ) is not None:
+                size = status.Get_count(MPI.BYTE)
+                if 0 <= size <= LARGEST:
+                    buffer = bytearray(size)
+                    request = message.Irecv([buffer, MPI.BYTE])
+                    self._arriving.append((status.Get_source(), request, buffer))
+                else:
+                    self._kept.append(message)  # not one of ours
+        arriving, self._arriving = self._arriving, []
+        found = []
+        with self._returning():
+            for source, request, buffer in arriving:
+                if self._done(request):
+                    found.append((source, bytes(buffer)))
+                else:
+                    self._arriving.append((source, request, buffer))
+        return found
+
+    def _done(self, request: Any) -> bool:
+        from mpi4py import MPI
+
+        try:
+            return bool(request.Test())
+        except MPI.Exception:
+            return True
+
+    def _returning(self) -> Any:
+        """A context in which errors of MPI are exceptions: a script's communicator may abort."""
+        from mpi4py import MPI
+
+        stack = contextlib.ExitStack()
+        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return stack
+
+    def has_sent(self) -> bool:
+        """Whether all messages have left."""
+        with self._returning():
+            self._leaving = [request for request in self._leaving if not self._done(request)]
+        return not self._leaving
+
+    def leave(self) -> None:
+        """Wait until all messages have left, some seconds at most."""
+        deadline = time.monotonic() + LEAVING
+        while not self.has_sent() and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def abort(self, code: int) -> None:
+        """End all ranks, after the launcher has read what this rank has printed: Hydra may lose it otherwise."""
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            flush()
+            wait_until_read((1, 2), READING)
+            MPI.COMM_WORLD.Abort(code)
+
+
+class OwnMpi(MpiWorld):
     """MPI of the script's process: the user's (`comm`, or one that runs already), or one that its program goes on with."""
 
     is_own = True
 
     def __init__(self, comm: Any, library: str, *, is_open: bool = True, is_whole: bool = True) -> None:
-        self.rank, self.size, self.library = comm.Get_rank(), comm.Get_size(), library
+        super().__init__(comm, library)
         self.is_open = is_open and self.size > 1
         self.is_whole = is_whole
-        self._endpoint = Endpoint(comm)
         self._pid = os.getpid()
-
-    def send(self, rank: int, data: bytes) -> None:
-        """As in the base class."""
-        self._endpoint.send(rank, data)
-
-    def receive(self) -> list[tuple[int, bytes]]:
-        """As in the base class."""
-        return self._endpoint.receive()
-
-    def leave(self) -> None:
-        """As in the base class."""
-        self._endpoint.close()
-
-    def abort(self, code: int) -> None:
-        """As in the base class."""
-        self._endpoint.abort(code)
 
     def before_end(self, call: Callable[[], None]) -> None:
         """As in the base class: by an attribute of ``COMM_SELF``, whose deletion is the first that ``MPI_Finalize`` does."""
@@ -369,91 +438,6 @@ def world_of(environ: Mapping[str, str], path: list[str], *, forks: bool = False
     return MpiChild(environ, path, forks=forks)
 
 
-class Endpoint:
-    """Messages over one tag of a communicator, sent without waiting, received as they come."""
-
-    #: A number that no program uses by chance, below MPI's least bound.
-    TAG = 32701
-
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self._leaving: list[Any] = []
-        #: Messages that are arriving: sender, request, buffer. MPI may use a buffer at any time, so none is freed before that.
-        self._arriving: list[tuple[int, Any, bytearray]] = []
-        self._kept: list[Any] = []
-
-    def send(self, rank: int, data: bytes) -> None:
-        """Post a message."""
-        from mpi4py import MPI
-
-        with self._returning(), contextlib.suppress(MPI.Exception):
-            self._leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self.TAG))
-
-    def receive(self) -> list[tuple[int, bytes]]:
-        """Every message that has arrived."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        with self._returning(), contextlib.suppress(MPI.Exception):
-            while (
-                message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status)
-            ) is not None:
-                size = status.Get_count(MPI.BYTE)
-                if 0 <= size <= LARGEST:
-                    buffer = bytearray(size)
-                    request = message.Irecv([buffer, MPI.BYTE])
-                    self._arriving.append((status.Get_source(), request, buffer))
-                else:
-                    self._kept.append(message)  # not one of ours
-        arriving, self._arriving = self._arriving, []
-        found = []
-        with self._returning():
-            for source, request, buffer in arriving:
-                if self._done(request):
-                    found.append((source, bytes(buffer)))
-                else:
-                    self._arriving.append((source, request, buffer))
-        return found
-
-    def _done(self, request: Any) -> bool:
-        from mpi4py import MPI
-
-        try:
-            return bool(request.Test())
-        except MPI.Exception:
-            return True
-
-    def _returning(self) -> Any:
-        """A context in which errors of MPI are exceptions: a script's communicator may abort."""
-        from mpi4py import MPI
-
-        stack = contextlib.ExitStack()
-        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        return stack
-
-    def has_sent(self) -> bool:
-        """Whether all messages have left."""
-        with self._returning():
-            self._leaving = [request for request in self._leaving if not self._done(request)]
-        return not self._leaving
-
-    def close(self, seconds: float = 2.0) -> None:
-        """Wait until all messages have left, so long at most."""
-        deadline = time.monotonic() + seconds
-        while not self.has_sent() and time.monotonic() < deadline:
-            time.sleep(0.002)
-
-    def abort(self, code: int) -> None:
-        """End all ranks, after the launcher has read what this rank has printed: Hydra may lose it otherwise."""
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and not MPI.Is_finalized():
-            flush()
-            wait_until_read((1, 2), READING)
-            MPI.COMM_WORLD.Abort(code)
-
-
 # The child's side.
 
 
@@ -473,12 +457,11 @@ def main(fd: int, rank: int) -> None:
     except DaskGpuMpiError as error:
         sock.send(RANK.pack(TRANSPORT) + pack(["failed", Failure.of(error)]))
         sys.exit(0)
-    world = mpi.COMM_WORLD
-    known = [world.Get_rank(), world.Get_size(), mpi.Get_library_version()]
-    sock.send(RANK.pack(TRANSPORT) + pack(["world", known]))
+    world = MpiWorld(mpi.COMM_WORLD, mpi.Get_library_version())
+    sock.send(RANK.pack(TRANSPORT) + pack(["world", [world.rank, world.size, world.library]]))
     code = 0
     try:
-        _pass_on(sock, Endpoint(world))
+        _pass_on(sock, world)
         library.finalize()
     except Exception as error:
         say(f"error: MPI: {type(error).__name__}: {error}. Fix: find out why this library fails on this node")
@@ -486,29 +469,29 @@ def main(fd: int, rank: int) -> None:
     sys.exit(code)  # not os._exit: MPICH 5 takes leave of its launcher when the library is unloaded
 
 
-def _pass_on(sock: socket.socket, endpoint: Endpoint) -> None:
+def _pass_on(sock: socket.socket, world: MpiWorld) -> None:
     """Pass on the packets of the rank and the messages of other ranks, until the rank has left."""
     pause = 0.001
     while True:
-        received = endpoint.receive()
+        received = world.receive()
         for source, data in received:
             with contextlib.suppress(ConnectionError):  # the rank has left; only strangers send now
                 sock.send(RANK.pack(source) + data)
         pause = 0.001 if received else min(2 * pause, 0.02)
         if not select.select([sock], [], [], pause)[0]:
-            endpoint.has_sent()  # lets the library work
+            world.has_sent()  # lets the library work
             continue
         packet = b""
         with contextlib.suppress(ConnectionError):
             packet = sock.recv(RANK.size + LARGEST)
         if not packet:
-            endpoint.close()
-            endpoint.receive()  # libraries complain of messages that are left
+            world.leave()
+            world.receive()  # libraries complain of messages that are left
             return
         pause = 0.001
         (rank,) = RANK.unpack_from(packet)
         if rank == TRANSPORT:
             (code,) = RANK.unpack_from(packet, RANK.size)
-            endpoint.abort(code)
+            world.abort(code)
         else:
-            endpoint.send(rank, packet[RANK.size :])
+            world.send(rank, packet[RANK.size :])

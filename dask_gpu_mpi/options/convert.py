@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.base.text import parse_memory_limit
+from dask_gpu_mpi.base.text import one_line, parse_memory_limit
 from dask_gpu_mpi.errors import InputError, OptionError
 from dask_gpu_mpi.options.model import Kind, Setting, Source
 
@@ -386,7 +386,7 @@ def import_config(*, alone: bool = False) -> Any:
     # the last two: a variable that is nested too deeply
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"Dask's configuration can't be read: {' '.join(str(error).split())}",
+            f"Dask's configuration can't be read: {one_line(error)}",
             fix="correct or remove that file",
         ) from None
     return dask.config

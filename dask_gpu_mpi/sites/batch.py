@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import counted
+from dask_gpu_mpi.base.text import counted, one_line
 from dask_gpu_mpi.errors import InputError, LauncherError
 
 #: The batch systems, and the prefixes of their variables. A module is loaded only if there is such a variable, so that a rank
@@ -108,9 +108,9 @@ class Requeue:
         """Run the command that requeues the job; whether it succeeded, and if not, report it."""
         done = self.run(command, environ)
         if done.returncode:
-            why = " ".join((done.stderr or done.stdout).split())
+            why = one_line(done.stderr or done.stdout)
             say(
-                f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why[:300] or 'no output'}"
+                f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why or 'no output'}"
             )
         return not done.returncode
 

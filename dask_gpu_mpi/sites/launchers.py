@@ -1,7 +1,7 @@
 """Launchers: a class for each, with the variables of its ranks and the options with which `launch` starts them.
 
 The launcher of this process and its rank are read from the environment. MPI is the authority on rank and world size; if they
-differ, see `dask_gpu_mpi.mpi.launcher_check`.
+differ, see `dask_gpu_mpi.mpi.library`.
 
 A child process must not have the variables of a rank: an MPI library in it would join the job as a rank that already exists.
 """

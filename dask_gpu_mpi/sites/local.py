@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import ranks_text, signal_name
 from dask_gpu_mpi.sites.launchers import LOCAL
 
 #: The beginning of a packet: the rank that gets it, or has sent it.
@@ -148,7 +148,7 @@ class Ranks:
         self.terminate()
 
     def _has_ended(self, rank: int, code: int, now: float) -> None:
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended (exit code {code})"
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended (exit code {code})"
         expected = self._ending or self._relay.aborted is not None
         if code < 0 and -code not in ORDERLY and not expected:
             say(f"launch: rank {rank} {how}")
@@ -252,10 +252,3 @@ class Relay(threading.Thread):
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
         if self._selector.get_key(to).events != wanted:
             self._selector.modify(to, wanted, rank)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

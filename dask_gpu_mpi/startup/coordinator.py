@@ -61,93 +61,12 @@ class Phase(IntEnum):
     REACH = 5
 
 
-class FailureCoordinator:
-    """Rank 0 where it can't take part itself: it gathers what the other ranks report, and ends the start.
-
-    `Coordinator` makes a cluster besides. `hosts`: host of each rank. `deadline`: ``time.monotonic()`` of the start-up deadline.
-    """
-
-    def __init__(self, hosts: Mapping[int, str], *, deadline: float) -> None:
-        self.hosts = hosts
-        self.size = len(hosts)
-        #: The end of the start, once it is known.
-        self.outcome: object = None
-        self.phase = Phase.REGISTER
-        #: ``time.monotonic()`` at which the start ends.
-        self.deadline = deadline
-        #: The step of each rank, as last reported.
-        self.steps: dict[int, str] = {}
-        self._registrations: dict[int, Registration] = {}
-        self._failures: dict[int, Failure] = {}
-        self._failed_at: float | None = None
-
-    def handle(self, event: Event, now: float) -> bool:
-        """Take one message; False when it is not for the coordinator."""
-        source, kind, payload = event
-        if kind == Kind.STEP:
-            self.steps[source] = payload
-        elif kind == Kind.REGISTRATION:
-            self._registrations[source] = payload
-        elif kind == Kind.FAILED:
-            self.fail(source, payload, now)
-        else:
-            return False
-        return True
-
-    def tick(self, now: float) -> None:
-        """End the start when it is time to."""
-        if self.outcome is not None:
-            return
-        if self._failed_at is not None:
-            if self._failures.keys() >= set(self.waiting_for) or now > self._failed_at + GATHER_FAILURES:
-                self._end_with_report()
-        elif now > self.deadline and not self._starts_without(self.waiting_for, now):
-            for rank in self.waiting_for:
-                text = "not ready" if rank in self._registrations else "no response"
-                last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
-                silent = Problem(
-                    f"{text} before the start-up timeout (startup_timeout){last}",
-                    fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
-                    "startup_timeout (--startup-timeout)",
-                    what="ranks",
-                    ranks=(rank,),
-                )
-                self._failures[rank] = Failure(silent)
-            self._end_with_report(fatal=True)
-
-    def progress(self) -> tuple[int, int | None, list[str]]:
-        """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
-        return 0, None, [self.hosts[rank] for rank in self.waiting_for]
-
-    @property
-    def waiting_for(self) -> list[int]:
-        """The ranks that have not registered."""
-        return [rank for rank in range(self.size) if rank not in self._registrations]
-
-    def _starts_without(self, missing: Collection[int], now: float) -> bool:
-        """Whether the cluster starts although these ranks are missing at the deadline."""
-        return False
-
-    def fail(self, rank: int, failure: Failure, now: float) -> None:
-        """A rank can't take part."""
-        self._failures.setdefault(rank, failure)
-        if self._failed_at is None:
-            self._failed_at = now
-
-    def _end_with_report(self, *, fatal: bool = False) -> None:
-        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
-
-    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
-        self.outcome = failure.error(reported=False)
-        self.outcome.fatal = fatal
-
-
-class Coordinator(FailureCoordinator):
+class Coordinator:
     """See the module's text.
 
-    `hosts`, `deadline`: as `FailureCoordinator`. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind,
-    payload)``. `last`: the last phase: the plan is the outcome, or the cluster. `credentials`: Dask configuration that carries
-    them. `target`: the cluster to attach to; None: this job starts one.
+    `hosts`: host of each rank. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind, payload)``.
+    `deadline`: ``time.monotonic()`` of the start-up deadline. `last`: the last phase: the plan is the outcome, or the cluster.
+    `credentials`: Dask configuration that carries them. `target`: the cluster to attach to; None: this job starts one.
     """
 
     def __init__(
@@ -162,7 +81,18 @@ class Coordinator(FailureCoordinator):
         credentials: dict[str, Any] | None = None,
         target: Target | None = None,
     ) -> None:
-        super().__init__(hosts, deadline=deadline)
+        self.hosts = hosts
+        self.size = len(hosts)
+        #: The end of the start, once it is known.
+        self.outcome: object = None
+        self.phase = Phase.REGISTER
+        #: ``time.monotonic()`` at which the start ends.
+        self.deadline = deadline
+        #: The step of each rank, as last reported.
+        self.steps: dict[int, str] = {}
+        self._registrations: dict[int, Registration] = {}
+        self._failures: dict[int, Failure] = {}
+        self._failed_at: float | None = None
         self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
@@ -194,38 +124,72 @@ class Coordinator(FailureCoordinator):
         self.has_client = True
 
     def handle(self, event: Event, now: float) -> bool:
-        """Take one message; False when it is not for the coordinator."""
-        if event.source not in self._ranks:  # it was left out, and is late
-            if event.kind == Kind.ENTERED:
-                self._send(event.source, Kind.DONE, 1)
-            return True
-        if super().handle(event, now):
-            complete = len(self._registrations) == self.size
-            if event.kind == Kind.REGISTRATION and complete and not self._failures:
-                self._make_plan(now)
-            return True
+        """Handle one message; False when it is not for the coordinator."""
         source, kind, payload = event
-        if kind == Kind.ADDRESS:
-            self._on_address(*payload)
-        elif kind == Kind.READY:
-            self._ready.add(source)
-            self._timelines[source], self._addresses[source] = payload
-            all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
-            if all_ready and self.outcome is None and not self._failures:
-                self._all_ready()
-        elif kind == Kind.REACHED:
-            self._connecting.discard(source)
-            if payload:
-                self._lost[source] = payload
-            if not self._connecting and self.outcome is None and not self._failures:
-                self._all_connected()
-        else:
-            return False
+        if source not in self._ranks:  # it was left out, and is late
+            if kind == Kind.ENTERED:
+                self._send(source, Kind.DONE, 1)
+            return True
+        match kind:
+            case Kind.STEP:
+                self.steps[source] = payload
+            case Kind.REGISTRATION:
+                self._registrations[source] = payload
+                if len(self._registrations) == self.size and not self._failures:
+                    self._make_plan(now)
+            case Kind.FAILED:
+                self._failures.setdefault(source, payload)
+                if self._failed_at is None:
+                    self._failed_at = now
+            case Kind.ADDRESS:
+                self._on_address(*payload)
+            case Kind.READY:
+                self._ready.add(source)
+                self._timelines[source], self._addresses[source] = payload
+                all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
+                if all_ready and self.outcome is None and not self._failures:
+                    self._all_ready()
+            case Kind.REACHED:
+                self._connecting.discard(source)
+                if payload:
+                    self._lost[source] = payload
+                if not self._connecting and self.outcome is None and not self._failures:
+                    self._all_connected()
+            case _:
+                return False
         return True
+
+    def tick(self, now: float) -> None:
+        """End the start when it is time to."""
+        if self.outcome is not None:
+            return
+        if self._failed_at is not None:
+            if self._failures.keys() >= set(self.waiting_for) or now > self._failed_at + GATHER_FAILURES:
+                self._end_with_report()
+        elif now > self.deadline and not self._starts_without(self.waiting_for, now):
+            for rank in self.waiting_for:
+                text = "not ready" if rank in self._registrations else "no response"
+                last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
+                silent = Problem(
+                    f"{text} before the start-up timeout (startup_timeout){last}",
+                    fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
+                    "startup_timeout (--startup-timeout)",
+                    what="ranks",
+                    ranks=(rank,),
+                )
+                self._failures[rank] = Failure(silent)
+            self._end_with_report(fatal=True)
+
+    def _end_with_report(self, *, fatal: bool = False) -> None:
+        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
+
+    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
+        self.outcome = failure.error(reported=False)
+        self.outcome.fatal = fatal
 
     def progress(self) -> tuple[int, int | None, list[str]]:
         """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
-        _, _, hosts = super().progress()
+        hosts = [self.hosts[rank] for rank in self.waiting_for]
         if self.plan is None:
             return 0, None, hosts
         ready = sum(worker.rank in self._ready for worker in self.plan.workers)
@@ -238,10 +202,14 @@ class Coordinator(FailureCoordinator):
             return sorted(self._connecting)
         if self.phase is Phase.SCHEDULER and self.plan is not None:
             return [self.plan.scheduler.rank]
-        return super().waiting_for or [rank for rank in self._ranks if rank not in self._ready]
+        silent = [rank for rank in range(self.size) if rank not in self._registrations]
+        return silent or [rank for rank in self._ranks if rank not in self._ready]
 
     def _starts_without(self, missing: Collection[int], now: float) -> bool:
-        """As in the base class; a rank whose workers are late stays in the plan, and they join when they are there."""
+        """Whether the cluster starts although these ranks are missing at the deadline.
+
+        A rank whose workers are late stays in the plan, and they join when they are there.
+        """
         if self._last is Phase.PLAN or 0 in missing or self.outcome is not None:
             return False
         if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
@@ -550,7 +518,7 @@ class Progress:
         self._shown = False
 
     def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
-        """Print how many workers are ready, and which hosts are awaited, as `FailureCoordinator.progress` counts them.
+        """Print how many workers are ready, and which hosts are awaited, as `Coordinator.progress` counts them.
 
         It does neither while it is too early for another line.
         """

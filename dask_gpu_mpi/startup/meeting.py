@@ -52,7 +52,7 @@ class Hello:
     interfaces: tuple[Interface, ...] = ()
     #: The interface that the user wants on this rank.
     wanted: str | None = None
-    #: State of the other ranks of its host (`launcher_check.neighbours`), after the deadline.
+    #: State of the other ranks of its host (`watchdogs.neighbours`), after the deadline.
     states: Mapping[int, str] = field(default_factory=dict)
 
     @property

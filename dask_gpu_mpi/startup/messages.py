@@ -98,8 +98,8 @@ class Kind(StrEnum):
 
     # The end.
 
-    #: Hub to agents, agent to rank: the cluster is over, the script continues. How the cluster was lost; None: it was closed. Agent
-    #: to scheduler: it may close when its workers have left it.
+    #: Hub to agents, agent to rank: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
+    #: Agent to scheduler: it may close when its workers have left it.
     STOP = "stop"
     #: Hub to agents, agent to rank: the job ends. The exit code of the script as far as it is known, and the signal that ends the
     #: job, if one does.

@@ -16,7 +16,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import listed, natural
+from dask_gpu_mpi.base.text import listed, natural, one_line
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites.batch import end_time
@@ -126,8 +126,7 @@ class JobWatch(SchedulerPlugin):
 
     def warn(self, text: str) -> None:
         """Note a warning."""
-        line = " ".join(text.split())
-        self.warnings.append((time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."))
+        self.warnings.append((time.time(), one_line(text, LONGEST)))
 
     def refuse_cpu_workers(self, function: Any) -> None:
         """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.

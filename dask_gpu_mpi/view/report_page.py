@@ -35,7 +35,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.text import fold_names, format_bytes, natural
+from dask_gpu_mpi.base.text import fold_names, format_bytes, natural, one_line
 from dask_gpu_mpi.base.versions import documentation
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
@@ -590,7 +590,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
     except (ValueError, KeyError, TypeError) as error:  # not JSON, or other data
-        parser.error(f"{given.source} can't be read as a report: {' '.join(str(error).split())}")
+        parser.error(f"{given.source} can't be read as a report: {one_line(error)}")
 
 
 if __name__ == "__main__":

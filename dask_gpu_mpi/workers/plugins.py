@@ -21,7 +21,7 @@ from distributed import Worker
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
-from distributed.worker_state_machine import FreeKeysEvent, TaskErredMsg
+from distributed.worker_state_machine import TaskErredMsg
 
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
@@ -386,7 +386,7 @@ class FailedTransfers(WorkerPlugin):
             )
             self._worker.batched_send(erred.to_dict())
         keys = [task.key for task in waiting] or [key]
-        self._worker.handle_stimulus(FreeKeysEvent(keys=keys, stimulus_id=stimulus))
+        self._worker.handlers["free_keys"](keys=keys, stimulus_id=stimulus)
 
 
 class Label(WorkerPlugin):

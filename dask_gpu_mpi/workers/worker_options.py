@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from dask_gpu_mpi.base.text import format_bytes, parse_bytes
+from dask_gpu_mpi.base.text import format_bytes, one_line, parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, nearest, show, suggest
 from dask_gpu_mpi.options.model import Setting
@@ -62,7 +62,7 @@ def _import(value: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             raise OptionError(
-                f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                f"{where}: importing {module_name!r} fails: {type(error).__name__}: {one_line(error)}",
                 fix=fix,
             ) from error
         if of_dask_cuda and missing == "dask_cuda":

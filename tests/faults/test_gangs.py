@@ -11,10 +11,14 @@ from support.jobs.scripts import script
 GANGS = script("faults/scripts/gangs.py")
 
 
+def run(mpirun: Mpi, body: str, timeout: float) -> None:
+    """Run a script of three ranks, which ends by itself."""
+    job = start(mpirun, "initialize", GANGS + body, ranks=3)
+    end(mpirun, job, 3, 3.0, tracebacks=None, timeout=timeout)
+
+
 def test_member_killed_at_every_stage(mpirun: Mpi) -> None:
-    body = (
-        GANGS
-        + """
+    body = """
 # before the start: its worker has no thread for it, and the other members wait
 def hold():
     mark("held")
@@ -67,15 +71,12 @@ usable(3)
 mark()
 sys.exit(3)
 """
-    )
-    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
+    run(mpirun, body, timeout=110)
 
 
 def test_member_that_hangs_is_restarted(mpirun: Mpi) -> None:
     """In C code, with and without Python's lock, and stopped by a signal; the others are not restarted."""
-    body = (
-        GANGS
-        + """
+    body = """
 for library, lock in ((ctypes.CDLL, "released"), (ctypes.PyDLL, "held")):
     before = pids()
     def hang(group, library=library):
@@ -109,16 +110,13 @@ usable(3)
 mark()
 sys.exit(3)
 """
-    )
-    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
+    run(mpirun, body, timeout=110)
 
 
 def test_members_return_while_the_scheduler_is_busy(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is late, as Dask is: nothing is lost. Limits are a fraction here of those of a job, and so is the time it is busy."""
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
-    body = (
-        GANGS
-        + """
+    body = """
 from dask_gpu_mpi.gang import member
 here = HERE
 def busy():
@@ -152,14 +150,11 @@ usable(3)
 mark()
 sys.exit(3)
 """
-    )
-    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=90)
+    run(mpirun, body, timeout=90)
 
 
 def test_caller_that_is_killed_or_interrupted(mpirun: Mpi) -> None:
-    body = (
-        GANGS
-        + """
+    body = """
 # another client, killed
 child = subprocess.Popen([sys.executable, "-c", '''
 import os, sys, time
@@ -219,14 +214,11 @@ for number, kind in ((signal.SIGALRM, OSError), (signal.SIGTERM, SystemExit)):
 mark()
 sys.exit(3)
 """
-    )
-    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=90)
+    run(mpirun, body, timeout=90)
 
 
 def test_scheduler_is_lost_during_a_gang(mpirun: Mpi) -> None:
-    body = (
-        GANGS
-        + """
+    body = """
 target = client.run_on_scheduler(os.getpid)
 def kill():
     wait_until(lambda: is_here("runs"))
@@ -238,16 +230,13 @@ def forever(group):
     time.sleep(600)
 session.spmd(forever)
 """
-    )
-    job = start(mpirun, "initialize", body, ranks=3)
+    job = start(mpirun, "initialize", GANGS + body, ranks=3)
     end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
 
 
 def test_gangs_that_overlap_do_not_wait_for_each_other(mpirun: Mpi) -> None:
     """Twenty times two at the same time, of two threads and two clients, some of which fail."""
-    body = (
-        GANGS
-        + """
+    body = """
 other = session.client(set_as_default=False)
 
 def meet(group, number):
@@ -274,5 +263,4 @@ usable(3)
 mark()
 sys.exit(3)
 """
-    )
-    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
+    run(mpirun, body, timeout=110)

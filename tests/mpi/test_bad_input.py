@@ -328,7 +328,7 @@ FORMS: dict[str, tuple[str, list[str] | None]] = {
 def test_world_of_one_below_a_launcher(
     mpirun: Mpi, form: str, env: Mapping[str, str], says: tuple[str, ...]
 ) -> None:
-    """Others: tests/pure/mpi/test_launcher_check.py."""
+    """Others: tests/pure/mpi/test_launcher_match.py."""
     program, command = FORMS[form]
     done = mpirun.run(program, None, command=command, timeout=LIMIT, env=env)
     error_line(done, *says, f"on {HOST}", "Open MPI v5" if mpirun.name == "openmpi" else "MPICH Version: 5")

@@ -5,12 +5,23 @@ from __future__ import annotations
 import inspect
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dask_gpu_mpi
 from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, scratch_of, workers_of
-from support.jobs.mpi import Mpi
+from support.jobs.mpi import CompletedJob, Mpi
+
+
+def facts_of(
+    mpirun: Mpi, program: str, ranks: int, rc: int = 0, *, fails: bool = False
+) -> tuple[dict[str, Any], CompletedJob]:
+    """What a script tells, and its job, which leaves nothing behind, and prints nothing of others unless a task `fails`."""
+    done = mpirun.run(TELL + program, ranks).check(rc)
+    assert fails or foreign_lines(done.stderr) == []
+    assert scratch_of(mpirun.jobs[-1]) == []
+    return facts(done), done
 
 
 @pytest.mark.quick
@@ -29,9 +40,7 @@ def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
 
 @pytest.mark.quick
 def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
+    program = """
 import copy
 import dask
 from mpi4py import MPI
@@ -71,9 +80,7 @@ if world.rank == 0:
 else:
     world.reduce(1)
 """
-    )
-    done = mpirun.run(program, 2).check()
-    told = facts(done)
+    told, done = facts_of(mpirun, program, 2)
     assert told["answers"] == [[0, "Session", True], [1, "bool", False]]
     assert told["changed"] == ["excepthook", "config", "defaults"]
     assert told["changed_after"] == []
@@ -85,15 +92,11 @@ else:
     assert all(row["nanny"] for row in rows.values()), rows
     # deprecated: told, once, and no error
     assert done.stderr.count("dask_gpu_mpi: warning: keyword nanny: deprecated") == 1
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 @pytest.mark.both_mpis
 def test_sub_communicator_beside_mpi_work_of_others(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
+    program = """
 from mpi4py import MPI
 from dask_gpu_mpi import initialize
 from distributed import Client
@@ -115,22 +118,16 @@ total = world.allreduce(world.rank)
 if world.rank == 2:
     tell(total=total)
 """
-    )
-    done = mpirun.run(program, 4).check()
-    told = facts(done)
+    told, _ = facts_of(mpirun, program, 4)
     assert told["cluster_rank"] == 1
     assert told["doubled"] == 8
     assert told["turns"] == 4000
     assert told["total"] == 6
     assert sorted(workers_of(told)) == ["0", "1"]
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_execute_returns_the_result(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
+    program = """
 from mpi4py import MPI
 from dask_gpu_mpi import execute
 from distributed import Client
@@ -146,21 +143,15 @@ answers = MPI.COMM_WORLD.gather(answer)
 if MPI.COMM_WORLD.rank == 0:
     tell(answers=answers)
 """
-    )
-    done = mpirun.run(program, 4).check()
-    told = facts(done)
+    told, _ = facts_of(mpirun, program, 4)
     assert told["answers"] == [None, None, 7, None]
     assert told["client"] == 2
     assert sorted(workers_of(told)) == ["mine-0", "mine-3"]
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 @pytest.mark.both_mpis
 def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
+    program = """
 import atexit, copy, logging
 import dask
 from mpi4py import MPI
@@ -237,24 +228,18 @@ for turn in range(2):
 sys.excepthook(ValueError, ValueError("after it all"), None)
 tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
 """
-    )
-    done = mpirun.run(program, 2).check()
-    told = facts(done)
+    told, _ = facts_of(mpirun, program, 2)
     for rank in (0, 1):
         assert told[f"changed{rank}"] == [[]] * 4  # after each turn
         assert told[f"opened{rank}"] == 0
         assert told[f"at_exit{rank}"] == ["Member.abort_after_failure"]  # of the last cluster
     assert told["hooks0"] == [1, 1]
     assert told["hooks1"] == [0, 1]
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_execute_of_a_function_that_shuts_down(mpirun: Mpi) -> None:
     """The other ranks go on at once, and the client's does not wait for them."""
-    program = (
-        TELL
-        + """
+    program = """
 from mpi4py import MPI
 from dask_gpu_mpi import execute
 from distributed import Client
@@ -268,17 +253,12 @@ if MPI.COMM_WORLD.rank == 0:
     MPI.COMM_WORLD.send("go", dest=1)
 tell(**{f"after{MPI.COMM_WORLD.rank}": True})
 """
-    )
-    done = mpirun.run(program, 2).check()
-    assert facts(done) == {"after0": True, "after1": True}
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
+    told, _ = facts_of(mpirun, program, 2)
+    assert told == {"after0": True, "after1": True}
 
 
 def test_exceptions_of_execute_and_of_a_world_that_is_too_small(mpirun: Mpi) -> None:
-    program = (
-        TELL
-        + """
+    program = """
 import dask_gpu_mpi
 import dask_mpi
 from mpi4py import MPI
@@ -301,16 +281,13 @@ except ZeroDivisionError as error:
     sys.exit(3)
 MPI.COMM_WORLD.allreduce(1)
 """
-    )
-    done = mpirun.run(program, 2).check(3)
-    told = facts(done)
+    told, done = facts_of(mpirun, program, 2, 3, fails=True)
     for rank in (0, 1):
         ours, text = told[f"small{rank}"]
         assert ours
         assert "needs at least 3 ranks, found 2" in text
     assert told["caught"] == 0
     assert done.stderr.count("Traceback") <= 1  # the worker's own log of the task that failed
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
@@ -332,9 +309,7 @@ def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None
 
 def test_children_of_a_script_that_has_had_two_sessions_and_its_end(mpirun: Mpi) -> None:
     """Its client is on another rank than 0, which ends at once when its session is closed."""
-    program = (
-        TELL
-        + """
+    program = """
 import atexit, time
 from dask_gpu_mpi import initialize
 
@@ -352,9 +327,7 @@ for turn in range(2):
         session.close()
 since = time.monotonic()
 """
-    )
-    done = mpirun.run(program, 2).check()
-    told = facts(done)
+    told, done = facts_of(mpirun, program, 2)
     assert told["code"] == 4
     assert told["seconds"] < 1.5
     assert done.stderr.count("ended after") == 2

@@ -20,8 +20,7 @@ from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
-from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5
-from dask_gpu_mpi.mpi.library import SETTING
+from dask_gpu_mpi.mpi.library import SETTING, cross_check, is_mpich_before_5
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
 from dask_gpu_mpi.sites.command import Request, decide, launch_environment

@@ -69,7 +69,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "multiprocessing.resource_tracker",
-        "_resource_tracker main getfd",
+        "_resource_tracker main",
         "agent/forkserver",
         _PYTHON,
         why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
@@ -77,7 +77,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "multiprocessing.resource_tracker",
-        "_resource_tracker._fd _resource_tracker._pid",
+        "_resource_tracker._fd",
         "agent/forkserver",
         _PYTHON,
         why="as above",
@@ -193,7 +193,7 @@ TABLE: tuple[PrivateName, ...] = (
         "agent/scheduler gang/scheduler_plugin view/job_watch workers/plugins",
         _DISTRIBUTED,
         why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers, its broadcast, "
-        "and the dump of a worker's state are replaced",
+        "and the dump of a worker's state are replaced; a worker forgets data that it can't receive",
         without="the scheduler does not start, and the job ends with one line that says so",
         replaced=True,
     ),
@@ -202,8 +202,8 @@ TABLE: tuple[PrivateName, ...] = (
         "Server.stream_handlers",
         "agent/scheduler gang/member",
         _DISTRIBUTED,
-        why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a gang that "
-        "it is over",
+        why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a "
+        "gang that it is over",
         without="as `Server.handlers`",
         replaced=True,
     ),
@@ -251,7 +251,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.worker",
-        "Worker.batched_send Worker.handle_stimulus",
+        "Worker.batched_send",
         "workers/plugins",
         _DISTRIBUTED,
         why="a task whose data can't be received fails; with distributed alone it waits forever",
@@ -259,7 +259,7 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.worker_state_machine",
-        "FreeKeysEvent TaskErredMsg TaskState.waiters",
+        "TaskErredMsg TaskState.waiters",
         "workers/plugins",
         _DISTRIBUTED,
         why="as above",

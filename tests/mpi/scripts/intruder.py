@@ -42,7 +42,7 @@ def strangers(how):
         pack([Kind.FAIL, sealed]),
         pack(["no kind", b""]),
     ]
-    post, posted = world.Endpoint.send, []
+    post, posted = world.MpiWorld.send, []
 
     def send(self, rank, data):
         """A rank's own message, after or before those of a stranger."""
@@ -68,7 +68,7 @@ def strangers(how):
             if mine:
                 post(self, 3 - mine, data)
 
-    got, channels = world.Endpoint.receive, []
+    got, channels = world.MpiWorld.receive, []
 
     def receive(self):
         """What has come, after a stranger has read it."""
@@ -84,7 +84,7 @@ def strangers(how):
                     tell(read=False)
         return found
 
-    world.Endpoint.send, world.Endpoint.receive = send, receive
+    world.MpiWorld.send, world.MpiWorld.receive = send, receive
 
 
 def main(how):

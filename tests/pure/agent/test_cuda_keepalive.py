@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.agent import cuda_keepalive as driver
 from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
-from dask_gpu_mpi.mpi.launcher_check import launched_as
+from dask_gpu_mpi.mpi.watchdogs import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python

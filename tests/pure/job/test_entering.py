@@ -41,10 +41,9 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.job import entering as module
 from dask_gpu_mpi.job.entering import Entering
-from dask_gpu_mpi.mpi import launcher_check, watchdogs
+from dask_gpu_mpi.mpi import library, watchdogs
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
-from dask_gpu_mpi.startup import coordinator
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
 from dask_gpu_mpi.startup.messages import Cluster, Kind
 from support.mocks.launchers import SAMPLES
@@ -261,9 +260,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(module, "end_job", end_job)
     monkeypatch.setattr(socket, "gethostname", lambda: "h")
-    monkeypatch.setattr(launcher_check, "neighbours", lambda pid: {})
-    monkeypatch.setattr(launcher_check, "RANK_0_GRACE", 0.0)
-    monkeypatch.setattr(coordinator, "GATHER_FAILURES", 0.5)
+    monkeypatch.setattr(module, "neighbours", lambda pid: {})
+    monkeypatch.setattr(library, "RANK_0_GRACE", 0.0)
+    monkeypatch.setattr(module, "GATHER_FAILURES", 0.5)
     yield codes
     while OPEN:
         OPEN.pop()()
@@ -443,7 +442,7 @@ def test_an_agent_that_does_not_finish_its_imports() -> None:
 def test_rank_0_reports_a_rank_that_has_not_come(
     beside: dict[int, str], ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_check, "neighbours", lambda pid: beside)
+    monkeypatch.setattr(module, "neighbours", lambda pid: beside)
     job = Job(3, seconds=0.2)
     error, other = job.run(0, 1)
     assert isinstance(error, JobEnded)

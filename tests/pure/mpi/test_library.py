@@ -91,7 +91,7 @@ def test_settings_and_the_check_of_the_library_come_before_it_is_loaded(
 
     monkeypatch.setattr(library, "fewer_components", settings)
     monkeypatch.setattr(library, "closed_to_others", settings)
-    monkeypatch.setattr(library.launcher_check, "check_library", lambda *given: seen.append(given))
+    monkeypatch.setattr(library, "check_library", lambda *given: seen.append(given))
     load_mpi({"A": "1"}, "n3")
     assert seen == [{"one_host": True}, ({"A": "1"}, str(fake / "MPI.py"), "n3"), {"one_host": True}]
 

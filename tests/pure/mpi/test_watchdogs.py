@@ -17,8 +17,15 @@ import pytest
 
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import watchdogs
-from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, kill_rank, look_after_launcher
+from dask_gpu_mpi.mpi.watchdogs import (
+    NeighbourWatch,
+    first_process,
+    kill_rank,
+    launched_as,
+    look_after_launcher,
+    neighbours,
+    started_here,
+)
 from support.jobs.clusters import until
 from support.mocks.clocks import Clock
 from support.mocks.launchers import SAMPLES
@@ -248,6 +255,12 @@ def _sleepers(daemon: psutil.Process) -> dict[int, int]:
         if launched is not None:
             found[launched.rank] = process.pid
     return found
+
+
+@pytest.mark.parametrize("command", [DIRECT, WRAPPED])
+def test_a_launcher_is_found_above_wrapper_scripts(command: tuple[str, ...]) -> None:
+    for ranks in _ranks("mpirun", command):
+        assert [each.name() for each in watchdogs._launcher_above(ranks[0])] == ["mpirun"]
 
 
 @pytest.fixture

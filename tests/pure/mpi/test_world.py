@@ -20,9 +20,9 @@ from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
 from dask_gpu_mpi.mpi import world as module
 from dask_gpu_mpi.mpi.world import (
     LARGEST,
-    Endpoint,
     LaunchedWorld,
     MpiChild,
+    MpiWorld,
     PacketWorld,
     World,
     own_world,
@@ -341,26 +341,26 @@ def test_a_script_that_has_finalized_mpi(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def endpoints(monkeypatch: pytest.MonkeyPatch) -> tuple[Comm, Endpoint]:
+def over_mpi(monkeypatch: pytest.MonkeyPatch) -> tuple[Comm, MpiWorld]:
     install(monkeypatch)
     comm = Comm(0, 3)
-    return comm, Endpoint(comm)
+    return comm, MpiWorld(comm, "mock")
 
 
-def test_all_that_is_here_is_received_in_order(endpoints: tuple[Comm, Endpoint]) -> None:
+def test_all_that_is_here_is_received_in_order(over_mpi: tuple[Comm, MpiWorld]) -> None:
     """The script's communicator may abort the job if something fails, but not while it is ours."""
-    comm, zero = endpoints
+    comm, zero = over_mpi
     for rank, data in ((1, b"a"), (2, b""), (1, bytes(LARGEST))):
-        Endpoint(comm.beside(rank)).send(0, data)
+        MpiWorld(comm.beside(rank), "mock").send(0, data)
     assert zero.receive() == [(1, b"a"), (2, b""), (1, bytes(LARGEST))]
     assert zero.receive() == []
     assert comm.handler == "abort"
 
 
-def test_a_message_that_takes_longer_keeps_none_back(endpoints: tuple[Comm, Endpoint]) -> None:
-    comm, zero = endpoints
-    slow = comm.post(0, 1, b"slow", Endpoint.TAG, comes=False)
-    comm.post(0, 2, b"b", Endpoint.TAG)
+def test_a_message_that_takes_longer_keeps_none_back(over_mpi: tuple[Comm, MpiWorld]) -> None:
+    comm, zero = over_mpi
+    slow = comm.post(0, 1, b"slow", MpiWorld.TAG, comes=False)
+    comm.post(0, 2, b"b", MpiWorld.TAG)
     assert zero.receive() == [(2, b"b")]
     slow.request.ready = True
     assert zero.receive() == [(1, b"slow")]
@@ -368,31 +368,34 @@ def test_a_message_that_takes_longer_keeps_none_back(endpoints: tuple[Comm, Endp
 
 @pytest.mark.parametrize("claims", [LARGEST + 1, 1 << 40, -32766])
 def test_too_large_messages_are_dropped_and_not_allocated(
-    endpoints: tuple[Comm, Endpoint], claims: int
+    over_mpi: tuple[Comm, MpiWorld], claims: int
 ) -> None:
-    comm, zero = endpoints
-    large = comm.post(0, 1, b"", Endpoint.TAG, claims=claims)
-    comm.post(0, 1, b"a", Endpoint.TAG)
+    comm, zero = over_mpi
+    large = comm.post(0, 1, b"", MpiWorld.TAG, claims=claims)
+    comm.post(0, 1, b"a", MpiWorld.TAG)
     assert zero.receive() == [(1, b"a")]
     assert not large.received  # with Open MPI that would write beyond what is allocated
 
 
-def test_errors_of_mpi_raise_nothing(endpoints: tuple[Comm, Endpoint]) -> None:
-    comm, zero = endpoints
-    comm.post(0, 1, b"a", Endpoint.TAG).request.error = mpi.Exception("connection reset")
+def test_errors_of_mpi_raise_nothing(over_mpi: tuple[Comm, MpiWorld]) -> None:
+    comm, zero = over_mpi
+    comm.post(0, 1, b"a", MpiWorld.TAG).request.error = mpi.Exception("connection reset")
     assert [source for source, _ in zero.receive()] == [1]
     comm.broken = mpi.Exception("connection reset")
     zero.send(1, b"a")
     assert (zero.receive(), zero.has_sent()) == ([], True)
 
 
-def test_the_end_waits_for_what_has_not_left(endpoints: tuple[Comm, Endpoint]) -> None:
-    comm, zero = endpoints
+def test_the_end_waits_for_what_has_not_left(
+    over_mpi: tuple[Comm, MpiWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVING", 0.01)
+    comm, zero = over_mpi
     comm.comes = False
     for rank in (1, 2):
         zero.send(rank, b"a")
     comm.leaving[0].ready, comm.leaving[0].error = True, mpi.Exception("connection reset")
-    zero.close(0.01)
+    zero.leave()
     assert not zero.has_sent()
     comm.leaving[1].ready = True
     assert zero.has_sent()

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.streams import CHUNK, KEY, LEAST, PLAIN, SEALED, TAG, Keys, Stream, StreamError
 from dask_gpu_mpi.network.worker_comm import WorkerComm, use_streams_between_workers
 from dask_gpu_mpi.workers.plugins import FailedTransfers
+from support.mocks.comms import echo, pair, there_and_back
 
 # -- between two workers ------------------------------------------------------------------------------------------------
 
@@ -54,31 +55,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     with dask.config.set(make_credentials()):
         use_streams_between_workers(sealed=True, has_gpu=False)
         yield found
-
-
-async def serve(comm: Any) -> None:
-    """Answer with what was sent, or with an array of so many bytes."""
-    with contextlib.suppress(CommClosedError):
-        while True:
-            message = await comm.read()
-            size = message.get("size")
-            back = message["data"] if size is None else np.full(size, 7, "u1")
-            await comm.write({"back": to_serialize(back)})
-
-
-@contextlib.asynccontextmanager
-async def pair(handle: Callable[[Any], Any] = serve) -> AsyncIterator[Any]:
-    """A connection of two workers, as that end has it which has made it."""
-    security = Security()
-    async with listen("tls://127.0.0.1:0", handle, **security.get_listen_args("worker")) as listener:
-        comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
-        yield comm
-        comm.abort()
-
-
-async def there_and_back(comm: Any, data: Any) -> Any:
-    await comm.write({"data": to_serialize(data)})
-    return (await comm.read())["back"]
 
 
 async def exchange(first: str) -> None:
@@ -209,7 +185,7 @@ async def test_the_end_of_the_connection_ends_a_transfer(monkeypatch: pytest.Mon
 
     async def waiting(stream: Stream, frame: Any, start: int, end: int) -> None:
         waits.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(2)  # the sender's end waits for it
 
     monkeypatch.setattr(streams.Streams, "_send_part", lambda self, *rest: waiting(*rest))
     async with pair() as comm:
@@ -321,7 +297,7 @@ async def test_a_process_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None
     """It has no certificate of this one: it can't even say that its connection is to be a stream."""
     came: dict[bytes, list[Stream]] = {}
     monkeypatch.setattr(WorkerComm, "_came", came)
-    async with listen("tls://127.0.0.1:0", serve, **Security().get_listen_args("worker")) as listener:
+    async with listen("tls://127.0.0.1:0", echo, **Security().get_listen_args("worker")) as listener:
         with dask.config.set(make_credentials()):
             others = Security().get_connection_args("worker")
         with pytest.raises(OSError, match=r"(?i)certificate|timed out|closed"):

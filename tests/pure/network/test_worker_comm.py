@@ -6,16 +6,14 @@ tests/ucx has UCX itself, tests/gpu GPUs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask.config
 import numpy as np
 import pytest
-from distributed import Security
-from distributed.comm import CommClosedError, connect, listen, registry
+from distributed.comm import CommClosedError, registry
 from distributed.comm.tcp import TLS
 from distributed.protocol import deserialize, to_serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
@@ -25,6 +23,7 @@ from dask_gpu_mpi.network import worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.ucx_endpoint import UcxError
 from dask_gpu_mpi.network.worker_comm import FAMILY, WorkerComm, use_ucx_between_workers
+from support.mocks.comms import pair, there_and_back
 
 
 class DeviceMemory:
@@ -131,33 +130,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     with dask.config.set(make_credentials()):
         use_ucx_between_workers(0)
         yield network
-
-
-async def echo(comm: Any) -> None:
-    with contextlib.suppress(CommClosedError):
-        while True:
-            await comm.write({"back": to_serialize((await comm.read())["data"])})
-
-
-@contextlib.asynccontextmanager
-async def pair(serve: Callable[[Any], Coroutine[Any, Any, None]] = echo) -> AsyncIterator[Any]:
-    """A connection of two workers, of which the other one sends back what it gets."""
-    security = Security()
-    served: list[asyncio.Task[None]] = []
-
-    async def handle(comm: Any) -> None:
-        served.append(asyncio.create_task(serve(comm)))
-
-    async with listen("tls://127.0.0.1:0", handle, **security.get_listen_args("worker")) as listener:
-        comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
-        yield comm
-        comm.abort()
-        await asyncio.gather(*served)
-
-
-async def there_and_back(comm: Any, data: Any) -> Any:
-    await comm.write({"data": to_serialize(data)})
-    return (await comm.read())["back"]
 
 
 async def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None:

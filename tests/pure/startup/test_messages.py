@@ -38,6 +38,7 @@ REGISTRATION = Registration(
     has_client=False,
     ucx=UcxAbility(Problem("no ucxx"), "no RDMA", "UCX_TLS"),
 )
+UCX = Transport(WorkerUcx.ALL)
 #: For each kind what is sent as it.
 SAMPLES: dict[str, list[Any]] = {
     Kind.ENTERED: [(3, True)],
@@ -45,9 +46,7 @@ SAMPLES: dict[str, list[Any]] = {
     Kind.REGISTRATION: [REGISTRATION],
     Kind.SCHEDULER: [SchedulerSettings(None, CONFIG, "token", "GPU-a", PLAN)],
     Kind.ADDRESS: [("tls://h:1", None), ("tls://h:1", "http://localhost:1/status")],
-    Kind.START: [
-        Start("a", "tls", None, PLAN.workers, CONFIG, True, True, 0.5, 70.0, Transport(WorkerUcx.ALL), "h")
-    ],
+    Kind.START: [Start("a", "tls", None, PLAN.workers, CONFIG, True, True, 0.5, 70.0, UCX, ("cudf",), "h")],
     Kind.READY: [([], ""), (STEPS, "tls://10.0.0.1:5")],
     Kind.CONNECT: [(Node("h", 3, "tls://10.0.0.1:5"),)],
     Kind.REACHED: [{}, {"refused": ["h1"]}],

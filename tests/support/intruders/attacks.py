@@ -31,7 +31,7 @@ from distributed.comm.tcp import _add_frames_header
 from distributed.core import connect
 
 from dask_gpu_mpi.agent.hub import encode
-from dask_gpu_mpi.mpi.world import Endpoint
+from dask_gpu_mpi.mpi.world import MpiWorld
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 from dask_gpu_mpi.startup.messages import Kind
@@ -396,7 +396,7 @@ def forged(marker: str, source: int) -> bytes:
     messages = []
     for communicator in range(3, 7):
         for number in range(40):
-            match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, Endpoint.TAG, number)
+            match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, MpiWorld.TAG, number)
             messages.append(
                 struct.pack("<BBHI", ONE_MESSAGE, SEND, 0, len(match) + len(payload)) + match + payload
             )

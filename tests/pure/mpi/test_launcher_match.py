@@ -7,8 +7,8 @@ import re
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
+from dask_gpu_mpi.mpi import library as module
+from dask_gpu_mpi.mpi.library import check_library, cross_check
 from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher
 from support.mocks.launchers import SAMPLES
 
@@ -85,7 +85,7 @@ SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}
 
 
 def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
-    monkeypatch.setattr(launcher_check, "_inspect_library", lambda path: (version, pmix))
+    monkeypatch.setattr(module, "_inspect_library", lambda path: (version, pmix))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_who_speaks_for_ranks_that_cannot_talk(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool, silent: bool
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(launcher_check.time, "sleep", slept.append)
-    assert launcher_check.wait_for_rank_0_to_report(environ) is silent
-    assert slept == [launcher_check.RANK_0_GRACE] * waits
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    assert module.wait_for_rank_0_to_report(environ) is silent
+    assert slept == [module.RANK_0_GRACE] * waits
