@@ -1,4 +1,4 @@
-"""The figures of a job's report, as plain data, for the JSON file and the page (docs/json.md); and how it is written."""
+"""The figures of a job's report, as plain data, for the JSON file and the page (contributing/json.md); and how it is written."""
 
 from __future__ import annotations
 
