@@ -16,7 +16,7 @@ from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
-from dask_gpu_mpi.base.streams import of_run
+from dask_gpu_mpi.base.streams import RUN, of_run
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
@@ -77,7 +77,7 @@ class Leader:
         #: The file whose presence shows `launch` that the job has completed.
         self._mark = (
             None
-            if directory is None or configuration.plan_only
+            if directory is None or configuration.plan_only or RUN not in os.environ
             else Path(directory, of_run("ended", os.environ)).absolute()
         )
         if self._mark is not None:

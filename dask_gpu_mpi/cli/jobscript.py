@@ -314,6 +314,13 @@ def request(
             expected="the log of the job, such as job.log",
             fix=f"--save {log} writes the job script there",
         )
+    folder = os.path.dirname(log)
+    if (
+        folder and not re.search("[%{^:]", folder) and not os.path.isdir(folder)
+    ):  # the job would end without a log
+        raise OptionError(
+            f"{_origin('output', source)}: the folder {folder} does not exist", fix=f"mkdir -p {folder}"
+        )
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
     _check_program(job)
     return job
@@ -350,9 +357,20 @@ def load_site(name: str) -> dict[str, Any]:
             f"--site {name}: unknown site{suggest(name, names)}",
             expected="a name of `dask-gpu-mpi jobscript --site`, or a file NAME.yaml",
         )
+
+    class Texts(yaml.SafeLoader):
+        """Values stay as they are written: otherwise an account 0123 would be 83, and a time 1:30:00 would be 5400."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012 it is never changed
+            first: [(tag, pattern) for tag, pattern in found if tag.endswith((":null", ":merge"))]
+            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     try:
         path = Path(name) if is_file else _SITES / f"{name}.yaml"
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe would block
+            raise OSError("not a regular file")
+        found = yaml.load(path.read_text(encoding="utf-8"), Texts)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(
             f"--site {name}: can't be read ({one_line(error)})", expected="a YAML file"
@@ -380,20 +398,21 @@ def _converted(given: Mapping[Any, Any], source: Source, place: str = "") -> dic
         if option is None:
             known = {**JOB_OPTIONS, **_LISTS}
             flags = {flag.strip("-").replace("-", "_"): each for each in known for flag in known[each].flags}
-            raise OptionError(f"{origin}: unknown option{suggest(flags.get(name, name), known)}")
+            spell = str if source == "keyword" else _key
+            raise OptionError(f"{origin}: unknown option{suggest(flags.get(name, name), known, spell)}")
         if name in _LISTS:
-            texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-            if texts:
+            texts = value if isinstance(value, (list, tuple)) else (value,)
+            if texts := [text for text in texts if text is not None]:
                 values[name] = tuple(convert(option, text, origin, source) for text in texts)
-        elif source == "configuration" and name == "time" and isinstance(value, (int, float)):
-            raise OptionError(
-                f"{origin}: invalid value {show(value)}",
-                expected="a text: YAML reads 1:30:00 as the number 5400",
-                fix="put it in quotes",
-            )
         elif value is not None:
             if name == "gpus_per_node" and type(value) is int:
                 value = str(value)
+            if source == "configuration" and option.kind == "str" and isinstance(value, (int, float)):
+                raise OptionError(
+                    f"{origin}: invalid value {show(value)}",
+                    expected="a text: YAML reads 0123 as the number 83, and 1:30:00 as 5400",
+                    fix="put it in quotes",
+                )
             values[name] = convert(option, value, origin, source)
     return values
 
@@ -403,8 +422,13 @@ def _origin(name: str, source: Source) -> str:
     if source == "keyword":
         return f"keyword {name}"
     if source == "configuration":
-        return f"configuration gpu-mpi.jobscript.{name}"
+        return f"configuration gpu-mpi.jobscript.{_key(name)}"
     return f"command line: {(JOB_OPTIONS.get(name) or _LISTS[name]).flags[0].partition('/')[0]}"
+
+
+def _key(name: str) -> str:
+    """An option's name as YAML and the command line have it."""
+    return name.replace("_", "-")
 
 
 def _bytes(text: str) -> int:
@@ -424,7 +448,24 @@ def _configured() -> Mapping[Any, Any]:
         raise OptionError(
             f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
         )
-    return section
+    start = "DASK_GPU_MPI__JOBSCRIPT__"
+    texts = {
+        key[len(start) :].lower(): text for key, text in os.environ.items() if key.upper().startswith(start)
+    }
+    # Dask has guessed the type of a variable, whose text is known
+    return {
+        key: _as_written(value, texts.get(str(key).replace("-", "_").lower()))
+        for key, value in section.items()
+    }
+
+
+def _as_written(value: Any, text: str | None) -> Any:
+    is_guess = (
+        text is not None
+        and isinstance(value, (int, float))
+        and value == import_config().interpret_value(text)
+    )
+    return text if is_guess else value
 
 
 def _check_program(job: JobRequest) -> None:
@@ -450,7 +491,10 @@ def _check_program(job: JobRequest) -> None:
     if not program and given["scheduler_file"] is None:
         raise InputError(_NO_SCRIPT)
     if program and not given["container"]:
-        Program.of(program).check()
+        found = Program.of(program)
+        found.check()
+        if not (job.setup or job.modules):  # they may choose another Python
+            found.check_syntax()
     options = read_texts({name: given[name] for name in OPTIONS if name in given})
     inventories = hypothetical_job(
         job.nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,10 +26,11 @@ from dask_gpu_mpi.cli.options import (
 )
 from dask_gpu_mpi.cli.plan import plan
 from dask_gpu_mpi.cli.top import top
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
+from dask_gpu_mpi.sites.launchers import detect
 
 
 class _RunByDefault(Help, click.Group):
@@ -44,6 +46,9 @@ class _RunByDefault(Help, click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing and not args:
             return super().parse_args(ctx, args)  # the shell completes the first word
+        if not args and not _is_rank():  # otherwise a cluster of one rank would run until it is interrupted
+            click.echo(ctx.get_help(), err=True)
+            sys.exit(InputError.exit_code)
         if not (args and (args[0] in self.commands or args[0] in ("--help", "--version"))):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -111,13 +116,18 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
             program.check(cli.commands)
             program.check_syntax()
 
+    def options() -> Options:
+        if program is not None:
+            program.check_name()  # before Dask is imported
+        return read_options()
+
     prepare_process()
     try:
         program = Program.of(words) if words else None
         if program is not None:
             program.prepare()
         member, session = start(
-            read_options,
+            options,
             check=check_client if words else None,
             has_client=program is not None,
             by_command=True,
@@ -181,6 +191,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         _run(refuse, ())
     sys.exit(0)
+
+
+def _is_rank() -> bool:
+    """Whether a launcher has started this process as one of its ranks."""
+    try:
+        return detect(os.environ) is not None
+    except LauncherError:
+        return True  # the start reports it
 
 
 def _is_without_ranks(arguments: Sequence[str]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
 import secrets
 from html import escape
 
-from dask_gpu_mpi.base.files import replace
+from dask_gpu_mpi.base.files import remove, replace
 from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
@@ -84,8 +85,14 @@ def _link_for_output(joined: Joined, link: str) -> str:
             path = os.path.join(os.path.abspath(folder), f"dashboard-link-{secrets.token_hex(4)}")
             with contextlib.suppress(OSError):
                 replace(path, f"{link}\n".encode())
+                atexit.register(_remove, path)
                 return f"{hidden}{host}{path}"
     return f"{hidden}session.dashboard_link"
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        remove(path)
 
 
 def announce_waiting(options: Options) -> None:

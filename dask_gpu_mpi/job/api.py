@@ -261,6 +261,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     import dask
     from distributed import Client
 
+    outcome.report_uncaught()
     if scheduler_file is None:
         address = dask.config.get("scheduler-address", None)
         if address is None:

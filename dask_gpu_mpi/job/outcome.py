@@ -134,7 +134,7 @@ class ExceptHook:
     """
 
     def __init__(self, label: Callable[[], str | None]) -> None:
-        self._label = label
+        self.label = label
         self._before = sys.excepthook
         self._retired = False
         sys.excepthook = self
@@ -155,7 +155,7 @@ class ExceptHook:
                 say(f"error: {error}")
             # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
             raise SystemExit(error.exit_code)
-        if (label := self._label()) is not None:
+        if (label := self.label()) is not None:
             say(label)
 
     def retire(self) -> None:
@@ -169,11 +169,18 @@ _installed: ExceptHook | None = None
 
 
 def install(label: Callable[[], str | None]) -> None:
-    """Install the hook, unless it is installed."""
+    """Install the hook, or give it this label."""
     global _installed
     if _installed is None or sys.excepthook is not _installed:
         retire()
         _installed = ExceptHook(label)
+    _installed.label = label
+
+
+def report_uncaught() -> None:
+    """Let an uncaught error of ours end this process in the same way, though it may be in no cluster."""
+    if _installed is None:
+        install(lambda: None)
 
 
 def retire() -> None:

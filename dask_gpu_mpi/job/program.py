@@ -24,6 +24,12 @@ from typing import Any
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 
+#: Libraries that Dask's processes import. The script's folder is searched first, so a script must have another name.
+_LIBRARIES = (
+    "bokeh", "click", "cloudpickle", "cudf", "cupy", "dask", "dask_cuda", "distributed", "fsspec", "jinja2", "locket", "lz4",
+    "mpi4py", "msgpack", "msgspec", "numba", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pynvml", "rich", "rmm",
+    "sortedcontainers", "tblib", "tlz", "toolz", "tornado", "ucxx", "urllib3", "yaml", "zict",
+)  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
 #: Libraries of GPUs that take a second or more to import, and how a script names them.
@@ -155,6 +161,7 @@ class Program:
 
         A module inside a package is not searched for, since that would import the package.
         """
+        self.check_name()
         if self.kind is ProgramKind.MODULE:
             self._check_module()
         elif self.kind is not ProgramKind.CODE:
@@ -197,6 +204,19 @@ class Program:
             f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py)",
             fix=words or f"give its path after the options{hint}",
         )
+
+    def check_name(self) -> None:
+        """Raise an InputError if Dask's processes would import the script itself instead of a library that they need."""
+        name = os.path.basename(self.text).removesuffix(".py")
+        if (
+            self.kind is ProgramKind.SCRIPT
+            and f"{name}.py" == os.path.basename(self.text)
+            and name in _LIBRARIES
+        ):
+            raise InputError(
+                f"script {self.text!r} has the name of a library: `import {name}` would import the script",
+                fix="rename it",
+            )
 
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.

@@ -495,6 +495,7 @@ def current_session() -> Session:
         If there is none: before `initialize`, on other ranks, and in a process that is not the job's script.
     """
     if _current is None:
+        outcome.report_uncaught()
         raise InputError(
             "current_session: this process has no cluster",
             expected="the script of a job, after its start",

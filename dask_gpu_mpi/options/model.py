@@ -303,6 +303,8 @@ class Options:
     warnings: tuple[Problem, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
+    #: Those of them that are set for this job: in the program or on the command line.
+    given: frozenset[str] = frozenset()
 
     @property
     def recorded(self) -> bool:

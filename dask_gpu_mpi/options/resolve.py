@@ -77,7 +77,7 @@ def resolve(
     for name, option in OPTIONS.items():
         if option.kind == "path" and values[name] is not None:
             values[name] = os.path.abspath(values[name])  # the script may change to another directory
-    return Options(**values, warnings=notes, explicit=frozenset(origins))
+    return Options(**values, warnings=notes, explicit=frozenset(origins), given=frozenset(explicit))
 
 
 def _origin(option: Option, source: Source) -> str:

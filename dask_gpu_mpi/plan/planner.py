@@ -85,7 +85,9 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
         return False
     if any(rank.gpus for rank in working):
         return True
-    if options.worker_kind == "gpu" or options.require_idle_gpus:
+    # As the default of a site it is about the GPUs that a job has.
+    requires_idle = options.require_idle_gpus and "require_idle_gpus" in options.given
+    if options.worker_kind == "gpu" or requires_idle:
         wanted = "GPU workers are asked for" if options.worker_kind == "gpu" else "idle GPUs are required"
         others = ", or --no-require-idle-gpus" if options.worker_kind != "gpu" else ""
         names = fold_names(host.plan.host for host in hosts if host.working)

@@ -156,9 +156,6 @@ def decide(
         changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
-    if run_name:
-        changes[RUN] = run_name
-    after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
@@ -166,6 +163,11 @@ def decide(
         bound = environ.get("DGM_LOGS") or "logs"
         logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
+    loses = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
+    marks = bool(logs and loses and request.command == "run")
+    if run_name or RUN in environ:
+        changes[RUN] = run_name if marks else None  # the ranks leave a mark if it is set
+    after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     options = launcher.options(allocation, after, mpi)
     if not has_input:
         options += launcher.without_input
@@ -214,11 +216,7 @@ def decide(
         logs=logs,
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
-        mark=os.path.join(logs, of_run("ended", after))
-        if logs
-        and request.command == "run"
-        and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))
-        else "",
+        mark=os.path.join(logs, of_run("ended", {RUN: run_name})) if marks else "",
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )

@@ -183,7 +183,7 @@ def run_launch(
             if closes:
                 os.chmod(launch.make, 0o700)
         if launch.mark:
-            remove(launch.mark)  # left by the run before a requeue
+            remove(launch.mark)  # left by a run before a requeue that was killed
     except OSError as error:
         raise InputError(
             f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
@@ -197,6 +197,8 @@ def run_launch(
         ) as runner,
         contextlib.ExitStack() as stack,
     ):
+        if launch.mark:
+            stack.callback(_remove_ours, launch.mark)
         if launch.stage:
             stack.callback(_unstage, runner, launch, child)
             begin = time.monotonic()
@@ -267,6 +269,13 @@ def _is_our_mark(path: str) -> bool:
     with contextlib.suppress(OSError):
         return _is_ours(os.lstat(path))
     return False
+
+
+def _remove_ours(mark: str) -> None:
+    """Remove the mark of this run, which nobody reads any more."""
+    with contextlib.suppress(OSError):
+        if _is_our_mark(mark):
+            remove(mark)
 
 
 def _is_ours(status: os.stat_result) -> bool:

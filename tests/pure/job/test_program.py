@@ -39,6 +39,19 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Program.of([str(tmp_path / "s.py")]).check()
 
 
+@pytest.mark.parametrize("name", ["dask.py", "folder/numpy.py"])
+def test_script_with_the_name_of_a_library(tmp_path: Path, name: str) -> None:
+    """Dask's processes would import it instead of the library."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    said = f"has the name of a library: `import {path.stem}` would import the script"
+    with pytest.raises(InputError, match=said):
+        Program.of([str(path)]).check()
+    for words in (["-m", "dask.py"], ["-c", "dask.py"], [str(path.with_suffix(""))]):
+        Program.of(words).check_name()
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

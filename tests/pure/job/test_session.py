@@ -12,6 +12,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as module
 from dask_gpu_mpi.job.dask_client import DaskSettings
 from dask_gpu_mpi.job.member import Ending
@@ -47,6 +48,7 @@ def test_no_session(member: Mock) -> None:
         InputError, match=r"this process has no cluster .* Fix: run it by `dask-gpu-mpi launch`"
     ):
         module.current_session()
+    outcome.retire()
     assert module.session_of_process() is None
     session = Session(make_end(member))
     assert module.current_session() is module.session_of_process() is session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address() -> None:
 
 
 def test_auto_is_as_if_nothing_were_set() -> None:
-    assert keywords(protocol="auto") == keywords()
+    assert replace(keywords(protocol="auto"), given=frozenset()) == keywords()
     with dask.config.set({"gpu-mpi.protocol": "tcp"}):
         assert (keywords(protocol="auto").protocol, keywords(protocol="auto").worker_ucx) == ("tls", "auto")
     with dask.config.set({"gpu-mpi.interface": "ib0"}):

@@ -60,7 +60,8 @@ def test_options_of_gpus_without_gpus() -> None:
     with pytest.raises(
         PlacementError, match=r"idle GPUs are required, but none .* or --no-require-idle-gpus"
     ):
-        plan(none, require_idle_gpus=True)
+        plan(none, require_idle_gpus=True, given=frozenset({"require_idle_gpus"}))
+    assert names(plan(none, require_idle_gpus=True)) == [0, 1]  # as the default of a site
     assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1]
     [warning] = plan(none, default_workers="gpu").warnings
     assert "default_workers=gpu has no effect" in str(warning)

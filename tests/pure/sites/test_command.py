@@ -203,6 +203,7 @@ def test_mark_of_a_job_that_has_completed() -> None:
     assert (named.mark, named.environment["DGM_RUN"]) == ("logs/42/ended-5e8f", "5e8f")
     assert "DGM_RUN" in named.run  # of the variables that mpirun takes to other nodes
     assert made(SLURM, "srun").mark == ""
+    assert made(SLURM, "srun", run_name="5e8f").environment["DGM_RUN"] is None
     assert made(Allocation("slurm", 1, 1, job="42"), "openmpi").mark == ""
     for command in ("plan", "check"):
         assert made(SLURM, "openmpi", command=command, program=(), tolerates=1).mark == ""

@@ -262,6 +262,7 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path, code: int) -> None:
     assert output.endswith("requeued\n")
     assert run_launch(Launch({}, (), ("true",), mark=str(mark)), os.environ) == 1
     assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
+    assert not mark.exists()  # nobody reads it any more
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --n
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with the script of these jobs."""
     (tmp_path / "my.py").touch()
+    (tmp_path / "logs").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -342,11 +343,11 @@ def test_hostile_values_through_the_command_line(batch: FakeBatch, here: Path) -
 def test_a_site_can_ship_its_defaults() -> None:
     shape = {"nodes": 1, "gpus-per-node": 8, "time": "01:30:00"}
     lists = {"modules": ["cuda", "openmpi"], "directives": ["--constraint=gpu"]}
-    site = {**shape, **lists, "account": 123, "launcher": "mpirun"}
+    site = {**shape, **lists, "account": "0123", "launcher": "mpirun"}
     dask.config.config["gpu-mpi"] = {"jobscript": site}
     resolve({}, source="keyword")  # its section is no option of a cluster
     made = command("slurm", "--nodes", "3", "--module", "my module", "--directive", "--qos=q", "--", "my.py")
-    expected = "--nodes=3 --gpus-per-node=8 --time=01:30:00 --account=123 --constraint=gpu --qos=q"
+    expected = "--nodes=3 --gpus-per-node=8 --time=01:30:00 --account=0123 --constraint=gpu --qos=q"
     assert {*expected.split()} <= {*directives(made, "#SBATCH ")}
     assert "\nmodule load 'my module' || exit 2\n" in made
     assert "\nexport DGM_LAUNCHER=mpirun\n" in made
@@ -359,10 +360,12 @@ def test_a_site_can_ship_its_defaults() -> None:
 def test_configuration_from_the_environment(here: Path) -> None:
     """As text: an account may be a number that begins with zeros."""
     code = "import dask_gpu_mpi; print(dask_gpu_mpi.job_script('slurm', 'my.py', nodes=1, time='1:00:00'))"
-    of_site = {"ACCOUNT": "007", "GPUS_PER_NODE": "4"}
+    of_site = {"ACCOUNT": "007", "QOS": "1_2", "GPUS_PER_NODE": "4"}
     env = {f"DASK_GPU_MPI__JOBSCRIPT__{name}": value for name, value in of_site.items()}
     done = run_python(code, cwd=here, env={**os.environ, **env})
-    assert {"--account=007", "--gpus-per-node=4"} <= {*directives(done.stdout, "#SBATCH ")}, done.stderr
+    assert {"--account=007", "--qos=1_2", "--gpus-per-node=4"} <= {*directives(done.stdout, "#SBATCH ")}, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(

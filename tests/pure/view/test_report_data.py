@@ -1,4 +1,4 @@
-"""The figures: their schema, as docs/json.md has it, and what they are made of."""
+"""The figures: their schema, as contributing/json.md has it, and what they are made of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support import ROOT
 from support.mocks.inputs import gpu, one_host, plan
 from support.mocks.snapshots import made_up
 
-PAGE = ROOT / "docs" / "json.md"
+PAGE = ROOT / "contributing" / "json.md"
 
 
 def job(**more: Any) -> ReportedJob:
@@ -60,7 +60,7 @@ def test_it_is_json_and_every_field_is_documented() -> None:
     data = made_up(2, 2, 100, 5).report()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert {"Python", "dask", "distributed", "dask-gpu-mpi"} <= data["versions"].keys()
-    documented = set(fields(PAGE.read_text(encoding="utf-8").partition("## The report")[2]))
+    documented = set(fields(PAGE.read_text(encoding="utf-8").partition("## `check --json`")[0]))
     # by worker, by action, by package; and what has a schema of its own
     free = re.compile(
         r"(versions|record\.series\.workers|record\.prefixes\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"

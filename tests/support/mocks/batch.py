@@ -47,7 +47,7 @@ inner = [i for i, word in enumerate(argv) if os.path.basename(word) in ("python"
 if answer is None and inner and name in ("srun", "mpirun", "mpiexec", "flux", "apptainer"):
     sys.exit(subprocess.run(argv[inner[0]:]).returncode)
 text, code = answer or ("", 0)
-if starts and argv[2:4] == ["run", "--log-directory"] and code == 0:
+if starts and argv[2:4] == ["run", "--log-directory"] and code == 0 and "DGM_RUN" in os.environ:
     os.makedirs(argv[4], exist_ok=True)
     open(os.path.join(argv[4], "ended-" + os.environ["DGM_RUN"]), "w").close()
 sys.stdout.write(text)
