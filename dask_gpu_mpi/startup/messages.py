@@ -135,6 +135,8 @@ class Configuration:
     contexts: tuple[str, ...] = ()
     #: MPI starts in the rank's process, which can do nothing else meanwhile.
     mpi_in_rank: bool = False
+    #: Whether this agent ends, after the rank, the programs that its script has started.
+    ends_programs: bool = False
     #: The command `plan`: the start ends with the plan.
     plan_only: bool = False
     #: ``time.monotonic()`` of the start, and of the start-up deadline; the same clock for all processes of a node.
