@@ -82,13 +82,13 @@ def end_programs(
     """
     import psutil
 
-    from dask_gpu_mpi.base.text import counted, listed
+    from dask_gpu_mpi.base.text import counted, listed, printable
 
     _wait_for_end(find, leaving)
     names: list[str] = []
     for each in find():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            name = each.name()
+            name = printable(each.name())  # a process may give itself any name
             each.terminate()
             names.append(f"{name} (process {each.pid})")
     if not names:

@@ -263,8 +263,10 @@ def test_programs_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
     ends = program("import time; time.sleep(0.3)")
     waits = program("import subprocess; subprocess.run(['sleep', '300'])")
     refuses = program(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(300)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)\n"
+        r"open('/proc/self/comm', 'w').write('\x1b[31mred'); print(flush=True); time.sleep(300)"
     )
+    refuses.stdout.readline()
     refuses.stdout.readline()
     started = [psutil.Process(each.pid) for each in (ends, waits, refuses)]
     below = waits.children()
@@ -275,6 +277,7 @@ def test_programs_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: 3 programs that the script had started on " in said
     assert f"sleep (process {below[0].pid})" in said
     assert f"(process {ends.pid})" not in said
+    assert f"\ufffd[31mred (process {refuses.pid})" in said
     for each in (ends, waits, refuses):
         each.stdout.close()
 
