@@ -26,6 +26,7 @@ from dask_gpu_mpi.base.signals import (
     rank_that_started,
     running,
 )
+from support.jobs.clusters import until
 from support.jobs.processes import run_python
 
 HEAD = """
@@ -288,7 +289,10 @@ def test_the_rank_that_has_started_a_program() -> None:
         ({"A": "B"}, ""),
         ({}, None),
     ):
-        with subprocess.Popen(["sleep", "300"], env=environ) as started:
-            assert rank_that_started(started.pid) == found
+        started = subprocess.Popen(["sleep", "300"], env=environ)
+        try:  # it may not have its environment yet
+            until(lambda pid=started.pid, found=found: rank_that_started(pid) == found, 10)
+        finally:
             started.kill()
+            started.wait()
     assert rank_that_started(started.pid) is None
