@@ -28,10 +28,19 @@ from typing import Any
 
 import psutil
 
-from dask_gpu_mpi.base.signals import NUMBERS, action_before, adopt_orphans, die_with_parent, is_ours, kept
-from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.base.text import counted, listed
-from dask_gpu_mpi.base.timeouts import KILLING
+from dask_gpu_mpi.base.signals import (
+    NUMBERS,
+    action_before,
+    adopt_orphans,
+    die_with_parent,
+    end_programs,
+    is_ours,
+    kept,
+    rank_that_started,
+    running,
+)
+from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.timeouts import KILLING, SAVING, SCRIPTS_PROGRAMS, TASKS_PROGRAMS
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
 #: The client of `multiprocessing`'s resource tracker.
@@ -154,10 +163,6 @@ def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], obje
     loop.add_reader(_server.alive, on_end)
 
 
-#: Seconds for processes that tasks have left behind to end by themselves, as those of a pool do, and then after SIGTERM.
-LEAVING = 0.5
-
-
 def end_left_behind() -> None:
     """End the processes that tasks have started, and that are still there after the workers; print which they were.
 
@@ -167,28 +172,66 @@ def end_left_behind() -> None:
     while any(each.name.startswith(_OURS[1]) for each in active_children()) and time.monotonic() < until:
         time.sleep(0.01)
     ours = {each.pid for each in active_children()}
-    if _server is None:  # psutil would take None for this process, and end its resource tracker
+    if (server := _server) is None:  # psutil would take None for this process, and end its resource tracker
         return
-    left: list[psutil.Process] = []
-    names: list[str] = []
+
+    def left() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            return running([each for each in psutil.Process(server.pid).children() if each.pid not in ours])
+        return []
+
+    end_programs(left, "tasks", "the workers", leaving=TASKS_PROGRAMS, killing=TASKS_PROGRAMS)
+
+
+def end_left_by_script(rank: psutil.Process) -> None:
+    """Leave a process that ends, after the rank, the programs that its script has started, if there are any now.
+
+    It has the job's standard error, so that the launcher waits for it.
+    """
+    found = _of_script(rank)
+    if not found:
+        return
+    with warnings.catch_warnings(), kept():
+        warnings.simplefilter("ignore")  # other threads do not matter to a process that ends by os._exit
+        if os.fork():
+            return
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2:
+                with contextlib.suppress(OSError):  # the folder's own
+                    os.close(fd)
+        with contextlib.suppress(psutil.Error):
+            while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
+
+        def left() -> list[psutil.Process]:
+            found[:] = running(found)
+            return found
+
+        end_programs(left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
+    finally:
+        os._exit(0)
+
+
+def _of_script(rank: psutil.Process) -> list[psutil.Process]:
+    """The programs that a rank's script has started, by their environment, and by descent as long as the rank lives."""
+    me = psutil.Process()
+    own = {me.pid, rank.pid, *(each.pid for each in me.children(recursive=True))}
+    found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
-        left = [each for each in psutil.Process(_server.pid).children() if each.pid not in ours]
-    for each in [*left]:
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            left += each.children(recursive=True)
-    _, left = psutil.wait_procs(left, timeout=LEAVING)
-    for each in left:
+        found += rank.children(recursive=True)
+    for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
-            names.append(f"{each.name()} (process {each.pid})")
-            each.terminate()
-    for each in psutil.wait_procs(left, timeout=LEAVING)[1]:
-        with contextlib.suppress(psutil.Error):
-            each.kill()
-    if names:
-        say(
-            f"warning: {counted(len(names), 'program')} that tasks had started on {socket.gethostname()} had not ended with the "
-            f"workers, and got SIGTERM: {listed(names)}. Fix: let tasks wait for what they start, or end it"
-        )
+            # one that an earlier rank of this number has left is older than this rank
+            if (
+                rank_that_started(pid) == str(rank.pid)
+                and psutil.Process(pid).create_time() >= rank.create_time()
+            ):
+                found.append(psutil.Process(pid))
+    return [each for each in running(found) if each.pid not in own]
 
 
 def _settle_signals() -> None:

@@ -24,10 +24,13 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
+import psutil
+
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
 from dask_gpu_mpi.agent.forkserver import (
     become_fork_server,
     become_resource_tracker,
+    end_left_by_script,
     watch_fork_server,
 )
 from dask_gpu_mpi.agent.part import Part
@@ -83,6 +86,7 @@ def run(
     `control` is the socket to the rank, `rank` the rank's process id, `look` that of the child that inspects the GPUs, and
     `gpus` its answer.
     """
+    of_rank = psutil.Process(rank)
     _import_dask(cuda=cuda)
     timeline.lap("import")
     reader = FrameReader(control)
@@ -133,6 +137,8 @@ def run(
         if scratch is not None:
             # workers that were killed a moment ago may still write there
             remove_scratch(scratch, within=configuration.options.shutdown_timeout)
+        if configuration.ends_programs:
+            end_left_by_script(of_rank)
 
 
 def _import_dask(*, cuda: bool) -> None:

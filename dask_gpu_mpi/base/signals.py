@@ -1,4 +1,5 @@
-"""Signals: the end with the parent process, and handlers that are never in force in a process that other code has forked.
+"""Signals: the end with the parent process, the end of programs that a job leaves behind, and handlers that are never in force in
+a process that other code has forked.
 
 A forked process inherits a handler in Python, which does harm there: it would write the checkpoint again, and
 `Process.terminate` would end nothing. The handler also loses signals: Python's own code in the child drops a signal that
@@ -15,9 +16,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dask_gpu_mpi.base.streams import say
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -58,6 +65,74 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent has ended, in place of the system's first process."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+#: Variable in the environment of the script's children: process id of the rank.
+RANK_PID = "DGM_RANK_PID"
+#: Seconds between two checks of programs that are about to end.
+_CHECK = 0.05
+
+
+def end_programs(
+    find: Callable[[], list[Process]], of: str, than: str, *, leaving: float, killing: float
+) -> None:
+    """End the programs that `find` finds, and print which they were: those that `of` had started, and that run longer `than`.
+
+    They have `leaving` seconds to end by themselves, as the processes of a pool do, and `killing` seconds after SIGTERM.
+    """
+    import psutil
+
+    from dask_gpu_mpi.base.text import counted, listed, printable
+
+    _wait_for_end(find, leaving)
+    names: list[str] = []
+    for each in find():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            name = printable(each.name())  # a process may give itself any name
+            each.terminate()
+            names.append(f"{name} (process {each.pid})")
+    if not names:
+        return
+    say(
+        f"warning: {counted(len(names), 'program')} that {of} had started on {os.uname().nodename} had not ended with {than}, "
+        f"and got SIGTERM: {listed(names)}. Fix: wait for them in {of}, or end them"
+    )
+    _wait_for_end(find, killing)
+    for each in find():
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def _wait_for_end(find: Callable[[], list[Process]], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and find():
+        time.sleep(_CHECK)
+
+
+def running(processes: Sequence[Process]) -> list[Process]:
+    """Those of the processes that run, and all below them."""
+    import psutil
+
+    found: dict[int, Process] = {}
+    for each in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            for one in (each, *each.children(recursive=True)):
+                if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                    found[one.pid] = one
+    return [*found.values()]
+
+
+def rank_that_started(pid: int) -> str | None:
+    """The process id of the rank whose script has started this process, as text; empty: another process has; None: unknown.
+
+    It is unknown of another user's process, and of one without an environment: it was started so, or shows a title in that place.
+    """
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    values = (each.partition(b"=")[2] for each in variables if each.startswith(f"{RANK_PID}=".encode()))
+    return os.fsdecode(next(values, b"")) if any(b"=" in each for each in variables) else None
 
 
 class Action:  # not a dataclass: their import would delay an agent's first moments

@@ -79,6 +79,11 @@ FAILED_GRACE = 0.5
 #: The launcher reads what a rank has printed before that rank ends the job.
 READING = 1.0
 
+#: Programs that tasks have started end by themselves, after the workers; they end after SIGTERM.
+TASKS_PROGRAMS = 0.5
+#: The same of programs that the script has started: they may have something to save.
+SCRIPTS_PROGRAMS, SAVING = 3.0, 10.0
+
 # Force.
 
 #: SIGKILL takes effect. In a call of the kernel that waits for a dead file system, for example, it never does.

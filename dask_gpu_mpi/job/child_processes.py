@@ -11,12 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from dask_gpu_mpi.base.frames import Held
+from dask_gpu_mpi.base.signals import RANK_PID
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites import launchers
-
-#: Variable in the environment of the script's children: process id of the rank.
-RANK_PID = "DGM_RANK_PID"
 
 
 def mark_children() -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -308,7 +308,10 @@ class Member:
             return
         joined.agent = agent
         agent.begin(joined.options, joined.environ, inspect_gpus=False)
-        agent.configure(configuration(joined.options, deadline=time.monotonic() + NODE_LOST))
+        again = configuration(
+            joined.options, joined.environ, leave_open=self.leave_open, deadline=time.monotonic() + NODE_LOST
+        )
+        agent.configure(again)
 
     # -- ranks without the script -------------------------------------------------------------------------------
 
@@ -428,10 +431,21 @@ class Member:
             end_job(ending.must_have, self.joined.environ)
 
 
-def configuration(options: Any, **more: Any) -> Configuration:
+def configuration(
+    options: Any, environ: Mapping[str, str], *, leave_open: bool, **more: Any
+) -> Configuration:
     """The settings of an agent, with the Dask configuration of this process."""
     from dask_gpu_mpi.job.program import libraries_of_script
 
+    launched = launchers.detect(environ)
+    # `launch` does it itself for ranks that it has started, and a program that continues after its cluster is not ours
+    ends_programs = launched is not None and launched.launcher is not launchers.LOCAL and not leave_open
     loaded = loaded_config()
     dask_config = dict(loaded.config) if loaded is not None else {}
-    return Configuration(replace(options, comm=None), dask_config, imports=libraries_of_script(), **more)
+    return Configuration(
+        replace(options, comm=None),
+        dask_config,
+        imports=libraries_of_script(),
+        ends_programs=ends_programs,
+        **more,
+    )

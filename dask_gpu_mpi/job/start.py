@@ -186,6 +186,8 @@ def _enter(
             agent.configure(
                 configuration(
                     options,
+                    environ,
+                    leave_open=leave_open,
                     has_client=has_client,
                     contexts=own_contexts(),
                     mpi_in_rank=leave_open and child is None,

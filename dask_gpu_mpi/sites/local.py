@@ -18,10 +18,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from dask_gpu_mpi.base.signals import RANK_PID, adopt_orphans, end_programs, rank_that_started, running
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import ranks_text, signal_name
+from dask_gpu_mpi.base.timeouts import SAVING, SCRIPTS_PROGRAMS
 from dask_gpu_mpi.sites.launchers import LOCAL
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 #: The beginning of a packet: the rank that gets it, or has sent it.
 RANK = struct.Struct("<i")
@@ -72,6 +78,7 @@ class Ranks:
         #: ``time.monotonic()`` of SIGTERM and SIGKILL to all ranks.
         self._end_at = self._kill_at = math.inf
         sockets: list[socket.socket] = []
+        adopt_orphans()
         try:
             for rank in range(size):
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,10 +111,12 @@ class Ranks:
             if (code := process.poll()) is not None:
                 del self._running[rank]
                 self._has_ended(rank, code, now)
+        self._reap_orphans()
         if not self._running:
             if self.returncode is None:
                 self._relay.stop()  # it may have received an abort just now
                 self.returncode = self._exit_code()
+                end_programs(_left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
             return self.returncode
         if self._relay.aborted is not None and not self._ending:
             self._end_all(now + ABORT_GRACE)
@@ -142,6 +151,15 @@ class Ranks:
         """Send SIGKILL to all ranks."""
         self.send_signal(signal.SIGKILL)
 
+    def _reap_orphans(self) -> None:
+        ranks = {process.pid for process in self._running.values()}
+        with contextlib.suppress(ChildProcessError):
+            # the status of a rank is for its object
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) and ended.si_pid not in ranks:
+                os.waitpid(ended.si_pid, 0)
+
     def _end_all(self, kill_at: float) -> None:
         self._ending, self._end_at, self._kill_at = True, math.inf, min(kill_at, self._kill_at)
         self._unmet_at = math.inf
@@ -168,6 +186,17 @@ class Ranks:
         if self._relay.aborted is not None:
             return self._relay.aborted
         return self._rank_0 or self._failed
+
+
+def _left() -> list[Process]:
+    """The programs that scripts have started, once their ranks have ended. Agents end by themselves, in order."""
+    import psutil
+
+    # that of the script around this job, if there is one
+    around = os.environ.get(RANK_PID, "")
+    return running(
+        [each for each in psutil.Process().children() if rank_that_started(each.pid) not in ("", around)]
+    )
 
 
 class Relay(threading.Thread):

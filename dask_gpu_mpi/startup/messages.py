@@ -138,6 +138,8 @@ class Configuration:
     mpi_in_rank: bool = False
     #: Modules that the script names, and that workers with a GPU and the scheduler import as it begins.
     imports: tuple[str, ...] = ()
+    #: Whether this agent ends, after the rank, the programs that its script has started.
+    ends_programs: bool = False
     #: The command `plan`: the start ends with the plan.
     plan_only: bool = False
     #: ``time.monotonic()`` of the start, and of the start-up deadline; the same clock for all processes of a node.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import ranks_of
+from support.jobs.clusters import COMMAND, ranks_of
 from support.jobs.faults import FORMS, end, mark_time, start
 from support.jobs.mpi import Mpi
 
@@ -190,6 +190,46 @@ def params() -> list[Any]:
 def test_ending(mpirun: Mpi, form: str, row: Row) -> None:
     job = start(mpirun, form, row.body, client=row.client)
     end(mpirun, job, row.codes, row.within, says=row.says, tracebacks=row.tracebacks)
+
+
+#: Programs that still run when the script has ended: with the job's output, without it, and one whose parent has ended. The last
+#: one ends by itself, as the processes of a pool do.
+PROGRAMS = """
+import subprocess
+subprocess.Popen(["sleep", "300.1"])
+subprocess.Popen(["sleep", "300.2"], stdout=-3, stderr=-3, start_new_session=True)
+subprocess.run("setsid sleep 300.3 >/dev/null 2>&1 &", shell=True)
+subprocess.Popen(["cat"], stdin=-1)
+print("of the script")
+mark()
+"""
+
+
+@pytest.mark.both_mpis
+@pytest.mark.parametrize("code", [0, 7])
+def test_programs_that_the_script_leaves_behind(mpirun: Mpi, code: int) -> None:
+    job = start(mpirun, "initialize", f"{PROGRAMS}sys.exit({code})\n")
+    # Open MPI's launcher ends at once if the code is not 0
+    done = job.wait(grace=10.0).check(code)
+    assert done.seconds < 60
+    assert done.stdout == "of the script\n"
+    if mpirun.name == "mpich" or not code:
+        assert_programs(done.stderr)
+
+
+@pytest.mark.parametrize("line", ["sys.exit(7)", "os._exit(7)"])
+def test_programs_that_a_script_of_launch_leaves_behind(mpirun: Mpi, line: str) -> None:
+    """Nothing is left when `launch` has ended."""
+    text = f"import os, sys\ndef mark(): pass\n{PROGRAMS}sys.stdout.flush()\n{line}\n"
+    done = mpirun.run([*COMMAND, "launch", "-n", "1", "--interface", "lo", "-c", text], None, grace=0.5)
+    assert done.check(7).stdout == "of the script\n"
+    assert_programs(done.stderr)
+
+
+def assert_programs(stderr: str) -> None:
+    (line,) = (line for line in stderr.splitlines() if "had started" in line)
+    assert "3 programs that the script had started on " in line
+    assert line.count("sleep (process ") == 3
 
 
 @pytest.mark.both_mpis

@@ -72,6 +72,15 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
 
 
 @pytest.mark.both_mpis
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_that_the_script_leaves_behind(slurm: Slurm, name: str) -> None:
+    """Slurm ends some at once with the step, and the job the others."""
+    text = "import subprocess\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\nsys.exit(0)\n"
+    ended = slurm.run(CLIENT + text, *TWO, name=name).wait(60)
+    assert ended.state == "COMPLETED"
+
+
+@pytest.mark.both_mpis
 def test_scancel_of_the_batch_script_alone(slurm: Slurm) -> None:
     """The ranks get nothing from Slurm; the launcher is then ended by `launch`."""
     job = slurm.run(WAITS, *TWO)

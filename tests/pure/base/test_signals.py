@@ -5,14 +5,28 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from dask_gpu_mpi.base.signals import Action, Signals, action_before, install, is_ours
+from dask_gpu_mpi.base.signals import (
+    RANK_PID,
+    Action,
+    Signals,
+    action_before,
+    end_programs,
+    install,
+    is_ours,
+    rank_that_started,
+    running,
+)
+from support.jobs.clusters import until
 from support.jobs.processes import run_python
 
 HEAD = """
@@ -231,3 +245,54 @@ def test_a_parent_that_has_gone_already() -> None:
     )
     done = run_python(code + "; print('lives on')")
     assert (done.returncode, done.stdout) == (1, "")
+
+
+# -- programs that are left behind
+
+
+def program(text: str, **how: Any) -> psutil.Popen:
+    """A program that runs, once its first line has come."""
+    started = psutil.Popen(
+        [sys.executable, "-c", f"print(flush=True)\n{textwrap.dedent(text)}"], stdout=-1, **how
+    )
+    started.stdout.readline()
+    return started
+
+
+def test_programs_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what they have started, by force if need be; what ends by itself is not reported."""
+    ends = program("import time; time.sleep(0.3)")
+    waits = program("import subprocess; subprocess.run(['sleep', '300'])")
+    refuses = program(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)\n"
+        r"open('/proc/self/comm', 'w').write('\x1b[31mred'); print(flush=True); time.sleep(300)"
+    )
+    refuses.stdout.readline()
+    refuses.stdout.readline()
+    started = [psutil.Process(each.pid) for each in (ends, waits, refuses)]
+    below = waits.children()
+    end_programs(lambda: running(started), "the script", "it", leaving=2.0, killing=0.5)
+    assert [each.wait(10) for each in (ends, waits, refuses)] == [0, -15, -9]
+    assert not running(below)
+    said = capsys.readouterr().err
+    assert "warning: 3 programs that the script had started on " in said
+    assert f"sleep (process {below[0].pid})" in said
+    assert f"(process {ends.pid})" not in said
+    assert f"\ufffd[31mred (process {refuses.pid})" in said
+    for each in (ends, waits, refuses):
+        each.stdout.close()
+
+
+def test_the_rank_that_has_started_a_program() -> None:
+    for environ, found in (
+        ({**os.environ, RANK_PID: "17"}, "17"),
+        ({"A": "B"}, ""),
+        ({}, None),
+    ):
+        started = subprocess.Popen(["sleep", "300"], env=environ)
+        try:  # it may not have its environment yet
+            until(lambda pid=started.pid, found=found: rank_that_started(pid) == found, 10)
+        finally:
+            started.kill()
+            started.wait()
+    assert rank_that_started(started.pid) is None

@@ -245,6 +245,34 @@ def test_launch_keeps_no_file_open() -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
+# -- programs that ranks leave behind
+
+
+def test_programs_of_the_script_are_ended_and_others_stay(ran: Ran) -> None:
+    """The runtime of a container, for example, which is there for later ones. One without an environment may be the script's."""
+    code, lines = ran(
+        """
+        import subprocess
+        def leave(environ, seconds):
+            shell = ["sh", "-c", f"sleep {seconds} >&- 2>&- & echo $!"]
+            return int(subprocess.run(shell, env=environ, stdout=-1).stdout)
+        others, scripts = {**os.environ, "A": "B"}, {**os.environ, "DGM_RANK_PID": str(os.getpid())}
+        tell(leave(others, 300), leave(scripts, 300), subprocess.Popen(["sleep", "300"], env={}, stdout=-3).pid)
+        ended = leave(others, 0)
+        while os.path.exists(f"/proc/{ended}"):  # nobody else would read its exit code
+            time.sleep(0.01)
+        sys.exit(3)
+        """,
+        1,
+    )
+    assert code == 3
+    told, said = lines
+    pids = [int(pid) for pid in told.split()[1:]]
+    assert [runs(pid) for pid in pids] == [True, False, False]
+    os.kill(pids[0], signal.SIGKILL)
+    assert said.startswith("dask_gpu_mpi: warning: 2 programs that the script had started on ")
+
+
 # -- exit codes
 
 
