@@ -85,14 +85,15 @@ def _link_for_output(joined: Joined, link: str) -> str:
             path = os.path.join(os.path.abspath(folder), f"dashboard-link-{secrets.token_hex(4)}")
             with contextlib.suppress(OSError):
                 replace(path, f"{link}\n".encode())
-                atexit.register(_remove, path)
+                atexit.register(_remove, path, os.getpid())
                 return f"{hidden}{host}{path}"
     return f"{hidden}session.dashboard_link"
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        remove(path)
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # not a fork of the script that ends as Python does
+        with contextlib.suppress(OSError):
+            remove(path)
 
 
 def announce_waiting(options: Options) -> None:

@@ -32,11 +32,11 @@ _LIBRARIES = (
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
-#: Libraries of GPUs that take a second or more to import, and how a script names them.
+#: Libraries of GPUs that take a second or more to import, and the words that a script has which uses them: all of one set.
 LIBRARIES = {
-    "dask_cudf": rb"\bdask_cudf\b|\bcudf\b(?s:.)*\bdataframe\b|\bdataframe\b(?s:.)*\bcudf\b",
-    "cudf": rb"\bcudf\b",
-    "cupy": rb"\bcupy\b",
+    "dask_cudf": ({b"dask_cudf"}, {b"cudf", b"dataframe"}),
+    "cudf": ({b"cudf"},),
+    "cupy": ({b"cupy"},),
 }
 #: Bytes of a script in which they are looked for.
 LOOKED_AT = 2**20
@@ -113,7 +113,8 @@ def libraries_of_script() -> tuple[str, ...]:
             text = file.read(LOOKED_AT)
     except OSError:
         return ()
-    return tuple(name for name, words in LIBRARIES.items() if re.search(words, text))
+    words = set(re.findall(rb"\b(?:dask_cudf|cudf|cupy|dataframe)\b", text))
+    return tuple(name for name, sets in LIBRARIES.items() if any(each <= words for each in sets))
 
 
 class ProgramKind(Enum):

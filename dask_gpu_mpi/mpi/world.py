@@ -197,7 +197,7 @@ class MpiChild(PacketWorld):
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             if forks and len(os.listdir("/proc/self/task")) == 1:
-                self._process = self._fork(theirs, environ)
+                self._process = self._fork(theirs, environ, path)
                 return
             os.set_inheritable(theirs.fileno(), True)
             self._process = psutil.Popen(
@@ -217,7 +217,7 @@ class MpiChild(PacketWorld):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
-    def _fork(self, theirs: socket.socket, environ: Mapping[str, str]) -> psutil.Process:
+    def _fork(self, theirs: socket.socket, environ: Mapping[str, str], path: list[str]) -> psutil.Process:
         rank = os.getpid()
         flush()
         if pid := os.fork():
@@ -231,6 +231,7 @@ class MpiChild(PacketWorld):
             os.chdir("/")
             os.environ.clear()
             os.environ.update(environ)
+            sys.path[:] = path
             main(theirs.detach(), rank)
         except SystemExit as end:
             code = int(end.code or 0)

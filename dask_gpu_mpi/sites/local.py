@@ -78,6 +78,8 @@ class Ranks:
         #: ``time.monotonic()`` of SIGTERM and SIGKILL to all ranks.
         self._end_at = self._kill_at = math.inf
         sockets: list[socket.socket] = []
+        #: Children of the shell that this process has replaced (``exec``), which are not the script's.
+        self._others = _children()
         adopt_orphans()
         try:
             for rank in range(size):
@@ -116,7 +118,7 @@ class Ranks:
             if self.returncode is None:
                 self._relay.stop()  # it may have received an abort just now
                 self.returncode = self._exit_code()
-                end_programs(_left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
+                end_programs(self._left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
             return self.returncode
         if self._relay.aborted is not None and not self._ending:
             self._end_all(now + ABORT_GRACE)
@@ -187,16 +189,18 @@ class Ranks:
             return self._relay.aborted
         return self._rank_0 or self._failed
 
+    def _left(self) -> list[Process]:
+        """The programs that scripts have started, once their ranks have ended. Agents end by themselves, in order."""
+        # that of the script around this job, if there is one
+        around = os.environ.get(RANK_PID, "")
+        found = [each for each in _children() if each not in self._others]
+        return running([each for each in found if rank_that_started(each.pid) not in ("", around)])
 
-def _left() -> list[Process]:
-    """The programs that scripts have started, once their ranks have ended. Agents end by themselves, in order."""
+
+def _children() -> list[Process]:
     import psutil
 
-    # that of the script around this job, if there is one
-    around = os.environ.get(RANK_PID, "")
-    return running(
-        [each for each in psutil.Process().children() if rank_that_started(each.pid) not in ("", around)]
-    )
+    return psutil.Process().children()
 
 
 class Relay(threading.Thread):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
+import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,3 +112,24 @@ def test_the_card_of_a_session() -> None:
         assert part in shown
     assert "abc" not in card(plan, "tls://h:1", link, closed=True, seconds_left=None)
     assert "<a" not in card(plan, "tls://h:1", "javascript:alert(1)", closed=False, seconds_left=None)
+
+
+def test_the_file_with_the_link_is_removed_by_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that the script has forked may end earlier, as Python does."""
+    at_exit: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr(announcement, "is_public", lambda _: True)
+    joined: Any = SimpleNamespace(
+        environ={}, options=Options(log_directory=str(tmp_path)), agent=None, host="n1"
+    )
+    announcement._link_for_output(joined, "http://localhost:8787/status?token=x")
+    (file,) = tmp_path.iterdir()
+    ((function, *arguments),) = at_exit
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: 1)
+        function(*arguments)
+    assert file.exists()
+    function(*arguments)
+    assert not file.exists()

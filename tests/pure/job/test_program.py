@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,16 @@ def test_libraries_that_a_script_names(
     script.write_text(text)
     monkeypatch.setattr(sys, "argv", [str(script)])
     assert libraries_of_script() == found
+
+
+def test_a_long_script_is_read_in_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a search for two words in any order grew with the square of the length: this one took a minute."""
+    script = tmp_path / "script.py"
+    script.write_text("x = cudf.Series([1, 2])\n" * 30_000)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    before = time.process_time()
+    assert libraries_of_script() == ("cudf",)
+    assert time.process_time() - before < 1
 
 
 @pytest.mark.parametrize("words", [[], ["-c"], ["-m"], ["/dev/null"], ["missing.py"]])

@@ -235,7 +235,10 @@ environ = dict(os.environ)
 os.environ["RANKS"] = "mark"
 atexit.register(print, "the rank's atexit")
 sys.stdout.write("buffered\\n")
-world = world_of(environ, sys.path, forks=True)
+path = [*sys.path]
+sys.path[:] = [""]  # the working directory, in which the child is not
+world = world_of(environ, path, forks=True)
+sys.path[:] = path
 while not world.size:
     time.sleep(0.01)
     world.receive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -271,6 +272,18 @@ def test_programs_of_the_script_are_ended_and_others_stay(ran: Ran) -> None:
     assert [runs(pid) for pid in pids] == [True, False, False]
     os.kill(pids[0], signal.SIGKILL)
     assert said.startswith("dask_gpu_mpi: warning: 2 programs that the script had started on ")
+
+
+def test_programs_of_the_shell_before_launch_stay() -> None:
+    """``exec dask-gpu-mpi launch`` makes them its children: one without an environment, or with a title there (Redis)."""
+    before = "import subprocess\nprint(subprocess.Popen(['sleep', '300'], env={}, stdout=-3, stderr=-3).pid, flush=True)\n"
+    texts = [before + LAUNCH, "", "pass", repr({"ranks": 1})]
+    job = subprocess.run([sys.executable, "-c", *texts], capture_output=True, text=True, timeout=60)
+    pid = int(job.stdout)
+    is_left = runs(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    assert (job.returncode, job.stderr, is_left) == (0, "", True)
 
 
 # -- exit codes
