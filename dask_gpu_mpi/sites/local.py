@@ -78,8 +78,6 @@ class Ranks:
         #: ``time.monotonic()`` of SIGTERM and SIGKILL to all ranks.
         self._end_at = self._kill_at = math.inf
         sockets: list[socket.socket] = []
-        #: Children of the shell that this process has replaced (``exec``), which are not the script's.
-        self._others = _children()
         adopt_orphans()
         try:
             for rank in range(size):
@@ -103,6 +101,10 @@ class Ranks:
             for each in sockets:
                 each.close()
             raise
+        ranks = {process.pid for process in self._running.values()}
+        #: Children of the shell that this process has replaced (``exec``), which are not the script's. (Here psutil is imported,
+        #: while the ranks start.)
+        self._others = [each for each in _children() if each.pid not in ranks]
         self._relay = Relay(sockets)
         self._relay.start()  # after all ranks, since a process with threads should not be forked
 
