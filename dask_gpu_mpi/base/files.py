@@ -298,9 +298,8 @@ def check_replaceable(path: Path) -> None:
 @contextlib.contextmanager
 def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
     """A new file with a name that nobody can guess, removed at the end: its folder, its future name, its name, a descriptor."""
-    if _is_output(
-        path
-    ):  # /dev/stdout, for instance: the rest of the output would go to a file without a name
+    # /dev/stdout, for instance: the rest of the output would go to a file without a name
+    if _is_output(path):
         raise OSError(errno.EINVAL, "the output of this process goes there", path)
     with located(path) as (folder, name):
         with contextlib.suppress(FileNotFoundError):

@@ -315,9 +315,8 @@ def request(
             fix=f"--save {log} writes the job script there",
         )
     folder = os.path.dirname(log)
-    if (
-        folder and not re.search("[%{^:]", folder) and not os.path.isdir(folder)
-    ):  # the job would end without a log
+    # the job would end without a log
+    if folder and not re.search("[%{^:]", folder) and not os.path.isdir(folder):
         raise OptionError(
             f"{_origin('output', source)}: the folder {folder} does not exist", fix=f"mkdir -p {folder}"
         )

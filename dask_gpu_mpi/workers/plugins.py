@@ -343,6 +343,9 @@ class ImportsOfScript(WorkerPlugin):
         while worker.status.name == "init":
             await asyncio.sleep(IMPORT_AFTER)
         await asyncio.sleep(IMPORT_AFTER)  # its nanny, whose message another thread sends, has to know
+        # It started in the middle of the job, and the thread of a task may import them now.
+        if worker.state.tasks:
+            return
         for module in self.modules:
             with contextlib.suppress(Exception):  # a task that needs it shows the error
                 import_module(module)

@@ -14,6 +14,7 @@ from distributed.protocol import pickle
 from dask_gpu_mpi.workers import plugins
 from dask_gpu_mpi.workers.plugins import (
     Figures,
+    ImportsOfScript,
     KeylessDump,
     Label,
     TransferSizes,
@@ -161,6 +162,26 @@ class TestTransferSizes:
         worker.transfer_incoming_log += [{"who": "a", "start": float(n), "total": 1} for n in range(100)]
         plugin.transition("x", "executing", "memory")
         assert len(plugin._sizes) == 10
+
+
+@pytest.mark.parametrize("tasks", [{}, {"key": "a task"}])
+async def test_a_worker_imports_before_its_first_task_only(
+    tasks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task whose thread imports a part of a library failed if the event loop's thread imported the library: KeyError."""
+    imported: list[str] = []
+    monkeypatch.setattr(plugins, "import_module", imported.append)
+    monkeypatch.setattr(plugins, "IMPORT_AFTER", 0.0)
+    status = SimpleNamespace(name="init")
+    worker: Any = SimpleNamespace(status=status, state=SimpleNamespace(tasks=tasks))
+    plugin = ImportsOfScript(["cudf", "cupy"])
+    plugin.setup(worker)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert imported == []
+    status.name = "running"
+    await plugin._task
+    assert imported == ([] if tasks else ["cudf", "cupy"])
 
 
 def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
