@@ -274,7 +274,7 @@ def _import_first(scheduler: Any, modules: Collection[str]) -> None:
     update_graph = scheduler.stream_handlers["update-graph"]
 
     async def wait_and_update(**message: Any) -> Any:
-        await imported
+        await asyncio.shield(imported)  # one client's end must not cancel it for others
         return await update_graph(**message)
 
     scheduler.stream_handlers["update-graph"] = wait_and_update

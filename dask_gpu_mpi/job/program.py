@@ -208,12 +208,9 @@ class Program:
 
     def check_name(self) -> None:
         """Raise an InputError if Dask's processes would import the script itself instead of a library that they need."""
-        name = os.path.basename(self.text).removesuffix(".py")
-        if (
-            self.kind is ProgramKind.SCRIPT
-            and f"{name}.py" == os.path.basename(self.text)
-            and name in _LIBRARIES
-        ):
+        name, suffix = os.path.splitext(os.path.basename(self.text))
+        is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
+        if is_found and name in _LIBRARIES:
             raise InputError(
                 f"script {self.text!r} has the name of a library: `import {name}` would import the script",
                 fix="rename it",
