@@ -24,8 +24,10 @@ from typing import Any
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 
-#: Libraries that Dask's processes import. The script's folder is searched first, so a script must have another name.
+#: Libraries that Dask's processes import, and modules of Python's own that users may choose as a name. The script's folder is
+#: searched first, so a script must have another name.
 _LIBRARIES = (
+    "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
     "bokeh", "click", "cloudpickle", "cudf", "cupy", "dask", "dask_cuda", "distributed", "fsspec", "jinja2", "locket", "lz4",
     "mpi4py", "msgpack", "msgspec", "numba", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pynvml", "rich", "rmm",
     "sortedcontainers", "tblib", "tlz", "toolz", "tornado", "ucxx", "urllib3", "yaml", "zict",
@@ -194,11 +196,11 @@ class Program:
             what = "can't be read"
         elif path.endswith(".ipynb"):
             what = "is a notebook"
-            words = f"-m nbconvert --execute --to notebook {path}"
+            words = f"give -m nbconvert --execute --to notebook {path}"
         else:
             return
         if path in ("python", "python3"):
-            words = "the script without it"
+            words = "give the script without it"
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(

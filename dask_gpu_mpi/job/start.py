@@ -207,7 +207,7 @@ def _enter(
 
         def checked(rank: int) -> None:
             assert options is not None  # called if they could be read
-            if options.report is not None and has_client and rank == options.script_rank:
+            if options.report is not None and rank == options.script_rank:
                 from dask_gpu_mpi.view.report_data import check_report
 
                 check_report(options.report, f"rank {rank} on {socket.gethostname()}")
