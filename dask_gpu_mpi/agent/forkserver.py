@@ -42,6 +42,7 @@ from dask_gpu_mpi.base.signals import (
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeouts import KILLING, SAVING, SCRIPTS_PROGRAMS, TASKS_PROGRAMS
 from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.sites.batch import batch_job
 
 #: The client of `multiprocessing`'s resource tracker.
 _tracker: Any = resource_tracker._resource_tracker
@@ -223,14 +224,17 @@ def _of_script(rank: psutil.Process) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         found += rank.children(recursive=True)
+    jobs = ("", batch_job(os.environ))
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
-            # one that an earlier rank of this number has left is older than this rank
+            # One that an earlier rank of this number has left is older than this rank. A batch job that the script has submitted
+            # has the script's environment, and may run on this node already.
             if (
                 rank_that_started(pid) == str(rank.pid)
-                and psutil.Process(pid).create_time() >= rank.create_time()
+                and (each := psutil.Process(pid)).create_time() >= rank.create_time()
+                and batch_job(each.environ()) in jobs
             ):
-                found.append(psutil.Process(pid))
+                found.append(each)
     return [each for each in running(found) if each.pid not in own]
 
 

@@ -113,12 +113,23 @@ def running(processes: Sequence[Process]) -> list[Process]:
     """Those of the processes that run, and all below them."""
     import psutil
 
+    below: dict[int, list[int]] = {}
+    for pid in psutil.pids():  # all of the node once: `Process.children` inspects them for each process
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)[:2]
+            if state not in (b"Z", b"X"):  # it has ended, and its parent has not noticed
+                below.setdefault(int(parent), []).append(pid)
+    alive = {pid for pids in below.values() for pid in pids}
     found: dict[int, Process] = {}
-    for each in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended
-            for one in (each, *each.children(recursive=True)):
-                if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
-                    found[one.pid] = one
+    waiting = [each for each in processes if each.pid in alive and each.is_running()]
+    while waiting:
+        each = waiting.pop()
+        if each.pid in found:
+            continue
+        found[each.pid] = each
+        for pid in below.get(each.pid, ()):
+            with contextlib.suppress(psutil.Error):
+                waiting.append(psutil.Process(pid))
     return [*found.values()]
 
 

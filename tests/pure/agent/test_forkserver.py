@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import textwrap
 from pathlib import Path
 
+import psutil
+import pytest
+
+from dask_gpu_mpi.agent import forkserver
+from dask_gpu_mpi.base.signals import RANK_PID
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
 
@@ -193,3 +199,36 @@ def test_without_a_fork_server_nothing_is_ended() -> None:
         "tracker.ensure_running()\nend_left_behind()\nprint(tracker._resource_tracker._check_alive())"
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("own", "of_program", "is_left"),
+    [
+        ({}, {}, True),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7"}, True),
+        ({"SLURM_JOB_ID": "7"}, {}, True),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}, False),
+        ({}, {"SLURM_JOB_ID": "8"}, False),
+    ],
+)
+def test_a_job_that_the_script_has_submitted_is_none_of_its_programs(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], of_program: dict[str, str], is_left: bool
+) -> None:
+    """It has the script's environment, and a number of its own."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    rank = subprocess.Popen(["sleep", "300"])
+    environ = {RANK_PID: str(rank.pid), "PATH": os.environ["PATH"], **of_program}
+    # no child of the rank, as a program whose parent has ended, or that a daemon of the batch system has started
+    other = subprocess.Popen(["sh", "-c", "echo; exec sleep 300"], env=environ, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        monkeypatch.setattr(psutil.Process, "children", lambda *args, **more: [])
+        assert [each.pid for each in forkserver._of_script(psutil.Process(rank.pid))] == [other.pid] * is_left
+    finally:
+        for each in (rank, other):
+            each.kill()
+            each.wait()
+        other.stdout.close()

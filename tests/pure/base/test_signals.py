@@ -283,6 +283,38 @@ def test_programs_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
         each.stdout.close()
 
 
+def test_many_programs_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has thousands of processes: they are inspected once, and not once for each program."""
+    parent = program(
+        """
+        import os, time
+        for _ in range(20):
+            if os.fork() == 0:
+                time.sleep(300)
+        print(flush=True)
+        time.sleep(300)
+        """
+    )
+    parent.stdout.readline()
+    below = parent.children()
+    inspected = []
+    pids = psutil.pids
+    monkeypatch.setattr(psutil, "pids", lambda: inspected.append(None) or pids())
+    try:
+        assert {each.pid for each in running(below)} == {each.pid for each in below}
+        assert {each.pid for each in running([psutil.Process(parent.pid), *below[:1]])} == {
+            parent.pid,
+            *(each.pid for each in below),
+        }
+        assert len(inspected) == 2
+    finally:
+        for each in (*below, parent):
+            each.kill()
+        parent.wait()
+        parent.stdout.close()
+    until(lambda: not running(below), 10)
+
+
 def test_the_rank_that_has_started_a_program() -> None:
     for environ, found in (
         ({**os.environ, RANK_PID: "17"}, "17"),
