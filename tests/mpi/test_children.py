@@ -87,7 +87,7 @@ def test_every_kind_of_process(mpirun: Mpi, tmp_path: Path) -> None:
     assert told["errors"] == ""
     assert told["workers"] == [[str(own), None]] * 2
     # the cluster is over, the script continues
-    assert "InputError: connect: this process has no cluster" in told["closed"]
+    assert "error: connect: this process has no cluster" in told["closed"]
     assert told["left"] == []
     assert told["own"] == str(own)
     assert foreign_lines(done.stderr) == []
