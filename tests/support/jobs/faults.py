@@ -70,7 +70,9 @@ def start(
     environ = {**added, **(env or {})}
     more: dict[str, Any] = {"env": environ, "per_rank_env": per_rank_env, "bed": bed}
     if form == "bare":
-        return mpirun.start([*through, *COMMAND], ranks, **more)
+        # without a launcher, the command without any word prints its help
+        words = ["--nthreads", "1"] if ranks is None else []
+        return mpirun.start([*through, *COMMAND, *words], ranks, **more)
     text = (
         _PREAMBLE
         + before
