@@ -16,7 +16,7 @@ from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
-from dask_gpu_mpi.base.streams import RUN, of_run
+from dask_gpu_mpi.base.streams import GONE, LOST, RUN, of_run
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
@@ -212,8 +212,9 @@ class Leader:
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
         if event.kind == Kind.GONE and ending.has_lost_too_many:
-            # No node is lost, though Hydra may end with the code that it has then. The launcher is about to end this process.
-            self._write_mark("")
+            # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open MPI
+            # was killed, mpirun ends with code 0. The launcher is about to end this process.
+            self._write_mark(GONE)
         # Another agent of its rank; one of a rank that was left out is for the coordinator.
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
             again = self._coordinator.start_of(event.source, without=ending.ended_workers)
@@ -246,7 +247,7 @@ class Leader:
         ends_itself = ending.lost_ranks and not (self._options.survives or self._hub.has_lost_node)
         if ends_itself:
             return
-        more = " lost" if ending.has_lost_too_many else ""
+        more = f" {LOST}" if ending.has_lost_too_many else ""
         code = 1 if ending.lost is not None and not ending.code else ending.code
         text = f"{code}{more}\n" if ending.lost_ranks and code is not None else ""
         self._write_mark(text)

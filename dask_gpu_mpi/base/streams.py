@@ -19,6 +19,8 @@ from typing import Any
 PUBLIC = "DGM_PUBLIC_OUTPUT"
 #: Variable by which `launch` names this run: other runs may use the same log directory.
 RUN = "DGM_RUN"
+#: Words in that mark: the job has lost ranks that it needs; a process of such a rank has gone, and the launcher ends the job.
+LOST, GONE = "lost", "gone"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
 #: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import GONE, LOST, say
 from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites.batch import output_of
 from dask_gpu_mpi.sites.command import Launch
@@ -211,11 +211,12 @@ def run_launch(
             if code or runner.stopped_by:
                 return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
-        noted, lost = _noted(launch.mark) if launch.mark else (None, False)
-        # ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0
-        lost_node = code in (0, 255) and bool(launch.mark) and not _is_our_mark(launch.mark)
+        noted, lost = _noted(launch.mark) if launch.mark else (None, "")
+        # ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank
+        is_missing = code in (0, 255) and not _is_our_mark(launch.mark)
+        lost_node = bool(launch.mark) and (is_missing or (code == 0 and lost == GONE))
         code = code if noted is None else noted
-        requeues = requeue is not None and (code == 75 or lost_node or lost)
+        requeues = requeue is not None and (code == 75 or lost_node or lost == LOST)
         if requeues:
             runner.listen(LINGER)
         if runner.stopped_by is not None:
@@ -223,10 +224,14 @@ def run_launch(
                 time.sleep(LINGER)
             return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
+            why = (
+                f"{launch.mark} is missing, or another user's"
+                if is_missing
+                else "a rank has gone before its end"
+            )
             say(
-                f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({launch.mark} is "
-                "missing, or another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the "
-                "job again"
+                f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({why}); a node was "
+                "lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once
@@ -250,8 +255,8 @@ def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None
         )
 
 
-def _noted(mark: str) -> tuple[int | None, bool]:
-    """The exit code in the mark of a job that has lost ranks (None: there is none), and whether it could not continue."""
+def _noted(mark: str) -> tuple[int | None, str]:
+    """The exit code in the mark of a job that has lost ranks (None: there is none), and the word after it, or alone."""
     words: list[str] = []
     with (
         contextlib.suppress(OSError),
@@ -259,9 +264,8 @@ def _noted(mark: str) -> tuple[int | None, bool]:
     ):
         if _is_ours(os.fstat(file.fileno())):
             words = file.read(100).split()
-    if not words or not words[0].isdecimal():
-        return None, False
-    return int(words[0]) & 0xFF, "lost" in words
+    word = words[-1] if words and words[-1] in (LOST, GONE) else ""
+    return int(words[0]) & 0xFF if words and words[0].isdecimal() else None, word
 
 
 def _is_our_mark(path: str) -> bool:

@@ -331,7 +331,7 @@ async def test_rank_0_has_ended(ended: bool) -> None:
 @pytest.mark.parametrize(
     ("tolerated", "closes", "code", "mark"),
     [
-        (0, False, 3, ""),  # a process was killed, and no node is lost: the launcher's code counts
+        (0, False, 3, "gone"),  # a process was killed, and no node is lost: the launcher's code counts
         (1, False, 3, "3\n"),
         (1, False, 0, "0\n"),
         (1, False, None, ""),  # not known: the launcher's counts

@@ -284,6 +284,19 @@ def test_code_of_a_job_that_has_lost_ranks(tmp_path: Path, text: str, code: int,
     assert found == (code, "requeued\n" * requeued)
 
 
+@pytest.mark.parametrize(
+    ("code", "expected", "requeued"), [(0, 75, True), (255, 255, False), (137, 137, False)]
+)
+def test_a_rank_that_has_gone(tmp_path: Path, code: int, expected: int, requeued: bool) -> None:
+    """It was killed; or a daemon of Open MPI's mpirun was, which then ends with code 0, and its ranks with it."""
+    mark = tmp_path / "ended"
+    run = f"import os; open({str(mark)!r}, 'w').write('gone'); os._exit({code})"
+    found, output = ran(run, more=repr({"mark": str(mark)}))
+    assert found == expected
+    assert output.endswith("requeued\n" * requeued)
+    assert ("but the job has not completed (a rank has gone before its end)" in output) == requeued
+
+
 def test_launcher_that_waits_for_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "LAUNCHER_GRACE", 0.1)
     mark = tmp_path / "ended"
