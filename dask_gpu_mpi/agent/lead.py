@@ -212,8 +212,8 @@ class Leader:
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
         if event.kind == Kind.GONE and ending.has_lost_too_many:
-            # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open MPI
-            # was killed, mpirun ends with code 0. The launcher is about to end this process.
+            # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open
+            # MPI was killed, mpirun ends with code 0. The launcher is about to end this process.
             self._write_mark(GONE)
         # Another agent of its rank; one of a rank that was left out is for the coordinator.
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
