@@ -113,6 +113,8 @@ def running(processes: Sequence[Process]) -> list[Process]:
     """Those of the processes that run, and all below them."""
     import psutil
 
+    if not processes:  # as at the end of most jobs: nothing of the node needs to be inspected
+        return []
     below: dict[int, list[int]] = {}
     for pid in psutil.pids():  # all of the node once: `Process.children` inspects them for each process
         with contextlib.suppress(OSError):  # it has ended

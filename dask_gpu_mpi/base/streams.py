@@ -19,7 +19,8 @@ from typing import Any
 PUBLIC = "DGM_PUBLIC_OUTPUT"
 #: Variable by which `launch` names this run: other runs may use the same log directory.
 RUN = "DGM_RUN"
-#: Words in that mark: the job has lost ranks that it needs; a process of such a rank has gone, and the launcher ends the job.
+#: Words in the file ``ended``, the mark that a run leaves for `launch`: the job has lost ranks that it needs; a process of such a
+#: rank has gone, and the launcher ends the job.
 LOST, GONE = "lost", "gone"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
