@@ -1,10 +1,11 @@
-"""Data between two nodes: a job of ours with encryption and without, over TLS alone and TCP, and Dask's own workers over TCP.
+"""Data between nodes: a job of ours with encryption and without, over TLS alone and TCP, and Dask's own workers over TCP.
 
-    python benchmarks/between_nodes.py [--gpu] [--checkout NAME=FOLDER] [--rounds 3] [--json FILE]
+    python benchmarks/between_nodes.py [--gpu] [--nodes 2] [--each 1] [--checkout NAME=FOLDER] [--rounds 3] [--json FILE]
 
-As root: the nodes are two network namespaces of this machine (ci/testbed/hosts-up 2), with --gpu a GPU for each. Each round
-measures every way once, in turn. Every way runs the same script: arrays one way and both ways, small tasks, a transpose, and with
-cuDF a merge. The first array of a script does not count. `--checkout`: another version of the package, measured as ours.
+As root: the nodes are network namespaces of this machine (ci/testbed/hosts-up), each with `--each` workers, with --gpu on a GPU
+of its own. Each round measures every way once, in turn. Every way runs the same script: arrays one way, arrays of all workers at
+once (each takes one of a worker of the next node), small tasks, a transpose, and with cuDF a merge and a shuffle. The first array
+of a script does not count. `--checkout`: another version of the package, measured as ours. With one node: what does not cross.
 """
 
 from __future__ import annotations
@@ -48,10 +49,16 @@ def take(*arrays):
 
 def main():
     from distributed import Client, wait
-    client = Client(sys.argv[4]) if len(sys.argv) > 4 else Client()
-    client.wait_for_workers(2)
-    one, two = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    client = Client(sys.argv[6]) if len(sys.argv) > 6 else Client()
+    nodes, each = map(int, sys.argv[4:6])
+    client.wait_for_workers(nodes * each)
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])  # node by node: their addresses
+    one, two = workers[0], workers[each % len(workers) or 1]
     found = {}
+
+    def save():  # as far as it has come
+        with open(os.path.join(folder, "found"), "w") as file:
+            json.dump(found, file)
 
     def seconds(function):
         began = time.perf_counter()
@@ -64,17 +71,18 @@ def main():
         right = lambda: client.submit(take, x, workers=[two], pure=False).result() == 2 * k or sys.exit("wrong")
         return size / 1e9 / seconds(right)
 
-    def both_ways():
-        x, y = (client.submit(make, size, workers=[w], pure=False) for w in (one, two))
-        wait([x, y])
-        tasks = lambda: client.gather(
-            [client.submit(take, y, workers=[one], pure=False), client.submit(take, x, workers=[two], pure=False)]
-        )
-        return 2 * size / 1e9 / seconds(tasks)
+    def all_at_once():
+        arrays = [client.submit(make, size, workers=[w], pure=False) for w in workers]
+        wait(arrays)
+        step = each if nodes > 1 else 1
+        pairs = list(zip(workers, arrays[step:] + arrays[:step]))
+        takes = lambda: client.gather([client.submit(take, x, workers=[w], pure=False) for w, x in pairs])
+        return each * size / 1e9 / seconds(takes)
 
     one_way(1)
     found["one way, GB/s"] = median(one_way(k) for k in range(1, 6))
-    found["both ways, GB/s"] = median(both_ways() for _ in range(3))
+    all_at_once()
+    found["all at once, GB/s into a node"] = median(all_at_once() for _ in range(3))
     small = [client.submit(make, 1000, workers=[one], pure=False) for _ in range(300)]
     wait(small)
     found["small arrays per s"] = 300 / seconds(lambda: wait([client.submit(take, x, workers=[two], pure=False) for x in small]))
@@ -87,6 +95,7 @@ def main():
             wait(x)
             transposes.append(seconds((x + x.T).sum().compute))
     found["transpose, s"] = median(transposes[1:])
+    save()
     try:
         import cudf, dask.dataframe as dd
     except ImportError:
@@ -99,8 +108,16 @@ def main():
         left, right = (dd.from_map(rows, range(8), meta=meta).persist() for _ in range(2))
         wait([left, right])
         found["merge, s"] = median([seconds(lambda: len(left.merge(right, on="k"))) for _ in range(4)][1:])
-    with open(os.path.join(folder, "found"), "w") as file:
-        json.dump(found, file)
+        save()
+        found["shuffle, s"] = median([seconds(lambda: wait(left.shuffle(on="k").persist())) for _ in range(3)][1:])
+
+    def opened():
+        import os, threading
+        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
+        return sum("socket:" in link for link in links), threading.active_count()
+    counts = client.run(opened).values()
+    found["sockets of a worker"], found["threads of a worker"] = (max(column) for column in zip(*counts))
+    save()
 
 if __name__ == "__main__":
     main()
@@ -108,8 +125,8 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def hosts() -> Iterator[dict[str, str]]:
-    """Two hosts, and the environment for them."""
+def hosts(count: int) -> Iterator[dict[str, str]]:
+    """So many hosts, and the environment for them."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         environ = {
@@ -119,7 +136,7 @@ def hosts() -> Iterator[dict[str, str]]:
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
         quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": environ}
-        subprocess.run([TESTBED / "hosts-up", "2"], check=True, timeout=60, **quiet)
+        subprocess.run([TESTBED / "hosts-up", str(count)], check=True, timeout=60, **quiet)
         try:
             yield environ
         finally:
@@ -127,12 +144,13 @@ def hosts() -> Iterator[dict[str, str]]:
 
 
 def run(way: str, options: Any, checkouts: dict[str, str], environ: dict[str, str]) -> dict[str, float]:
-    """One script on two workers; what it has found."""
+    """One script on all workers; what it has found."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "work.py")
         script.write_text(WORK)
         work = [str(script), "gpu" if options.gpu else "cpu", str(options.size), folder]
-        devices = [f"CUDA_VISIBLE_DEVICES={number if options.gpu else ''}" for number in (0, 1)]
+        work += [str(options.nodes), str(options.each)]
+        devices = [devices_of(node, options) for node in range(options.nodes)]
         env = {**environ, "PYTHONPATH": checkouts.get(way, str(ROOT))}
         processes = []
         try:
@@ -150,7 +168,7 @@ def run(way: str, options: Any, checkouts: dict[str, str], environ: dict[str, st
             else:
                 line = ours(WAYS.get(way, []), options, devices, folder, work)
             # a script that does not end is a result as well
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
                 subprocess.run(line, cwd=folder, env=env, stdin=subprocess.DEVNULL, timeout=LIMIT, check=True)
         finally:
             for process in processes:
@@ -161,18 +179,26 @@ def run(way: str, options: Any, checkouts: dict[str, str], environ: dict[str, st
         return found
 
 
+def devices_of(node: int, options: Any) -> str:
+    """The environment variable with the GPUs of a node."""
+    numbers = range(node * options.each, (node + 1) * options.each) if options.gpu else ()
+    return f"CUDA_VISIBLE_DEVICES={','.join(map(str, numbers))}"
+
+
 def ours(words: list[str], options: Any, devices: list[str], folder: str, work: list[str]) -> list[Any]:
-    """The command of a job of ours: Open MPI's mpirun over both hosts."""
+    """The command of a job of ours: Open MPI's mpirun over all hosts."""
     rank = Path(folder, "rank.sh")
+    cases = " ".join(f"h{number}) export {device};;" for number, device in enumerate(devices, 1))
     rank.write_text(
-        f"#!/bin/sh\ncase $(hostname) in h1) export {devices[0]};; *) export {devices[1]};; esac\n"
-        f'exec {sys.executable} -m dask_gpu_mpi "$@"\n'
+        f'#!/bin/sh\ncase $(hostname) in {cases} esac\nexec {sys.executable} -m dask_gpu_mpi "$@"\n'
     )
     rank.chmod(0o755)
     mpirun = Path(sys.prefix, "bin", "mpirun")
     passed = [word for name in ("PYTHONPATH", "PATH", "OMPI_ALLOW_RUN_AS_ROOT") for word in ("-x", name)]
-    hosts = ["--host", "h1,h2", "-np", "2", "--map-by", "node", "--bind-to", "none"]
-    worker = ["--worker-options", json.dumps(POOL)] if options.gpu else ["--nthreads", "1"]
+    names = ",".join(f"h{number}" for number in range(1, options.nodes + 1))
+    hosts = ["--host", names, "-np", str(options.nodes), "--map-by", "node", "--bind-to", "none"]
+    on_cpus = ["--nthreads", "1", "--cpu-workers", str(options.each - 1)]
+    worker = ["--worker-options", json.dumps(POOL)] if options.gpu else on_cpus
     agent = ["--prtemca", "plm_ssh_agent", TESTBED / "on-rsh"]
     return [TESTBED / "on", "h1", mpirun, *agent, *hosts, *passed, rank, *worker, *words, *work]
 
@@ -186,7 +212,8 @@ def peers(options: Any, devices: list[str], env: dict[str, str]) -> Iterator[sub
     )
     time.sleep(4)
     kind = ["cuda", "worker"] if options.gpu else ["worker"]
-    more = ["--rmm-pool-size", "30GiB"] if options.gpu else ["--nthreads", "1"]
+    on_cpus = ["--nthreads", "1", "--nworkers", str(options.each)]
+    more = ["--rmm-pool-size", "30GiB"] if options.gpu else on_cpus
     for number, device in enumerate(devices, 1):
         command = [sys.executable, "-m", "dask", *kind, f"tcp://10.77.0.1:{PORT}", *more, "--no-dashboard"]
         yield subprocess.Popen([TESTBED / "on", f"h{number}", "env", device, *command], **quiet)
@@ -197,6 +224,8 @@ def main() -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--gpu", action="store_true", help="memory of GPUs")
     parser.add_argument("--size", type=float, help="bytes of an array; default: 2e9 on GPUs, else 2e8")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--each", type=int, default=1, help="workers of a node")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--checkout", action="append", default=[], help="NAME=FOLDER: another version of the package"
@@ -207,8 +236,14 @@ def main() -> int:
     checkouts = dict(each.split("=", 1) for each in options.checkout)
     ways = [*options.ways, *checkouts]
     trials: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    about = {"benchmark": "between_nodes", **machine(default_launcher()), "gpu": options.gpu}
-    with hosts() as environ:
+    about = {
+        "benchmark": "between_nodes",
+        **machine(default_launcher()),
+        "gpu": options.gpu,
+        "nodes": options.nodes,
+        "each": options.each,
+    }
+    with hosts(options.nodes) as environ:
         for number in range(options.rounds):
             first = number % len(ways)
             for way in ways[first:] + ways[:first]:

@@ -27,21 +27,17 @@ from dataclasses import asdict
 from typing import Any
 
 from common import OURS, ROOT, START_LIMIT, Job, cpu_of, has, introduce, machine, parser_for, write
-from startup import CLIENT, LAST, LIMITS, SCRIPTS, Run, in_turn, measure, plot, show, summary
+from startup import CLIENT, LIMITS, SCRIPTS, Run, in_turn, measure, plot, show, summary
 
 TESTBED = ROOT / "ci" / "testbed"
-RUNNER = (
-    """
+RUNNER = """
 if __name__ == "__main__":
     from distributed import Client
     from dask_jobqueue.slurm import SLURMRunner
     file = os.path.join(folder, "scheduler-{job_id}.json")
     with SLURMRunner(scheduler_file=file, worker_class=WORKER, worker_options={"nthreads": 1}) as runner, \\
             Client(runner) as client:
-"""
-    + CLIENT.replace("\n    ", "\n        ")
-    + LAST
-)
+""" + CLIENT.replace("\n    ", "\n        ")
 WAYS = {
     OURS: SCRIPTS[OURS],
     "SLURMRunner": RUNNER.replace("WORKER", "None"),

@@ -9,10 +9,10 @@ that changes from trial to trial; ratios are taken within a trial. ``--gpu`` sta
 there.
 
 Times are wall-clock seconds: from the start of the launcher until the client sees all workers; and from the last line of the
-script until everything has exited, whole and less what an MPI program that does nothing takes for that in the same trial. CPU
-seconds are those of all processes of a job: until it is ready, and in total. Memory is the sum of their proportional set sizes
-(PSS: shared pages count once) when it is ready, and its peak: the largest of twenty samples a second, in runs of their own
-(``--peaks``), whose times do not count.
+script, after which it closes its client and its cluster, until everything has exited: whole, and less what an MPI program that
+does nothing takes for that in the same trial. CPU seconds are those of all processes of a job: until it is ready, and in total.
+Memory is the sum of their proportional set sizes (PSS: shared pages count once) when it is ready, and its peak: the largest of
+twenty samples a second, in runs of their own (``--peaks``), whose times do not count.
 
 The baseline ("limit" in the results) is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context:
 as Open MPI starts it and ("quick MPI") without the second that Open MPI sleeps in ``MPI_Init`` on nodes without a fast network
@@ -68,13 +68,11 @@ CLIENT = """
     client.wait_for_workers(count)
     note("ready", scheduler=client.run_on_scheduler(os.getpid))
     pause()
+    note("last")
 """
-LAST = '\n    note("last")\n'
 #: A client of a running cluster.
-CONNECT = (
-    "if True:\n    from distributed import Client\n    with Client() as client:\n"
-    + CLIENT.replace("\n    ", "\n        ")
-    + LAST
+CONNECT = "if True:\n    from distributed import Client\n    with Client() as client:\n" + CLIENT.replace(
+    "\n    ", "\n        "
 )
 #: What a worker needs: imports, and a CUDA context.
 NEEDED = """
@@ -104,8 +102,7 @@ if __name__ == "__main__":
         initialize(worker_class="distributed.Nanny", nthreads=1)
     with Client() as client:
 """
-    + CLIENT.replace("\n    ", "\n        ")
-    + LAST,
+    + CLIENT.replace("\n    ", "\n        "),
     "LocalCluster": """
 if __name__ == "__main__":
     from distributed import Client
@@ -117,16 +114,14 @@ if __name__ == "__main__":
         cluster = LocalCluster(n_workers=count, threads_per_worker=1)
     with cluster, Client(cluster) as client:
 """
-    + CLIENT.replace("\n    ", "\n        ")
-    + LAST,
+    + CLIENT.replace("\n    ", "\n        "),
     "dask worker": """
 if True:
     from distributed import Client
     with Client(scheduler_file=os.path.join(folder, "scheduler.json")) as client:
 """
     + CLIENT.replace("\n    ", "\n        ")
-    + "\n        client.shutdown()\n"
-    + LAST,
+    + "\n        client.shutdown()\n",
     LIMIT: NEEDED + "\nfrom mpi4py import MPI\n" + ALONE,
     LEAST: NEEDED + "\nfrom dask_gpu_mpi.mpi.library import load_mpi\nload_mpi(os.environ, '')\n" + ALONE,
     EMPTY: "\nfrom mpi4py import MPI\n" + ALONE,
