@@ -1,8 +1,8 @@
 """Sockets for large frames between two workers, beside their TLS connection: threads, and AES-GCM with a key for each direction.
 
-Dask reads TLS in its event loop, in records of 16 KB. Here each frame is cut into as many parts as there are sockets, and threads
-send and receive the parts in chunks, without another copy; memory of GPUs goes through pinned buffers, whose copies overlap with
-the network. Without encryption the same sockets carry plain data.
+Dask reads TLS in its event loop, in records of 16 KB. Here the frames of a message are cut into as many parts as there are
+sockets, and threads send and receive the parts in chunks, without another copy; memory of GPUs goes through pinned buffers, whose
+copies overlap with the network. Without encryption the same sockets carry plain data.
 
 The sockets begin as connections of Dask with TLS (`worker_comm`), by which both ends know each other and exchange the keys, so no
 other port is open. Lengths are announced over TLS: nothing is allocated for a stranger.
@@ -134,23 +134,20 @@ class Streams:
         #: Frames on their way.
         self._pending = 0
 
-    async def send(self, frame: Any) -> None:
-        """Send a frame that the other end expects."""
-        await self._all(frame, self._send_part)
+    async def send(self, *frames: Any) -> None:
+        """Send frames that the other end expects."""
+        await self._all(frames, self._send_part)
 
-    async def receive(self, frame: Any) -> None:
-        """Fill a frame of the size of the one that is sent."""
-        await self._all(frame, self._receive_part)
+    async def receive(self, *frames: Any) -> None:
+        """Fill frames of the sizes of those that are sent."""
+        await self._all(frames, self._receive_part)
 
-    async def _all(self, frame: Any, transfer: Callable[[Stream, Any, int, int], Any]) -> None:
+    async def _all(self, frames: Sequence[Any], transfer: Callable[[Stream, list[Piece]], Any]) -> None:
         if self._closed:
             raise StreamError("the streams were closed")
-        size: int = nbytes(frame)  # type: ignore[no-untyped-call]
-        step = -(-size // len(self._streams) // 4096) * 4096
-        parts = [(start, min(start + step, size)) for start in range(0, size, step)]
         tasks = [
-            asyncio.ensure_future(transfer(stream, frame, *part))
-            for stream, part in zip(self._streams, parts, strict=False)
+            asyncio.ensure_future(transfer(stream, part))
+            for stream, part in zip(self._streams, parts_of(frames, len(self._streams)), strict=False)
         ]
         self._pending += 1
         try:
@@ -164,17 +161,17 @@ class Streams:
             if self._closed:
                 self._close()
 
-    async def _send_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
+    async def _send_part(self, stream: Stream, part: list[Piece]) -> None:
         # A thread that waited for a receiver that waits for another's thread might wait forever.
         if not await self._run(asyncio.get_running_loop().sock_recv(stream.socket, len(_READY))):
             raise StreamError("the other end has closed it")
         async with _slots()[0]:
-            await self._run(_in_thread(lambda: stream.send(chunks(frame, start, end, to_host=True))))
+            await self._run(_in_thread(lambda: stream.send(chunks(part, to_host=True))))
 
-    async def _receive_part(self, stream: Stream, frame: Any, start: int, end: int) -> None:
+    async def _receive_part(self, stream: Stream, part: list[Piece]) -> None:
         async with _slots()[1]:
             await self._run(asyncio.get_running_loop().sock_sendall(stream.socket, _READY))
-            await self._run(_in_thread(lambda: stream.receive(chunks(frame, start, end, to_host=False))))
+            await self._run(_in_thread(lambda: stream.receive(chunks(part, to_host=False))))
 
     async def _run(self, operation: Any) -> Any:
         try:
@@ -240,7 +237,33 @@ class _Buffers(threading.local):
 _buffers = _Buffers()
 
 
-# -- the chunks of a frame ----------------------------------------------------------------------------------------------
+# -- the chunks of frames -----------------------------------------------------------------------------------------------
+
+#: A frame, and from which of its bytes to which.
+Piece = tuple[Any, int, int]
+
+
+def parts_of(frames: Sequence[Any], count: int) -> list[list[Piece]]:
+    """Cut frames, in their order, into at most so many parts of about the same size.
+
+    >>> parts_of([b"abc", b"defgh"], 1)
+    [[(b'abc', 0, 3), (b'defgh', 0, 5)]]
+    """
+    sizes = [int(nbytes(frame)) for frame in frames]  # type: ignore[no-untyped-call]
+    step = -(-sum(sizes) // count // 4096) * 4096
+    parts: list[list[Piece]] = []
+    left = 0
+    for frame, size in zip(frames, sizes, strict=True):
+        start = 0
+        while start < size:
+            if not left:
+                parts.append([])
+                left = step
+            end = min(start + left, size)
+            parts[-1].append((frame, start, end))
+            left -= end - start
+            start = end
+    return parts
 
 
 def on_device(frame: Any) -> bool:
@@ -255,18 +278,19 @@ def device_array(size: int) -> Any:
     return rmm.DeviceBuffer(size=size)
 
 
-def chunks(frame: Any, start: int, end: int, *, to_host: bool) -> Iterator[memoryview]:
-    """The bytes of a frame from `start` to `end`, in chunks that are read or filled one after the other.
+def chunks(part: Sequence[Piece], *, to_host: bool) -> Iterator[memoryview]:
+    """The bytes of a part, in chunks that are read or filled one after the other.
 
-    `to_host`: the frame is sent. Each chunk is valid until the next.
+    `to_host`: the frames are sent. Each chunk is valid until the next.
     """
-    if on_device(frame):
-        pinned, pointer = _buffers.of_device, int(frame.__cuda_array_interface__["data"][0])
-        yield from (pinned.sent if to_host else pinned.received)(pointer, start, end)
-        return
-    data = memoryview(frame).cast("B")
-    for place in range(start, end, CHUNK):
-        yield data[place : min(place + CHUNK, end)]
+    for frame, start, end in part:
+        if on_device(frame):
+            pinned, pointer = _buffers.of_device, int(frame.__cuda_array_interface__["data"][0])
+            yield from (pinned.sent if to_host else pinned.received)(pointer, start, end)
+            continue
+        data = memoryview(frame).cast("B")
+        for place in range(start, end, CHUNK):
+            yield data[place : min(place + CHUNK, end)]
 
 
 class _Pinned:

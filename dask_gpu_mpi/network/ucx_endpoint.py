@@ -250,13 +250,19 @@ class Endpoint:
         #: Done when this end is closed.
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
-    async def send(self, buffer: Any) -> None:
-        """Send a buffer that the other end expects."""
-        await self._run(lambda: self._endpoint.send(buffer, tag=self._send_tag, force_tag=True))
+    async def send(self, *buffers: Any) -> None:
+        """Send buffers that the other end expects, one after the other."""
+        for buffer in buffers:
+            await self._run(
+                functools.partial(self._endpoint.send, buffer, tag=self._send_tag, force_tag=True)
+            )
 
-    async def receive(self, buffer: Any) -> None:
-        """Fill a buffer of the size of the one that is sent."""
-        await self._run(lambda: self._endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
+    async def receive(self, *buffers: Any) -> None:
+        """Fill buffers of the sizes of those that are sent."""
+        for buffer in buffers:
+            await self._run(
+                functools.partial(self._endpoint.recv, buffer, tag=self._receive_tag, force_tag=True)
+            )
 
     async def _run(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         if self._closed.done():

@@ -64,8 +64,8 @@ OFFER, VERSION = "dask-gpu-mpi-ucx", 2
 STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 1
 #: The operation of a connection that becomes a stream, and the serialiser of messages whose large frames come another way.
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
-#: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
-FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
+#: Seconds for a message's large frames, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
+FRAMES_TIMEOUT, SLOWEST = 300.0, 10e6
 #: Transfers from a peer, one after the other, for which there is no memory, before tasks fail.
 MOST_WITHOUT_MEMORY = 3
 #: Bytes of a proof.
@@ -197,10 +197,10 @@ class WorkerComm(TLS):
             self._without_memory.pop(self.peer_address, None)
             if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
-            for frame in filter(nbytes, large):
+            if sent := [*filter(nbytes, large)]:
                 assert endpoint is not None  # as above
-                async with _time_for(frame):
-                    await endpoint.receive(frame)
+                async with _time_for(sent):
+                    await endpoint.receive(*sent)
             if not self._uses_ucx:  # as TLS gives them to deserialisers
                 large = [frame if on_device(frame) else memoryview(frame) for frame in large]
             others, over_tls = iter(large), iter(message.frames)
@@ -278,10 +278,10 @@ class WorkerComm(TLS):
             endpoint.synchronize()  # the frames are complete
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
-            for frame in filter(nbytes, large):
+            if sent := [*filter(nbytes, large)]:
                 assert endpoint is not None  # nothing is large without one
-                async with _time_for(frame):
-                    await endpoint.send(frame)
+                async with _time_for(sent):
+                    await endpoint.send(*sent)
         return sum(map(nbytes, frames))
 
     def _is_large(self, frame: Any) -> bool:
@@ -510,8 +510,8 @@ def _proof(key: bytes, sender: bytes) -> bytes:
     return hmac.digest(key, b"dask-gpu-mpi ucx proof" + sender, "sha512")
 
 
-def _time_for(frame: Any) -> asyncio.Timeout:
-    return asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST)
+def _time_for(frames: Sequence[Any]) -> asyncio.Timeout:
+    return asyncio.timeout(FRAMES_TIMEOUT + sum(map(nbytes, frames)) / SLOWEST)
 
 
 def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint | Streams) -> None:

@@ -79,6 +79,26 @@ async def test_large_arrays_in_both_directions(sealed: bool, sent: list[int]) ->
     assert sum(sent) == 2 * (LEAST + 3 * CHUNK + 5)
 
 
+async def test_all_frames_of_a_message_go_together(sent: list[int]) -> None:
+    """Frames of cuDF have some megabytes: one after the other, each would cost as much as its bytes."""
+
+    async def echo_all(comm: Any) -> None:
+        with contextlib.suppress(CommClosedError):
+            while True:
+                await comm.write([to_serialize(each) for each in await comm.read()])
+
+    async with pair(echo_all) as comm:
+        arrays = [
+            np.frombuffer(secrets.token_bytes(size), "u1") for size in (LEAST, 3 * CHUNK + 5, 2 * LEAST)
+        ]
+        await comm.write([to_serialize(each) for each in arrays])
+        back = await comm.read()
+        assert [(there == here).all() for there, here in zip(back, arrays, strict=True)] == [True] * 3
+    assert len(sent) == 2 * SEALED
+    assert max(sent) - min(sent) <= SEALED * 4096
+    assert sum(sent) == 2 * sum(map(len, arrays))
+
+
 async def test_the_end_that_was_connected_to_has_the_first_large_frame(sent: list[int]) -> None:
     """It can't make connections, and asks the other end for them."""
     async with pair() as comm:
@@ -183,7 +203,7 @@ async def test_a_peer_that_stops_in_the_middle(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_end_of_the_connection_ends_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = asyncio.Event()
 
-    async def waiting(stream: Stream, frame: Any, start: int, end: int) -> None:
+    async def waiting(stream: Stream, part: Any) -> None:
         waits.set()
         await asyncio.sleep(2)  # the sender's end waits for it
 

@@ -72,14 +72,19 @@ class Endpoint:
         self.send_tag, self.receive_tag = send_tag, receive_tag
         self.closed = asyncio.Event()
 
-    async def send(self, frame: Any) -> None:
-        self.network.sent.append(frame)
-        data = frame.data if isinstance(frame, DeviceMemory) else memoryview(frame).cast("B")
-        changed = self.network.change(bytes(data))
-        if changed is not None:
-            self.network.messages[self.send_tag].put_nowait(changed)
+    async def send(self, *frames: Any) -> None:
+        self.network.sent += frames
+        for frame in frames:
+            data = frame.data if isinstance(frame, DeviceMemory) else memoryview(frame).cast("B")
+            changed = self.network.change(bytes(data))
+            if changed is not None:
+                self.network.messages[self.send_tag].put_nowait(changed)
 
-    async def receive(self, buffer: Any) -> None:
+    async def receive(self, *buffers: Any) -> None:
+        for buffer in buffers:
+            await self._receive(buffer)
+
+    async def _receive(self, buffer: Any) -> None:
         message = asyncio.ensure_future(self.network.messages[self.receive_tag].get())
         closed = asyncio.ensure_future(self.closed.wait())
         await asyncio.wait({message, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +166,7 @@ async def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: 
 async def test_a_frame_that_never_comes_closes_the_connection(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_comm, "FRAME_TIMEOUT", 0.2)
+    monkeypatch.setattr(worker_comm, "FRAMES_TIMEOUT", 0.2)
 
     async with pair() as comm:
         assert await there_and_back(comm, 5) == 5
