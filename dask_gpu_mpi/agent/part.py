@@ -468,7 +468,7 @@ class Part:
         if plans:
             if (directory := self._options.log_directory) is not None:
                 logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
-            if start.transport.ucx is not WorkerUcx.OFF:
+            if start.transport.ucx is not WorkerUcx.OFF or any(plan.kind == "gpu" for plan in plans):
                 dask.config.set(transfer_config())
             await self._workers.start(replace(start, imports=self._configuration.imports))
         self._timeline.lap("start workers")

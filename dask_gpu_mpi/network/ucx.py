@@ -45,7 +45,7 @@ print(".".join(str(number.value) for number in numbers), os.path.dirname(path))
 ASKING = 10.0
 #: Devices of Slingshot 11, which UCX does not drive.
 SLINGSHOT = "/sys/class/cxi/*"
-#: Bytes that a worker requests of another at a time, and the default over UCX: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
+#: Bytes that a worker requests of another at a time, and our default: 40 ms of a fast Ethernet, 20 ms of NVLink.
 MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 GB"
 #: Variables that UCX reads when its library is loaded. Up to 1.19 it prints forty lines for an error and handles Python's
 #: signals. It prints errors to standard output, where the script's results are.
@@ -191,11 +191,11 @@ def _includes_tcp(transports: str) -> bool:
 
 
 def transfer_config() -> dict[str, Any]:
-    """The Dask configuration of workers that fetch over UCX; empty if the user has set it.
+    """The Dask configuration of workers that fetch over UCX, or have a GPU; empty if the user has set it.
 
-    Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker
-    requests one chunk of an array at a time. This takes 4 to 23 % less time for arrays that workers exchange
-    (benchmarks/results/README.md).
+    Each request costs some milliseconds, with frames of cuDF 25, in which NVLink carries a gigabyte and streams 100 MB. With
+    distributed's default, 50 MB, a worker requests one chunk of an array at a time, and one request after the other of a peer.
+    This takes 4 to 23 % less time for arrays that workers exchange (benchmarks/results/README.md).
     """
     from dask_gpu_mpi.options.convert import is_configured  # not in MPI's child
 

@@ -413,6 +413,13 @@ async def test_workers_start_and_their_ends_are_reported(
     assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
 
 
+async def test_a_worker_with_a_gpu_fetches_large_messages_over_streams_as_well(bench: Bench) -> None:
+    gpu = replace(START.workers[0], kind="gpu", device="GPU-1")
+    async with bench.running():
+        await bench.start(replace(START, workers=(gpu,)))
+    assert dask.config.get(MESSAGE) == MESSAGE_BYTES
+
+
 async def test_workers_wait_for_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     sleep = asyncio.sleep
