@@ -102,6 +102,11 @@ def start(
     if by_command:
         note_start()
     joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
+    if joined.importing is not None:  # cuDF fails if one thread imports it while another imports a part of it
+        joined.importing.join(joined.options.startup_timeout)
+    if by_command:
+        # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
+        gc.freeze()
     return member, Session(end)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import sys
@@ -349,6 +350,7 @@ class ImportsOfScript(WorkerPlugin):
         for module in self.modules:
             with contextlib.suppress(Exception):  # a task that needs it shows the error
                 import_module(module)
+        gc.freeze()  # as the agent does before it forks workers: they stay until the worker ends, which is then sooner
 
 
 class FailedTransfers(WorkerPlugin):

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.jobs.clusters import COMMAND, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, SITE, SOCKETS, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
@@ -216,3 +218,18 @@ tell(has=on_workers(), sum=client.submit(sum, [1, 2]).result())
     told = facts(mpirun.run(SCRIPT + script, 1, command=["--cpu-workers", "1"], env=env).check())
     assert told["has"] == {"0-0": True, "0-cpu-0": False}
     assert told["sum"] == 3
+
+
+@pytest.mark.parametrize(
+    "line", ["", "import os; os.environ['CUDF_SPILL'] = 'on'", "sys.path.insert(0, '.')"]
+)
+def test_the_script_process_imports_them_while_the_cluster_starts(mpirun: Mpi, line: str) -> None:
+    # not if the script determines first what or how they import
+    script = (
+        f"import gc, sys\nearly = 'cudf' in sys.modules\n{line}\n"
+        "import cudf\nprint('early', early, gc.get_freeze_count() > 10_000)\n"
+    )
+    env = gpu_environ(make_gpus(1, memory=80 * GIB))
+    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
+    done = mpirun.run(script, 1, command=[], env=env).check()
+    assert f"early {not line} True" in done.stdout

@@ -171,6 +171,7 @@ async def test_a_worker_imports_before_its_first_task_only(
     """A task whose thread imports a part of a library failed if the event loop's thread imported the library: KeyError."""
     imported: list[str] = []
     monkeypatch.setattr(plugins, "import_module", imported.append)
+    monkeypatch.setattr(plugins.gc, "freeze", lambda: imported.append("frozen"))
     monkeypatch.setattr(plugins, "IMPORT_AFTER", 0.0)
     status = SimpleNamespace(name="init")
     worker: Any = SimpleNamespace(status=status, state=SimpleNamespace(tasks=tasks))
@@ -181,7 +182,7 @@ async def test_a_worker_imports_before_its_first_task_only(
     assert imported == []
     status.name = "running"
     await plugin._task
-    assert imported == ([] if tasks else ["cudf", "cupy"])
+    assert imported == ([] if tasks else ["cudf", "cupy", "frozen"])
 
 
 def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
