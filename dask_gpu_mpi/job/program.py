@@ -41,7 +41,9 @@ LIBRARIES = {
     "cupy": ({b"cupy"},),
 }
 #: What a script has that sets, before its imports, what they import and how: variables, the path, the memory of the GPU.
-PREPARATIONS = re.compile(rb"environ\b|\bputenv\b|\bsys\.path\b|\bsite\b|\brmm\b")
+PREPARATIONS = re.compile(
+    rb"\benviron(\[[^\]\n]*\]\s*=[^=]|\s*\|=|\.(update|setdefault|pop|clear)\b)|\bputenv\b|\bsys\.path\b|\bsite\b|\brmm\b"
+)
 #: Bytes of a script in which they are looked for.
 LOOKED_AT = 2**20
 

@@ -300,16 +300,24 @@ def test_libraries_that_a_script_names(
 
 
 @pytest.mark.parametrize(
-    "line", ["os.environ['A'] = 'b'", "os.putenv('A', 'b')", "sys.path.append('c')", "import rmm"]
+    ("line", "prepares"),
+    [
+        ("os.environ['A'] = 'b'", True),
+        ("os.environ.setdefault('A', 'b')", True),
+        ("os.putenv('A', 'b')", True),
+        ("sys.path.append('c')", True),
+        ("import rmm", True),
+        ("if os.environ['A'] == os.environ.get('B'): pass", False),
+    ],
 )
 def test_a_script_that_prepares_its_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, prepares: bool
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\n{line}\nimport cudf")
     monkeypatch.setattr(sys, "argv", [str(script)])
     assert libraries_of_script() == ("cudf",)
-    assert libraries_of_script(unprepared=True) == ()
+    assert libraries_of_script(unprepared=True) == (() if prepares else ("cudf",))
 
 
 def test_a_long_script_is_read_in_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
