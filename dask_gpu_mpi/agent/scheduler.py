@@ -202,6 +202,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         report_no_server(scheduler)
     _record(scheduler, from_start=options.recorded)
     pipe.send((Kind.SCHEDULER_UP, (scheduler.address, http_port, scheduler.id)))
+    if settings.imports and settings.device:
+        _import_first(scheduler, settings.imports)
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []  # the loop itself only holds them weakly
@@ -215,8 +217,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             watch.report_client(lambda: pipe.send((Kind.CLIENT, None)))
         elif kind == Kind.LOST:
             watch.give_up(*payload)
-        if kind == Kind.UP and settings.imports and settings.device:
-            _import_first(scheduler, settings.imports)
         if kind == Kind.UP and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif kind == Kind.STOP:
@@ -263,7 +263,7 @@ def _compare_versions_once(scheduler: Any) -> None:
 
 
 def _import_first(scheduler: Any, modules: Collection[str]) -> None:
-    """Import the script's modules in a thread, since clients connect meanwhile; graphs, which may hold their objects, wait."""
+    """Import the script's modules in a thread, while workers and clients connect; graphs, which may hold their objects, wait."""
 
     def import_all() -> None:
         for module in modules:

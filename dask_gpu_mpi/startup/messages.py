@@ -185,7 +185,7 @@ class SchedulerSettings:
     plan: Plan | None = field(default=None, repr=False)
     #: Whether the job has a script, with which the cluster ends.
     has_script: bool = False
-    #: Modules to import as the script begins; from its agent.
+    #: Modules to import while workers start, since the script names them; from its agent.
     imports: tuple[str, ...] = ()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import threading
 import types
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
@@ -105,6 +107,21 @@ def test_the_dashboard_comes_when_the_cluster_is_up_if_at_all(
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
     _, _, (_, _, identity) = served(replace(OPTIONS, dashboard=wanted), (Kind.UP, None), CLOSE)
     assert attached == ([identity] if wanted else [])
+
+
+def test_libraries_of_the_script_are_imported_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = threading.Event()
+    import_module = importlib.import_module
+
+    def noted(name: str) -> Any:
+        return imported.set() if name == "cudf" else import_module(name)
+
+    async def visit(_: Any) -> None:
+        assert await asyncio.to_thread(imported.wait, 30)
+
+    monkeypatch.setattr(importlib, "import_module", noted)
+    # without an order: the cluster is not up
+    served(OPTIONS, CLOSE, visit=visit, settings=replace(SETTINGS, imports=("cudf",), device="GPU-1"))
 
 
 def test_once_the_cluster_is_up_it_reports_its_client_and_hears_of_lost_workers(
