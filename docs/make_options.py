@@ -47,7 +47,6 @@ An option can be set in several places. The first one in this table has priority
 | environment: two underscores after `MPI` | `DASK_GPU_MPI__SCHEDULER_PORT=9000` |
 | Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
 
-Unknown names and wrong values are errors before the cluster starts, with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 In `execute()` the option `name` has dask-mpi's name, `worker_name`.
 """
