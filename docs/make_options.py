@@ -37,7 +37,8 @@ HEAD = """\
 <!-- made by docs/make_options.py from dask_gpu_mpi/options/model.py: do not edit -->
 # Options
 
-These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`. Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job).
+These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`.
+Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job).
 
 An option can be set in several places. The first one in this table has priority:
 
