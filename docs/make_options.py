@@ -38,17 +38,16 @@ HEAD = """\
 # Options
 
 These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`.
-Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job) (`DGM_...`).
+Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job).
 
-An option can be set in several places. The first one that sets it wins:
+An option can be set in several places. The first one in this table has priority:
 
-| place | spelling of `scheduler_port` |
+| place | spelling |
 |---|---|
 | keyword of `initialize()` or `execute()`, or the command line | `scheduler_port=9000`, `--scheduler-port 9000` |
 | environment: two underscores after `MPI` | `DASK_GPU_MPI__SCHEDULER_PORT=9000` |
 | Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
 
-Unknown names and values of the wrong type are refused before the cluster starts, with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 In `execute()` the option `name` has dask-mpi's name, `worker_name`.
 """
@@ -57,19 +56,16 @@ TAIL = """
 
 | variable | meaning |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | GPUs that the job may use, by index or UUID |
+| `CUDA_VISIBLE_DEVICES` | [GPUs](gpus.md#who-gets-which-gpu) that the job may use |
 | `DASK_*`, `DASK_CONFIG` | Dask's configuration, in the workers too |
-| `TMPDIR` | where workers keep what they spill, unless `local_directory` is set |
-| `UCX_*` | UCX's settings, such as `UCX_NET_DEVICES` and `UCX_TLS` |
-| `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | `true`: the system's UCX, not the wheel's ([default](transports.md)) |
+| `UCX_*`, `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | UCX's settings, and [which UCX](transports.md) |
 | `PYTHONDONTWRITEBYTECODE` | do not set it: every process would compile what it imports |
 """
 
 
 def entry(option: Option) -> str:
     """How the option is spelled, its default, what it means, and its bounds."""
-    facts = [f"`{option.flags[0]}`" if option.cli else "keyword only"]
-    facts.append(" or ".join(f"`{choice}`" for choice in option.choices) or option.kind)
+    facts = [" or ".join(f"`{choice}`" for choice in option.choices) or option.kind]
     if option.default is not None:
         facts.append(f"default `{option.default}`")
     if option.cli and not option.config:
@@ -78,7 +74,7 @@ def entry(option: Option) -> str:
         facts.append(f"at least {option.minimum}")
     if option.maximum is not None:
         facts.append(f"at most {option.maximum}")
-    return f"\n### {option.name}\n\n{', '.join(facts)}. {option.help}\n"
+    return f"\n### `{option.flags[0] if option.cli else option.name}`\n\n{', '.join(facts)}. {option.help}\n"
 
 
 def page() -> str:

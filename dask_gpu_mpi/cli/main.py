@@ -180,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             kind_of = "whole " if isinstance(kind, click.IntRange) else ""
             limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
             text = f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
+            if "'p'" in text and "-np" in arguments:  # mpirun's option
+                text = f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
         elif arguments[:1] == [plan.name] and "unexpected extra argument" in text:
             text = f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
         refused = InputError(f"command line: {text}")

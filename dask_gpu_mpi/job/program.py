@@ -219,13 +219,17 @@ class Program:
 
     def check_name(self) -> None:
         """Raise an InputError if Dask's processes would import the script itself instead of a library that they need."""
-        name, suffix = os.path.splitext(os.path.basename(self.text))
-        is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
-        if is_found and name in _LIBRARIES:
+        if name := self._hides():
             raise InputError(
                 f"script {self.text!r} has the name of a library: `import {name}` would import the script",
                 fix="rename it",
             )
+
+    def _hides(self) -> str:
+        """The library that the script would hide; empty: none."""
+        name, suffix = os.path.splitext(os.path.basename(self.text))
+        is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
+        return name if is_found and name in _LIBRARIES else ""
 
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.
@@ -265,7 +269,8 @@ class Program:
         if not safe and sys.path and sys.path[0] in own:
             del sys.path[0]
         # A folder or zip file is always in the path: its __main__ is a module there (CPython: main.c, pymain_run_python).
-        if self.kind is ProgramKind.FOLDER or not safe:
+        # A script that would hide a library is refused later, by code that may import this library.
+        if self.kind is ProgramKind.FOLDER or not (safe or self._hides()):
             sys.path.insert(0, self._import_path())
 
     def _import_path(self) -> str:

@@ -269,6 +269,18 @@ def test_a_second_try_of_a_program_that_has_mpi(mpirun: Mpi) -> None:
     nothing_left(mpirun)
 
 
+@pytest.mark.parametrize("name", ["logging.py", "psutil.py"])
+@pytest.mark.parametrize("way", ["mpirun", "launch"])
+def test_a_script_with_the_name_of_a_library_that_the_start_imports(
+    mpirun: Mpi, tmp_path: Path, way: str, name: str
+) -> None:
+    (tmp_path / name).write_text(SCRIPT)
+    ranks, words = (2, []) if way == "mpirun" else (None, ["launch", "-n", "2"])
+    done = mpirun.run([*COMMAND, *words, name], ranks, timeout=LIMIT, cwd=tmp_path)
+    error_line(done, f"script '{name}' has the name of a library", "Fix: rename it")
+    nothing_left(mpirun)
+
+
 def test_module_that_is_none(mpirun: Mpi, tmp_path: Path) -> None:
     done = mpirun.run([*COMMAND, "-m", "none_such.mod"], 2, timeout=LIMIT, cwd=tmp_path)
     error_line(done, "no module named 'none_such.mod'")

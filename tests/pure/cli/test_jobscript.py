@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_walltime_that_is_none(text: str) -> None:
-    with pytest.raises(OptionError, match="^command line: --time: .*(HH:MM:SS|text)"):
+    with pytest.raises(OptionError, match="^command line: --time: .*(such as 01:30:00; also M, |text)"):
         request("slurm", ["my.py"], SHAPE | {"time": text})
 
 

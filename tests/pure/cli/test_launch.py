@@ -169,6 +169,8 @@ def test_the_workers_directory_is_in_their_container(
         ),
         (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000\n"),
         (["-n", "four", "my.py"], "'four' is not a whole number of 1 to 1000000\n"),
+        (["--check", "-np", "3", "my.py"], "No such option '-np'. Fix: -n 3\n"),
+        (["-np"], "No such option '-np'. Fix: -n N\n"),
         (
             ["--hosts", "none.invalid", "my.py"],
             "--hosts: 'none.invalid' has no address, and there is no such file",

@@ -53,6 +53,18 @@ def test_script_with_the_name_of_a_library(tmp_path: Path, name: str) -> None:
         Program.of(words).check_name()
 
 
+@pytest.mark.parametrize(("name", "is_searched"), [("psutil.py", False), ("mine.py", True)])
+def test_the_folder_of_a_script_that_hides_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_searched: bool
+) -> None:
+    """It is not searched: the start that refuses the script imports this library."""
+    (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path])
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    Program.of([str(tmp_path / name)]).prepare()
+    assert (str(tmp_path) in sys.path) is is_searched
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

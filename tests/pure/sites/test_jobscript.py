@@ -193,8 +193,9 @@ def test_shared_nodes_are_not_requested_whole_and_gpus_only_if_there_are_some() 
         (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000: too many"),
         (
             ["slurm", "--time", "00:00:00"],
-            "--time: invalid value '00:00:00' (expected a walltime of Slurm above zero",
+            "--time: invalid value '00:00:00' (expected a walltime of Slurm above zero, such as 01:30:00; also ",
         ),
+        (["pbs", "--time", "1-12"], "expected a walltime of PBS above zero, such as 01:30:00; also "),
         (["slurm", "--account", "a\n#SBATCH --wrap=x"], "--account: "),
         (["pbs", "--queue", "$(id)"], "--queue: invalid value '$(id)'"),
         (["slurm", "--directive", "--a\n--b"], "--directive: "),
