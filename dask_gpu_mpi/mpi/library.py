@@ -275,9 +275,7 @@ NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/h
 #: opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-#: The one that counts more than the environment.
-OVERRIDE = "openmpi-mca-params-override.conf"
-SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULTILINE)
+SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager
@@ -285,15 +283,14 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
     """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
-    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks
-    are on this host.
+    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks are on this host.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     waits = not any(map(glob.glob, NETWORKS))
     library = _library_of(module) if waits or one_host else None
     if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
-        parameters |= _configured(environ, library).keys()
+        parameters |= _configured(environ, library)
         for name, value in LEFT_OUT.items() if waits else ():
             if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
@@ -301,16 +298,15 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
             others = settings.get(BTL)
             settings[BTL] = "^tcp" if others is None else f"{others},tcp"
     chosen = environ.get(BTL, "")
-    if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
+    if (
+        library is not None
+        and one_host
+        and chosen.startswith("^")
+        and "tcp" not in re.split(r"[\^,\s]+", chosen)
+    ):
         settings[BTL] = f"{chosen},tcp"
     with environment(settings):  # restored, since children of the script must not have these
         yield
-
-
-def _leaves_tcp(components: str) -> bool:
-    """Whether a value of ``btl`` leaves Open MPI its component for TCP; an empty one leaves all."""
-    names = [name.strip() for name in components.removeprefix("^").split(",")]
-    return "tcp" not in names if components.startswith("^") else "tcp" in names or names == [""]
 
 
 def _library_of(module: str) -> Path | None:
@@ -324,21 +320,19 @@ def _library_of(module: str) -> Path | None:
     return None
 
 
-def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[str, Path]]:
-    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value and file."""
+def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
+    """The names of parameters in Open MPI's configuration files: the user's, the installation's, the system's."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
     if not files:  # not an installation in one place
         files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
     files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
-    found: dict[str, tuple[str, Path]] = {}
-    for file in sorted(files, key=lambda file: file.name == OVERRIDE):
+    found: set[str] = set()
+    for file in files:
         with suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            found |= {
-                either or other: (value.strip(), file) for either, other, value in SETTING.findall(text)
-            }
+            found.update(either or other for either, other in SETTING.findall(text))
     return found
 
 
