@@ -100,7 +100,7 @@ async def test_messages_both_ways() -> None:
         made.hub.send(1, Kind.LOST, (["0-0"], "text"))
         made.hub.send(0, Kind.RELEASE)
         made.hub.send(7, Kind.RELEASE)  # not connected
-        made.hub.send_all(Kind.STOP, "why")
+        made.hub.send(None, Kind.STOP, "why")
         assert [await one.receive(), await one.receive()] == [
             (Kind.LOST, (["0-0"], "text")),
             (Kind.STOP, "why"),
@@ -232,7 +232,7 @@ async def test_the_last_messages_leave_and_nobody_else_comes_in() -> None:
     async with job() as made:
         one, _ = await made.agent(1), await made.agent(2)
         reading = asyncio.ensure_future(one.receive())
-        made.hub.send_all(Kind.STOP, large)
+        made.hub.send(None, Kind.STOP, large)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await made.hub.close(0.5)

@@ -7,10 +7,8 @@ import contextlib
 import gc
 import json
 import os
-import pickle
 import signal
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -499,16 +497,6 @@ async def test_the_dashboard_follows_when_the_cluster_is_up(bench: Bench) -> Non
         bench.send(Kind.UP, CLUSTER)
         assert await bench.answer() == (Kind.UP, (CLUSTER, False, True, None))
         assert bench.calls == [(Kind.UP,)]
-
-
-async def test_a_message_that_can_not_be_read(bench: Bench) -> None:
-    """Such as one with a class that the agent can't import."""
-    async with bench.running():
-        data = pickle.dumps(1).replace(b"K\x01.", b"cgone\nX\n.")
-        os.write(bench.rank.fileno(), struct.pack("<Q", len(data)) + data)
-        _, kind, failure = await bench.heard()
-        assert kind == Kind.FAILED
-        assert "the agent can't read its orders: ModuleNotFoundError" in str(failure.problem)
 
 
 # -- the end
