@@ -209,10 +209,6 @@ class Part:
         elif self._connection is not None:
             self._connection.send(encode(kind, payload))
 
-    def _begin_step(self, step: str) -> None:
-        """Report the next step, so that a report can show it, should this agent hang."""
-        self._send(Kind.STEP, step)
-
     def _fail(self, error: BaseException) -> None:
         """Report that this rank can't take part, or that an order has failed."""
         failure = failure_of(error)
@@ -326,11 +322,11 @@ class Part:
         options, configuration = self._options, self._configuration
         seen: tuple[Gpu, ...] | None = None
         if self._look is not None:
-            self._begin_step("inspecting the GPUs (NVML)")
+            self._send(Kind.STEP, "inspecting the GPUs (NVML)")
             seen = await self._gpus(
                 self._look, f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
             )
-        self._begin_step("inspecting its cores, memory and networks, and the local directory")
+        self._send(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
         found: list[Registration] = []
 
         def inspect() -> None:
@@ -426,7 +422,7 @@ class Part:
         address, port, identity = payload
         link = dashboard_link(options, socket.gethostname(), port, token)
         if path := options.scheduler_file:
-            self._begin_step(f"writing the scheduler file {path!r}")
+            self._send(Kind.STEP, f"writing the scheduler file {path!r}")
             write_scheduler_file(path, address, port, identity, settings.config, link)
             self._scheduler_file = (os.path.abspath(path), identity)
         self._send(Kind.ADDRESS, (address, link))

@@ -214,8 +214,6 @@ class Coordinator:
         if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
             return False
         if self.phase is Phase.REGISTER:
-            if 0 not in self._registrations:
-                return False
             self._limit = self._options.startup_timeout
             self.deadline = now + self._limit
             self._leave_out(missing)
