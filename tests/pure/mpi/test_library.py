@@ -106,21 +106,21 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(
-    ("version", "ranks_here", "others_alone", "size", "expected"),
+    ("version", "hydra", "others_alone", "size", "expected"),
     [
-        *((version, "1", True, 2, ["finalize"]) for version in (NEWER, *OTHERS)),
-        (OLDER, "1", True, 2, ["all", "settle"]),
+        *((version, {"MPI_LOCALNRANKS": "1"}, True, 2, ["finalize"]) for version in (NEWER, *OTHERS)),
+        (OLDER, {"MPI_LOCALNRANKS": "1"}, True, 2, ["all", "settle"]),
         # some node has several, whose exit code Hydra would lose
-        (OLDER, "1", False, 3, ["all", "finalize"]),
-        (OLDER, "2", True, 3, ["all", "finalize"]),
-        (OLDER, "x", True, 3, ["all", "finalize"]),
-        (OLDER, "1", True, 1, ["finalize"]),
+        (OLDER, {"MPI_LOCALNRANKS": "1"}, False, 3, ["all", "finalize"]),
+        (OLDER, {"MPI_LOCALNRANKS": "2"}, True, 3, ["all", "finalize"]),
+        (OLDER, {"PMI_RANK": "x"}, True, 3, ["all", "finalize"]),
+        (OLDER, {"MPI_LOCALNRANKS": "1"}, True, 1, ["finalize"]),
     ],
 )
 def test_a_library_whose_finalize_may_hang_is_only_waited_with(
     monkeypatch: pytest.MonkeyPatch,
     version: str,
-    ranks_here: str,
+    hydra: dict[str, str],
     others_alone: bool,
     size: int,
     expected: list[str],
@@ -141,8 +141,7 @@ def test_a_library_whose_finalize_may_hang_is_only_waited_with(
         Get_library_version=lambda: version,
         Finalize=lambda: calls.append("finalize"),
     )
-    hydra = SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"] | {"MPI_LOCALNRANKS": ranks_here}
-    for name, value in (hydra | ({"PMI_RANK": "x"} if ranks_here == "x" else {})).items():
+    for name, value in (SAMPLES["the mpiexec of MPICH or Intel MPI (Hydra)"] | hydra).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))  # type: ignore[arg-type]
     monkeypatch.setattr(library.time, "sleep", lambda seconds: calls.append("settle"))
