@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import ssl
@@ -121,33 +120,6 @@ async def test_an_agent_that_ends_is_lost_once() -> None:
         made.hub.send(1, Kind.RELEASE)
         assert await again.receive() == (Kind.RELEASE, None)
         assert made.heard.empty()
-
-
-async def test_another_agent_of_a_rank_takes_the_place_of_the_first() -> None:
-    async with job() as made:
-        first, again = await made.agent(1), await made.agent(1, again=True)
-        assert await is_lost(first)
-        made.hub.send(1, Kind.RELEASE)
-        assert await again.receive() == (Kind.RELEASE, None)
-        again.send(encode(Kind.CLOSED, None))
-        assert await made.heard.get() == Event(1, Kind.CLOSED, None)
-
-
-async def test_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says so."""
-    async with job() as made:
-        receive = Connection.receive
-
-        async def fail(connection: Connection) -> Any:
-            if await receive(connection) == (Kind.BUSY, None):
-                raise OSError(errno.ETIMEDOUT, "no answer")
-
-        one = await made.agent(1)
-        monkeypatch.setattr(Connection, "receive", fail)
-        for kind in (Kind.CLOSED, Kind.BUSY):  # it waits for the first already
-            one.send(encode(kind, None))
-        assert await made.heard.get() == Event(1, Kind.CLOSED, None)
-        assert await made.heard.get() == ("lost", 1)
 
 
 def stranger(config: dict[str, Any] | None) -> ssl.SSLContext:

@@ -36,13 +36,10 @@ FAILURE = Failure(Problem("no disk"), 2)
 
 
 @pytest.fixture(autouse=True)
-def _marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs leave their mark, as `launch` requires if the launcher may lose nodes."""
+def _jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The jobs leave their mark, as `launch` requires if the launcher may lose nodes; ranks fail at the same time."""
     monkeypatch.setenv("DGM_RUN", "")
-
-
-@pytest.fixture(autouse=True)
-def _collects() -> Iterator[None]:
+    monkeypatch.setattr("dask_gpu_mpi.startup.coordinator.GATHER_FAILURES", 0.1)
     yield
     gc.enable()
 
@@ -253,8 +250,7 @@ async def test_an_agent_that_connects_after_the_report_gets_it_as_well() -> None
 
 
 @pytest.mark.parametrize("what", ["process", "agent"])
-async def test_a_rank_that_ends_while_the_cluster_starts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.startup.coordinator.GATHER_FAILURES", 0.1)
+async def test_a_rank_that_ends_while_the_cluster_starts(what: str) -> None:
     async with job() as made:
         if what == "process":
             made.tell(1, Kind.GONE)
