@@ -55,7 +55,6 @@ class Leader:
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
-        self._timer: asyncio.TimerHandle | None = None
         options, plan_only = self._options, configuration.plan_only
         # the hub's certificate is that of the cluster, if it has one
         is_sealed = options.scheduler and options.protocol.encrypts
@@ -131,7 +130,7 @@ class Leader:
     def _tick(self) -> None:
         if self._over:
             return
-        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+        asyncio.get_running_loop().call_later(TICK, self._tick)
         now = time.monotonic()
         if self._ending is not None:
             self._ending.tick(now)
@@ -182,8 +181,6 @@ class Leader:
     async def close(self) -> None:
         """Let the last messages leave."""
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
         await self._hub.close(FLUSH)
 
     # -- the running cluster, and its end -----------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Coordinator:
         send: Callable[[int, str, Any], None],
         deadline: float,
         plan_only: bool = False,
-        credentials: dict[str, Any] | None = None,
+        credentials: dict[str, Any],
         target: Target | None = None,
     ) -> None:
         self.hosts = hosts
@@ -94,21 +94,18 @@ class Coordinator:
         self._failed_at: float | None = None
         self._plan_only = plan_only
         self.plan: Plan | None = None
-        #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
-        self._timelines: dict[int, list[Step]] = {}
         if target is not None:  # other jobs' workers, whose names are unknown, are there as well
             options = replace(options, name=f"{options.name or 'join'}-{secrets.token_hex(4)}")
         self._options = options
         self._timeline = timeline
-        self._credentials = credentials or {}
+        self._credentials = credentials
         self._target = target
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
         self._limit = 0.0
-        self._ready: set[int] = set()
-        #: By rank the address of one of its workers.
-        self._addresses: dict[int, str] = {}
+        #: By rank that is ready: the steps of its timeline (none, unless the user wants a report), and the address of a worker.
+        self._ready: dict[int, tuple[list[Step], str]] = {}
         #: By rank the nodes that connect to each other, those that have not done so yet, and by error the hosts that others have
         #: not reached.
         self._nodes: dict[int, Node] = {}
@@ -143,9 +140,8 @@ class Coordinator:
             case Kind.ADDRESS:
                 self._on_address(*payload)
             case Kind.READY:
-                self._ready.add(source)
-                self._timelines[source], self._addresses[source] = payload
-                all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
+                self._ready[source] = payload
+                all_ready = len(self._ready) >= len(self._ranks) and self._ready.keys() >= set(self._ranks)
                 if all_ready and self.outcome is None and not self._failures:
                     self._all_ready()
             case Kind.REACHED:
@@ -381,13 +377,14 @@ class Coordinator:
         """All workers are there: let nodes connect to each other."""
         assert self.plan is not None  # ranks are ready after START
         self._nodes.clear()
+        addresses = {rank: address for rank, (_, address) in self._ready.items() if address}
         for host in self.plan.hosts:
             # a node has workers, or the scheduler, which connects to workers as well
-            rank = next((rank for rank in host.ranks if self._addresses.get(rank)), None)
+            rank = next((rank for rank in host.ranks if rank in addresses), None)
             if rank is None and self.plan.scheduler.rank in host.ranks:
                 rank = self.plan.scheduler.rank
             if rank is not None:
-                self._nodes[rank] = Node(host.host, rank, self._addresses.get(rank, ""))
+                self._nodes[rank] = Node(host.host, rank, addresses.get(rank, ""))
         peers = {rank: others for rank, others in peers_by_rank([*self._nodes.values()]).items() if others}
         self._connecting = set(peers)
         self._begin(Phase.REACH, peers, "connecting to workers of other nodes")
@@ -413,7 +410,7 @@ class Coordinator:
     def _up(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
-        steps = {rank: steps for rank, steps in self._timelines.items() if steps}
+        steps = {rank: steps for rank, (steps, _) in self._ready.items() if steps}
         full = replace(
             self._cluster,
             plan=self.plan,
