@@ -178,18 +178,16 @@ def cross_check(
     if inner.size is None or inner.size == world_size:
         return
     if world_size == 1:
-        raise LauncherError(
-            f"{singleton} although {_launch(inner)}: {_MISMATCH}",
-            fix=_fix(inner, library),
-            where=f"rank {inner.rank} of {inner.size} on {host}",
-        )
-    if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
+        found, who = singleton, f"rank {inner.rank} of {inner.size}"
+    elif not inner.launcher.sure or any(outer.size == world_size for outer in launched):
         # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
         return
+    else:
+        found, who = f"{mpi} started a world of {world_size} ranks", f"rank {rank}"
     raise LauncherError(
-        f"{mpi} started a world of {world_size} ranks although {_launch(inner)}: {_MISMATCH}",
+        f"{found} although {inner.launcher.name} launched {inner.size} ranks ({inner.size_variable}={inner.size}): {_MISMATCH}",
         fix=_fix(inner, library),
-        where=f"rank {rank} on {host}",
+        where=f"{who} on {host}",
     )
 
 
@@ -231,12 +229,6 @@ def _srun(library: str) -> str:
 
 _OWN_MPIRUN = "the mpirun of the MPI library that mpi4py loads"
 _MISMATCH = "launcher and MPI library do not match"
-
-
-def _launch(launched: Launched) -> str:
-    return (
-        f"{launched.launcher.name} launched {launched.size} ranks ({launched.size_variable}={launched.size})"
-    )
 
 
 def _fix(launched: Launched, library: str) -> str:
