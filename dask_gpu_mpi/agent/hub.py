@@ -106,9 +106,8 @@ def tls_context(config: dict[str, Any], *, server: bool) -> ssl.SSLContext:
     arguments = security.get_listen_args("scheduler") if server else security.get_connection_args("client")
     context: ssl.SSLContext = arguments["ssl_context"]
     if server:
-        context.num_tickets = (
-            0  # no process resumes a session; two tickets are a third of a handshake's CPU time
-        )
+        # no process resumes a session; two tickets are a third of a handshake's CPU time
+        context.num_tickets = 0
     return context
 
 

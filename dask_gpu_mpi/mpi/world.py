@@ -104,9 +104,8 @@ class PacketWorld(World):
         self._post()
 
     def _post(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # no room now, or the other side has ended, which `receive` notices
+        # there is no room now, or the other side has ended, which `receive` notices
+        with contextlib.suppress(OSError):
             while self._later and self._socket is not None:
                 self._socket.send(self._later[0])
                 self._later.popleft()
