@@ -31,7 +31,7 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.startup.meeting import listen
 from dask_gpu_mpi.startup.messages import (
     Cluster,
@@ -389,11 +389,18 @@ def test_the_link_to_the_dashboard(address: str, port: int | None, link: str | N
 # -- workers
 
 
-@pytest.mark.parametrize("ucx", [WorkerUcx.OFF, WorkerUcx.ALL])
+@pytest.mark.parametrize(
+    ("ucx", "worker", "large"),
+    [
+        (WorkerUcx.OFF, worker_plan("a", rank=1), False),
+        (WorkerUcx.ALL, worker_plan("a", rank=1), True),
+        (WorkerUcx.OFF, worker_plan("a", "GPU-1", rank=1), True),  # over streams
+    ],
+)
 async def test_workers_start_and_their_ends_are_reported(
-    bench: Bench, ucx: WorkerUcx, capsys: pytest.CaptureFixture[str]
+    bench: Bench, ucx: WorkerUcx, worker: WorkerPlan, large: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = replace(START, transport=Transport(ucx), delay=0.2)
+    start = replace(START, workers=(worker,), transport=Transport(ucx), delay=0.2)
     async with bench.running(log_directory="/logs"):
         began = time.monotonic()
         await bench.start(start)
@@ -410,14 +417,7 @@ async def test_workers_start_and_their_ends_are_reported(
     assert bench.logs == [("/logs", "rank-1-h")]
     assert dask.config.get("scheduler-address") == "tcp://h:1"
     assert dask.config.get("probe") == 5
-    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
-
-
-async def test_a_worker_with_a_gpu_fetches_large_messages_over_streams_as_well(bench: Bench) -> None:
-    gpu = replace(START.workers[0], kind="gpu", device="GPU-1")
-    async with bench.running():
-        await bench.start(replace(START, workers=(gpu,)))
-    assert dask.config.get(MESSAGE) == MESSAGE_BYTES
+    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is large
 
 
 async def test_a_rank_without_workers_is_ready_at_once(bench: Bench) -> None:
