@@ -316,6 +316,7 @@ def test_whose_mpi_it_is(
     else:
         assert (world.rank, world.size, world.library, world.is_own) == (rank, 5 if rank else 1, "mock", True)
         assert world.fileno() is None  # it has to be polled
+        assert world.is_open is (rank == 3 and initialized)  # one that is loaded here has no port on one host
     assert loads == ([] if world is None or initialized else [({"A": "1"}, "h", True)])
 
 
