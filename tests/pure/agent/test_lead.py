@@ -143,11 +143,16 @@ async def job(
 # -- the start
 
 
-@pytest.mark.parametrize("size", [1, 2])
-async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> None:
-    """Meanwhile nothing is collected; the mark of a job before it goes, and its own comes at the end."""
+@pytest.mark.parametrize(("size", "is_read"), [(1, True), (2, True), (1, False)])
+async def test_a_job_from_its_start_to_its_end(
+    size: int, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile nothing is collected; the mark of a job before it goes, and its own comes at the end, if `launch` reads it."""
     mark = tmp_path / "ended"
-    mark.write_text("of a job before")
+    if is_read:
+        mark.write_text("of a job before")
+    else:
+        monkeypatch.delenv("DGM_RUN")
     async with job(size, log_directory=tmp_path) as made:
         assert not mark.exists()
         assert not gc.isenabled()
@@ -155,15 +160,7 @@ async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> Non
         assert gc.isenabled()
         assert await made.end(75, *range(size)) == 0
         assert await made.heard() == Kind.RELEASE
-        assert mark.read_text() == ""
-
-
-async def test_no_mark_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DGM_RUN")
-    async with job(1, log_directory=tmp_path) as made:
-        await made.start()
-        assert await made.end(0, 0) == 0
-    assert os.listdir(tmp_path) == []
+        assert (mark.exists() and mark.read_text() == "") is is_read
 
 
 @pytest.mark.parametrize("protocol", Protocol)
