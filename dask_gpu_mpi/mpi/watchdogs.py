@@ -52,9 +52,10 @@ def neighbours(pid: int) -> dict[int, str]:
             with contextlib.suppress(psutil.Error):
                 launched, status = launched_as(process.pid), process.status()
                 # Wrapper scripts may be between the launcher and a rank: processes below them are the same rank.
-                if launched is None or launched == own or status == psutil.STATUS_ZOMBIE:
+                # A rank may have started another launcher's.
+                if launched is None or launched == own or launched.launcher is not own.launcher:
                     continue
-                if states.get(launched.rank) != "stopped":
+                if status != psutil.STATUS_ZOMBIE and states.get(launched.rank) != "stopped":
                     states[launched.rank] = "stopped" if status in STOPPED else "there"
     except (psutil.Error, OSError):
         return {}
