@@ -171,6 +171,7 @@ def test_a_start_without_workers_that_are_late_but_not_without_the_scheduler() -
     absent.register(0)
     for now in (100.5, 101.0):  # the others have as much time again
         assert absent.outcome_at(now) is None
+    assert len(absent.given(Kind.SCHEDULER)) == 1
     absent.tell(1, Kind.ENTERED, (1, False))  # too late
     assert absent.sent[-1] == (1, Kind.DONE, 1)
 
