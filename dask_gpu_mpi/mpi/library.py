@@ -17,7 +17,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import away_from_here, environment
 from dask_gpu_mpi.base.timeouts import RANK_0_GRACE
-from dask_gpu_mpi.errors import InputError, LauncherError, MpiMissingError
+from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, variables
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import (
@@ -36,8 +36,8 @@ SETTLING = 0.3
 def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) -> Any:
     """Import ``mpi4py.MPI``, and initialise MPI; `by_mpi4py`: as a script's own import does, which also finalises it.
 
-    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError, a
-    LauncherError, or an InputError if MPI is finalized already.
+    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError or a
+    LauncherError.
     """
     try:
         with away_from_here(), contextlib.ExitStack() as settings:
@@ -67,8 +67,6 @@ def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) 
             "site's MPI module: the one whose mpirun starts the job. `dask-gpu-mpi launch` needs none on one node, except in a "
             "batch script of Slurm",
         ) from None
-    if MPI.Is_finalized():
-        raise InputError("MPI is finalized already", expected="MPI is running or not yet initialized")
     return MPI
 
 

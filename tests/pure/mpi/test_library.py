@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 import sys
 import types
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError, MpiMissingError
+from dask_gpu_mpi.errors import MpiMissingError
 from dask_gpu_mpi.mpi import library
 from dask_gpu_mpi.mpi.library import load_mpi
 from support.mocks.launchers import SAMPLES
@@ -22,11 +21,9 @@ from support.mocks.launchers import SAMPLES
 FAKE_MPI = """
 import mpi4py
 calls = ["import", mpi4py.rc.initialize, mpi4py.rc.finalize]
-initialized, finalized = mpi4py.rc.initialize, False
+initialized = mpi4py.rc.initialize
 def Is_initialized():
     return initialized
-def Is_finalized():
-    return finalized
 def Init_thread():
     calls.append("init")
 """
@@ -57,12 +54,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_who_initializes_and_finalizes(fake: Path, by_mpi4py: bool, calls: list[object]) -> None:
     """MPI of the script is as if it had imported it."""
     assert load_mpi({}, "h", by_mpi4py=by_mpi4py).calls == calls
-
-
-def test_mpi_that_is_finalized_already(fake: Path) -> None:
-    importlib.import_module("mpi4py.MPI").finalized = True  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="MPI is finalized already"):
-        load_mpi({}, "h")
 
 
 @pytest.mark.parametrize(
