@@ -20,6 +20,8 @@ from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import watchdogs
 from dask_gpu_mpi.mpi.watchdogs import (
     NeighbourWatch,
+    is_child_of,
+    is_stopped,
     kill_rank,
     launched_as,
     look_after_launcher,
@@ -120,6 +122,7 @@ def test_a_process_that_is_gone() -> None:
         gone.wait()
     kill_rank(gone.pid)
     assert (launched_as(gone.pid), neighbours(gone.pid), started_here(gone.pid)) == (None, {}, 0)
+    assert (is_stopped(gone.pid), is_child_of(gone.pid), is_child_of(os.getppid())) == (False, False, True)
 
 
 # -- ranks that never come
@@ -273,4 +276,5 @@ def test_neighbours_are_there_or_stopped_or_gone(name: str, command: tuple[str, 
         os.kill(ranks[2], signal.SIGSTOP)
         os.kill(ranks[1], signal.SIGKILL)
         until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
+        assert (is_stopped(ranks[2]), is_stopped(ranks[3])) == (True, False)
         assert neighbours(ranks[2]) == {0: "there", 3: "there"}
