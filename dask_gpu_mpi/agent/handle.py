@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.agent.boot import Begin
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
-from dask_gpu_mpi.base.frames import PATIENCE, FrameReader, Held, write_frame
+from dask_gpu_mpi.base.frames import FrameReader, Held, write_frame
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import exit_text
 from dask_gpu_mpi.base.timeouts import KILLING
@@ -70,16 +69,14 @@ def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The rank's environment without the launcher's identity, and with the variables that workers need from the start."""
     loaded = loaded_config()
-    configured = loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None
-    if not isinstance(configured or {}, Mapping):
+    configured = (loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None) or {}
+    if not isinstance(configured, Mapping):
         raise InputError(
             f"configuration {_PRE_SPAWN_KEY}: invalid value {str(configured)[:40]!r}",
             expected="names and values",
             fix="correct or remove it",
         )
-    wanted = {
-        key: str(value) for key, value in {**PRE_SPAWN, **(configured or {})}.items() if value is not None
-    }
+    wanted = {key: str(value) for key, value in {**PRE_SPAWN, **configured}.items() if value is not None}
     return {**wanted, **scrub(environ)}
 
 
@@ -178,29 +175,23 @@ class AgentProcess:
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
         """Send the first frame, once, before the configuration is known; `inspect_gpus`: have GPUs inspected, if any."""
         cuda = may_use_cuda(options, environ)
-        begin = Begin(cuda=cuda, inspect=cuda and inspect_gpus)
-        self._write(begin, pickle.dumps)
+        self._write(Begin(cuda=cuda, inspect=cuda and inspect_gpus))
 
     def configure(self, configuration: Configuration) -> None:
         """Send the second frame, after `begin`; the agent reads it when it has imported Dask, until the deadline at most."""
-        self._send_classes(configuration, patience=max(1.0, configuration.deadline - time.monotonic()))
+        import cloudpickle  # the options may hold a class of the user's script
+
+        patience = max(1.0, configuration.deadline - time.monotonic())
+        self._write(configuration, dumps=cloudpickle.dumps, patience=patience)
 
     def send(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
         """Send a message; `fds`: descriptors that the agent gets copies of."""
-        self._send_classes((kind, payload), fds)
+        self._write((kind, payload), fds=fds)
 
-    def _send_classes(self, frame: Any, fds: Sequence[int] = (), patience: float = PATIENCE) -> None:
-        """Send a frame that may hold a class of the user's script, which only cloudpickle can send."""
-        import cloudpickle
-
-        self._write(frame, cloudpickle.dumps, fds, patience)
-
-    def _write(
-        self, frame: Any, dumps: Callable[[Any], bytes], fds: Sequence[int] = (), patience: float = PATIENCE
-    ) -> None:
+    def _write(self, frame: Any, **how: Any) -> None:
         if self._open and self._held.is_ours:
             try:
-                write_frame(self.fd, frame, dumps=dumps, fds=fds, patience=patience)
+                write_frame(self.fd, frame, **how)
             except TimeoutError:  # it hangs, and is noticed when it does not answer
                 self._open = False
             except ConnectionError:  # it has died, which shows as `lost`
@@ -239,7 +230,7 @@ class AgentProcess:
     def close(self, timeout: float) -> None:
         """End the agent and its processes, and remove its scratch: end of file, `timeout` seconds, then SIGKILL."""
         # First as a message: a process that the script has forked may hold the socket open as well.
-        self._send_classes((Kind.CLOSE, None), patience=timeout)
+        self._write((Kind.CLOSE, None), patience=timeout)
         self._open = False
         if self._held.is_ours:
             with contextlib.suppress(OSError):

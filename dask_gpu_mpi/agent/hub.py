@@ -106,9 +106,8 @@ def tls_context(config: dict[str, Any], *, server: bool) -> ssl.SSLContext:
     arguments = security.get_listen_args("scheduler") if server else security.get_connection_args("client")
     context: ssl.SSLContext = arguments["ssl_context"]
     if server:
-        context.num_tickets = (
-            0  # no process resumes a session; two tickets are a third of a handshake's CPU time
-        )
+        # no process resumes a session; two tickets are a third of a handshake's CPU time
+        context.num_tickets = 0
     return context
 
 
@@ -180,19 +179,14 @@ class Hub:
                 del self.connections[rank]
                 self._on_lost(rank)
 
-    def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        """Send a message to a rank's agent, if it is connected."""
-        if rank == COORDINATOR:
+    def send(self, rank: int | None, kind: str, payload: Any = None) -> None:
+        """Send a message to a rank's agent, if it is connected; None: to all."""
+        if rank in (None, COORDINATOR):
             self._loop.call_soon(self._local, kind, payload)
-        elif (connection := self.connections.get(rank)) is not None:
-            connection.send(encode(kind, payload))
-
-    def send_all(self, kind: str, payload: Any = None) -> None:
-        """Send the same message to every agent, rank 0's included."""
-        data = encode(kind, payload)
-        for connection in self.connections.values():
-            connection.send(data)
-        self._loop.call_soon(self._local, kind, payload)
+        receivers = self.connections.keys() if rank is None else self.connections.keys() & {rank}
+        data = encode(kind, payload) if receivers else b""
+        for each in receivers:
+            self.connections[each].send(data)
 
     def receive_local(self, kind: str, payload: Any = None) -> None:
         """A message of rank 0's own agent."""

@@ -21,13 +21,12 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
-from dask_gpu_mpi.network.scheduler_file import Target, read_target
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.coordinator import Coordinator, Phase, Progress
+from dask_gpu_mpi.network.scheduler_file import read_target
+from dask_gpu_mpi.startup.coordinator import Coordinator, Progress
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
 
-#: Seconds between two looks at the clock: while the cluster starts, or ends, and while it runs.
-TICK, TICK_RUNNING = 0.05, 1.0
+#: Seconds between two looks at the clock.
+TICK = 0.05
 #: The step of a rank that has met the others, until its agent reports another one.
 IMPORTING = "waiting for its agent to import Dask"
 
@@ -56,19 +55,19 @@ class Leader:
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
-        #: Seconds between two looks at the clock.
-        self._every = TICK
-        self._timer: asyncio.TimerHandle | None = None
-        options, last = self._options, Phase.PLAN if configuration.plan_only else Phase.REACH
+        options, plan_only = self._options, configuration.plan_only
+        # the hub's certificate is that of the cluster, if it has one
+        is_sealed = options.scheduler and options.protocol.encrypts
+        attaches = not (options.scheduler or plan_only)
         self._coordinator = Coordinator(
             entry.hosts,
             options,
             timeline,
             send=self._hub.send,
             deadline=configuration.deadline,
-            last=last,
-            credentials=_credentials(options, entry.config),
-            target=_target(options, last),
+            plan_only=plan_only,
+            credentials=entry.config if is_sealed else {},
+            target=read_target(options) if attaches else None,
         )
         self._coordinator.steps.update(dict.fromkeys(range(entry.size), IMPORTING))
         self._progress = Progress(configuration.started)
@@ -77,7 +76,7 @@ class Leader:
         #: The file whose presence shows `launch` that the job has completed.
         self._mark = (
             None
-            if directory is None or configuration.plan_only or RUN not in os.environ
+            if directory is None or plan_only or RUN not in os.environ
             else Path(directory, of_run("ended", os.environ)).absolute()
         )
         if self._mark is not None:
@@ -122,12 +121,16 @@ class Leader:
             return
         self._gone.add(rank)
         if not self._options.survives:
-            self._coordinator.handle(Event(rank, Kind.FAILED, _gone(what)), now)
+            problem = Problem(
+                f"{what} ended while the cluster started",
+                fix="read its output above; out of memory, most often",
+            )
+            self._coordinator.handle(Event(rank, Kind.FAILED, Failure(problem)), now)
 
     def _tick(self) -> None:
         if self._over:
             return
-        self._timer = asyncio.get_running_loop().call_later(self._every, self._tick)
+        asyncio.get_running_loop().call_later(TICK, self._tick)
         now = time.monotonic()
         if self._ending is not None:
             self._ending.tick(now)
@@ -178,8 +181,6 @@ class Leader:
     async def close(self) -> None:
         """Let the last messages leave."""
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
         await self._hub.close(FLUSH)
 
     # -- the running cluster, and its end -----------------------------------------------------------------------
@@ -192,22 +193,15 @@ class Leader:
         slack = closing_slack(options.shutdown_timeout)
         self._ending = EndCoordinator(
             cluster.plan,
-            self._send,
+            self._hub.send,
             options,
             has_client=self._coordinator.has_client,
             absent=cluster.absent,
             closing_time=own + slack,
         )
         self._hub.send(COORDINATOR, Kind.UP, cluster)
-        self._every = TICK_RUNNING
         for rank in self._gone.difference(cluster.absent):
             self._ending.disconnected(rank, time.monotonic())
-
-    def _send(self, rank: int | None, kind: Kind, payload: Any) -> None:
-        if rank is None:
-            self._hub.send_all(kind, payload)
-        else:
-            self._hub.send(rank, kind, payload)
 
     def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
@@ -222,10 +216,6 @@ class Leader:
                 self._hub.send(event.source, Kind.END, ending.last_words)
             else:
                 self._hub.send(event.source, Kind.START, again)
-        if (ending.stopped or ending.ended) and self._every != TICK and self._timer is not None:
-            self._every = TICK
-            self._timer.cancel()
-            self._tick()
         self._end_if_over(ending)
 
     def _end_if_over(self, ending: EndCoordinator) -> None:
@@ -256,22 +246,3 @@ class Leader:
         if self._mark is not None:
             with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
                 mark.write(text)
-
-
-def _gone(what: str) -> Failure:
-    return Failure(
-        Problem(
-            f"{what} ended while the cluster started",
-            fix="read its output above; out of memory, most often",
-        )
-    )
-
-
-def _credentials(options: Options, config: dict[str, Any]) -> dict[str, Any]:
-    """The Dask configuration of the cluster's connections; the hub's certificate is that of the cluster, if it has one."""
-    return config if options.scheduler and options.protocol.encrypts else {}
-
-
-def _target(options: Options, last: Phase) -> Target | None:
-    """The running cluster to attach to; None: this job starts one. Raises InputError: it can't be found."""
-    return None if options.scheduler or last is Phase.PLAN else read_target(options)

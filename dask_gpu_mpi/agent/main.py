@@ -43,9 +43,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import Look, collect
 from dask_gpu_mpi.machine.nvidia import is_profiled
 from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
-from dask_gpu_mpi.network.ucx import (
-    missing_ucx,
-)
+from dask_gpu_mpi.network.ucx import missing_ucx
 from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of

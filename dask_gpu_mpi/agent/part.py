@@ -68,8 +68,6 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between checks whether the rank is still the parent.
 PARENT_INTERVAL = 1.0
-#: Kinds of the hub's messages that the rank gets, besides those that the agent acts on.
-FOR_RANK = (Kind.DONE, Kind.CLIENT, Kind.SIGNAL, Kind.BUSY)
 
 
 class Part:
@@ -166,12 +164,7 @@ class Part:
             return
 
     def _on_control(self) -> None:
-        frames: list[Any] = []
-        try:
-            frames = self._reader.read(0.0)
-        except Exception as error:  # a class that can't be imported here, for example
-            self._fail(StartupError(f"the agent can't read its orders: {type(error).__name__}: {error}"))
-        for frame in frames:
+        for frame in self._reader.read(0.0):
             self._on_rank(*frame)
         if self._reader.eof:
             self._leave()
@@ -215,10 +208,6 @@ class Part:
             self._leader.send(kind, payload)
         elif self._connection is not None:
             self._connection.send(encode(kind, payload))
-
-    def _begin_step(self, step: str) -> None:
-        """Report the next step, so that a report can show it, should this agent hang."""
-        self._send(Kind.STEP, step)
 
     def _fail(self, error: BaseException) -> None:
         """Report that this rank can't take part, or that an order has failed."""
@@ -302,8 +291,10 @@ class Part:
                 self._begin(self._end_part())
             case Kind.RELEASE:
                 self._released.set()
-            case _ if kind in FOR_RANK:
-                self._ended |= kind == Kind.DONE
+            case Kind.DONE:
+                self._ended = True
+                self.answer(Kind.DONE, payload)
+            case Kind.CLIENT | Kind.SIGNAL | Kind.BUSY:
                 self.answer(Kind(kind), payload)
 
     def _on_up(self, cluster: Cluster) -> None:
@@ -331,11 +322,11 @@ class Part:
         options, configuration = self._options, self._configuration
         seen: tuple[Gpu, ...] | None = None
         if self._look is not None:
-            self._begin_step("inspecting the GPUs (NVML)")
+            self._send(Kind.STEP, "inspecting the GPUs (NVML)")
             seen = await self._gpus(
                 self._look, f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
             )
-        self._begin_step("inspecting its cores, memory and networks, and the local directory")
+        self._send(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
         found: list[Registration] = []
 
         def inspect() -> None:
@@ -350,7 +341,7 @@ class Part:
             found.append(
                 Registration(
                     inventory.host,
-                    self._with_warnings(inventory),
+                    self._with_warnings(inventory, entry),
                     list_interfaces(),
                     options.interface,
                     shared_options(options),
@@ -371,7 +362,7 @@ class Part:
             os.environ[PREFERS_SYSTEM] = "true"  # `workers.factory` passes it on
         self._send(Kind.REGISTRATION, found[0])
 
-    def _with_warnings(self, inventory: Inventory) -> Inventory:
+    def _with_warnings(self, inventory: Inventory, entry: Entry) -> Inventory:
         warnings = [*inventory.warnings]
         if folder := exposed_folder(os.path.dirname(self._scratch)):
             warnings.append(
@@ -382,42 +373,35 @@ class Part:
                     hosts=(inventory.host,),
                 )
             )
-        entry = self._entry
-        if (
-            entry is not None
-            and (opened := close_launcher(self._rank, by_script=not entry.closes_launcher)) is not None
-        ):
+        if opened := close_launcher(self._rank, by_script=not entry.closes_launcher):
             warnings.append(opened)
         return replace(inventory, warnings=tuple(warnings))
 
     async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""
-        came, fd = asyncio.Event(), look.fd
-        if fd >= 0:
-            self._loop.add_reader(fd, came.set)
+        until = self._deadline - nvml_grace(self._options.startup_timeout)
+        seen: tuple[Gpu, ...] | None = None
+
+        def wait() -> None:
+            nonlocal seen
+            try:
+                while seen is None and (left := until - time.monotonic()) > 0:
+                    seen = look.gpus(left)
+            finally:
+                look.close()
+
         try:
-            async with asyncio.timeout_at(
-                self._deadline - nvml_grace(self._options.startup_timeout)
-            ):  # asyncio's clock is time.monotonic()
-                while True:
-                    await came.wait()
-                    came.clear()
-                    self._loop.remove_reader(fd)  # before it is closed: another file may get its number
-                    if (seen := look.gpus(0.0)) is not None:
-                        return seen
-                    self._loop.add_reader(fd, came.set)
+            await in_thread(wait)
         except (InputError, StartupError) as error:
             raise type(error)(replace(error.problem, where=where)) from error
-        except TimeoutError:
+        if seen is None:
             raise StartupError(
                 "NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node "
                 "probably hangs",
                 fix="reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs",
                 where=where,
-            ) from None
-        finally:
-            self._loop.remove_reader(fd)
-            look.close()
+            )
+        return seen
 
     # -- the scheduler ------------------------------------------------------------------------------------------
 
@@ -438,7 +422,7 @@ class Part:
         address, port, identity = payload
         link = dashboard_link(options, socket.gethostname(), port, token)
         if path := options.scheduler_file:
-            self._begin_step(f"writing the scheduler file {path!r}")
+            self._send(Kind.STEP, f"writing the scheduler file {path!r}")
             write_scheduler_file(path, address, port, identity, settings.config, link)
             self._scheduler_file = (os.path.abspath(path), identity)
         self._send(Kind.ADDRESS, (address, link))

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import importlib.util
+import logging
 import os
 import socket
 import time
@@ -37,6 +38,8 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.workers.logs import log_to_file
+
+logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
@@ -215,10 +218,10 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             kind, payload = Kind.CLOSE, None
         if kind == Kind.UP:
             watch.report_client(lambda: pipe.send((Kind.CLIENT, None)))
+            if dashboard:
+                tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif kind == Kind.LOST:
             watch.give_up(*payload)
-        if kind == Kind.UP and dashboard:
-            tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif kind == Kind.STOP:
             tasks.append(loop.create_task(_close_without_workers(scheduler, asked)))
         elif kind == Kind.CLOSE:
@@ -336,9 +339,7 @@ async def _attach_dashboard(scheduler: Any) -> None:
         server = scheduler.services["dashboard"]
         module.connect(server.application, server, scheduler, prefix="/")
     except Exception as error:  # a cluster without pages is better than none
-        import logging
-
-        logging.getLogger("dask_gpu_mpi").warning("no dashboard: %s: %s", type(error).__name__, error)
+        logger.warning("no dashboard: %s: %s", type(error).__name__, error)
 
 
 def _name_gpu_page(module: Any, scheduler: Any) -> None:

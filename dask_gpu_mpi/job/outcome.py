@@ -39,7 +39,7 @@ def code_of_exception(error: BaseException) -> int:
     if isinstance(error, DaskGpuMpiError):
         return error.exit_code
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return (error.code or 0) & 0xFF  # the system keeps eight bits
+        return int(error.code or 0) & 0xFF  # the system keeps eight bits
     return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import away_from_here, environment
 from dask_gpu_mpi.base.timeouts import RANK_0_GRACE
-from dask_gpu_mpi.errors import InputError, LauncherError, MpiMissingError
+from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, variables
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import (
@@ -36,8 +36,8 @@ SETTLING = 0.3
 def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) -> Any:
     """Import ``mpi4py.MPI``, and initialise MPI; `by_mpi4py`: as a script's own import does, which also finalises it.
 
-    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError, a
-    LauncherError, or an InputError if MPI is finalized already.
+    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError or a
+    LauncherError.
     """
     try:
         with away_from_here(), contextlib.ExitStack() as settings:
@@ -67,8 +67,6 @@ def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) 
             "site's MPI module: the one whose mpirun starts the job. `dask-gpu-mpi launch` needs none on one node, except in a "
             "batch script of Slurm",
         ) from None
-    if MPI.Is_finalized():
-        raise InputError("MPI is finalized already", expected="MPI is running or not yet initialized")
     return MPI
 
 
@@ -178,18 +176,16 @@ def cross_check(
     if inner.size is None or inner.size == world_size:
         return
     if world_size == 1:
-        raise LauncherError(
-            f"{singleton} although {_launch(inner)}: {_MISMATCH}",
-            fix=_fix(inner, library),
-            where=f"rank {inner.rank} of {inner.size} on {host}",
-        )
-    if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
+        found, who = singleton, f"rank {inner.rank} of {inner.size}"
+    elif not inner.launcher.sure or any(outer.size == world_size for outer in launched):
         # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
         return
+    else:
+        found, who = f"{mpi} started a world of {world_size} ranks", f"rank {rank}"
     raise LauncherError(
-        f"{mpi} started a world of {world_size} ranks although {_launch(inner)}: {_MISMATCH}",
+        f"{found} although {inner.launcher.name} launched {inner.size} ranks ({inner.size_variable}={inner.size}): {_MISMATCH}",
         fix=_fix(inner, library),
-        where=f"rank {rank} on {host}",
+        where=f"{who} on {host}",
     )
 
 
@@ -233,12 +229,6 @@ _OWN_MPIRUN = "the mpirun of the MPI library that mpi4py loads"
 _MISMATCH = "launcher and MPI library do not match"
 
 
-def _launch(launched: Launched) -> str:
-    return (
-        f"{launched.launcher.name} launched {launched.size} ranks ({launched.size_variable}={launched.size})"
-    )
-
-
 def _fix(launched: Launched, library: str) -> str:
     if launched.launcher.name == "srun":
         return f"use {_srun(library)}, or {_OWN_MPIRUN}"
@@ -275,9 +265,7 @@ NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/h
 #: opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-#: The one that counts more than the environment.
-OVERRIDE = "openmpi-mca-params-override.conf"
-SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULTILINE)
+SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager
@@ -285,15 +273,14 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
     """A context for the start of MPI: Open MPI leaves out components that can't be used, unless the user has chosen components.
 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
-    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks
-    are on this host.
+    ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks are on this host.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     waits = not any(map(glob.glob, NETWORKS))
     library = _library_of(module) if waits or one_host else None
     if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
-        parameters |= _configured(environ, library).keys()
+        parameters |= _configured(environ, library)
         for name, value in LEFT_OUT.items() if waits else ():
             if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
@@ -301,16 +288,15 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
             others = settings.get(BTL)
             settings[BTL] = "^tcp" if others is None else f"{others},tcp"
     chosen = environ.get(BTL, "")
-    if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
+    if (
+        library is not None
+        and one_host
+        and chosen.startswith("^")
+        and "tcp" not in re.split(r"[\^,\s]+", chosen)
+    ):
         settings[BTL] = f"{chosen},tcp"
     with environment(settings):  # restored, since children of the script must not have these
         yield
-
-
-def _leaves_tcp(components: str) -> bool:
-    """Whether a value of ``btl`` leaves Open MPI its component for TCP; an empty one leaves all."""
-    names = [name.strip() for name in components.removeprefix("^").split(",")]
-    return "tcp" not in names if components.startswith("^") else "tcp" in names or names == [""]
 
 
 def _library_of(module: str) -> Path | None:
@@ -324,21 +310,19 @@ def _library_of(module: str) -> Path | None:
     return None
 
 
-def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[str, Path]]:
-    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value and file."""
+def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
+    """The names of parameters in Open MPI's configuration files: the user's, the installation's, the system's."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
     if not files:  # not an installation in one place
         files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
     files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
-    found: dict[str, tuple[str, Path]] = {}
-    for file in sorted(files, key=lambda file: file.name == OVERRIDE):
+    found: set[str] = set()
+    for file in files:
         with suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            found |= {
-                either or other: (value.strip(), file) for either, other, value in SETTING.findall(text)
-            }
+            found.update(either or other for either, other in SETTING.findall(text))
     return found
 
 

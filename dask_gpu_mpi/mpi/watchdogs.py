@@ -37,39 +37,29 @@ STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 
 
 def neighbours(pid: int) -> dict[int, str]:
-    """The other ranks that the launcher of the rank `pid` started on this host, found among all processes of the host.
+    """The other ranks that the launcher of the rank `pid` started on this host, found among the processes of its daemon.
 
     By number of the rank: ``"stopped"`` (by a signal or a debugger) or ``"there"``. A rank that has ended is missing. Empty if
     neither the system nor the launcher has that information.
     """
-    first = first_process(pid)
+    own = launched_as(pid)
+    if own is None:
+        return {}
     states: dict[int, str] = {}
-    children: dict[int, list[int]] = {}
-    above = 0
     try:
-        for process in psutil.process_iter(["ppid", "status"]):
-            states[process.pid] = process.info["status"]
-            children.setdefault(process.info["ppid"], []).append(process.pid)
-            if process.pid == first:
-                above = process.info["ppid"]
+        daemon = psutil.Process(psutil.Process(first_process(pid)).ppid())
+        for process in daemon.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                launched, status = launched_as(process.pid), process.status()
+                # Wrapper scripts may be between the launcher and a rank: processes below them are the same rank.
+                # A rank may have started another launcher's.
+                if launched is None or launched == own or launched.launcher is not own.launcher:
+                    continue
+                if status != psutil.STATUS_ZOMBIE and states.get(launched.rank) != "stopped":
+                    states[launched.rank] = "stopped" if status in STOPPED else "there"
     except (psutil.Error, OSError):
         return {}
-    found: dict[int, str] = {}
-    for sibling in children.get(above, ()) if above else ():
-        launched = (
-            None if sibling == first or states[sibling] == psutil.STATUS_ZOMBIE else launched_as(sibling)
-        )
-        if launched is None:
-            continue
-        # Wrapper scripts may be between the launcher and the rank: processes below them are the same rank.
-        mine, seen = [sibling], {states[sibling]}
-        while mine:
-            for child in children.get(mine.pop(), ()):
-                if launched_as(child) == launched:
-                    mine.append(child)
-                    seen.add(states[child])
-        found[launched.rank] = "stopped" if seen & STOPPED else "there"
-    return found
+    return states
 
 
 def started_here(pid: int) -> int:
@@ -181,21 +171,17 @@ def _launcher_above(rank: int) -> Iterator[psutil.Process]:
             return
 
 
-def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIENCE) -> None:
-    """Start a process that kills the launcher if it has not ended after `patience` seconds.
-
-    `pid`: the launcher; None: the one of this rank, if it is on this node and its name is in `HANGING`.
-    """
+def look_after_launcher() -> None:
+    """Start a process that kills the launcher of this rank, if it is on this node, may hang, and does not end in time."""
     # it has ended, or this kernel has no descriptors of processes
     with contextlib.suppress(OSError, psutil.Error):
+        pid = next((each.pid for each in _launcher_above(os.getpid()) if each.name() in HANGING), None)
         if pid is None:
-            pid = next((each.pid for each in _launcher_above(os.getpid()) if each.name() in HANGING), None)
-            if pid is None:
-                return
+            return
         fd = open_process(pid)
         try:
             subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(patience)],
+                [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(LAUNCHER_PATIENCE)],
                 # The launcher waits until no process has the rank's output open.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -284,8 +270,10 @@ class NeighbourWatch:
         self._deadline = deadline
         self._next = time.monotonic() + CHECK_INTERVAL
         self._stopped_due = deadline + NAME_STOPPED
+        #: How many ranks the launcher has started here; None: not known yet.
         self._started: int | None = None
-        self._before = self._checks = 0
+        #: Ranks that had ended at the last check, and how many checks have found that number.
+        self._ended = self._checks = 0
 
     def check(self, now: float) -> None:
         """Raise a StartupError if ranks of this node have ended, or MPI has not come together in time.
@@ -314,20 +302,18 @@ class NeighbourWatch:
             # Each check inspects all processes, so two ranks of a host do it: one may be the rank that has ended.
             inspects = launched is None or launched.local_rank in (0, 1, None)
             self._started = started_here(self._rank) if inspects else 0
-        if self._started <= 1:
-            self._next = float("inf")
-            return
-        self._check_ended(self._started)
+        if self._started > 1:
+            self._check_ended(self._started)
 
     def _check_ended(self, started: int) -> None:
         beside = neighbours(self._rank)
         ended = max(0, started - 1 - len(beside))
-        self._checks = 0 if not ended else self._checks + 1 if ended == self._before else 1
-        self._before = ended
+        self._checks = self._checks + 1 if ended == self._ended else 1
+        self._ended = ended
         launched = launched_as(self._rank)
         rank = launched.rank if launched is not None else -1
         first = rank < min((each for each, state in beside.items() if state != "stopped"), default=1 << 62)
-        if self._checks >= (CHECKS if first else MORE_CHECKS):
+        if ended and self._checks >= (CHECKS if first else MORE_CHECKS):
             raise StartupError(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
                 f"(left: {ranks_text(sorted([rank, *beside]))})",

@@ -104,9 +104,8 @@ class PacketWorld(World):
         self._post()
 
     def _post(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # no room now, or the other side has ended, which `receive` notices
+        # there is no room now, or the other side has ended, which `receive` notices
+        with contextlib.suppress(OSError):
             while self._later and self._socket is not None:
                 self._socket.send(self._later[0])
                 self._later.popleft()
@@ -294,7 +293,7 @@ class MpiChild(PacketWorld):
 
 
 class MpiWorld(World):
-    """A communicator: messages over one tag, sent without waiting, received as they come."""
+    """A communicator: messages over one tag, sent without waiting, received as they come, those of a rank in their order."""
 
     #: A number that no program uses by chance, below MPI's least bound.
     TAG = 32701
@@ -305,13 +304,14 @@ class MpiWorld(World):
         self._leaving: list[Any] = []
         #: Messages that are arriving: sender, request, buffer. MPI may use a buffer at any time, so none is freed before that.
         self._arriving: list[tuple[int, Any, bytearray]] = []
+        #: Messages of others, which are never received.
         self._kept: list[Any] = []
 
     def send(self, rank: int, data: bytes) -> None:
         """As in the base class."""
         from mpi4py import MPI
 
-        with self._returning(), contextlib.suppress(MPI.Exception):
+        with contextlib.suppress(MPI.Exception):
             self._leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self.TAG))
 
     def receive(self) -> list[tuple[int, bytes]]:
@@ -319,25 +319,24 @@ class MpiWorld(World):
         from mpi4py import MPI
 
         status = MPI.Status()
-        with self._returning(), contextlib.suppress(MPI.Exception):
-            while (
-                message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status)
-            ) is not None:
+        with contextlib.suppress(MPI.Exception):
+            while message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status):
                 size = status.Get_count(MPI.BYTE)
                 if 0 <= size <= LARGEST:
                     buffer = bytearray(size)
                     request = message.Irecv([buffer, MPI.BYTE])
                     self._arriving.append((status.Get_source(), request, buffer))
                 else:
-                    self._kept.append(message)  # not one of ours
+                    self._kept.append(message)
         arriving, self._arriving = self._arriving, []
-        found = []
-        with self._returning():
-            for source, request, buffer in arriving:
-                if self._done(request):
-                    found.append((source, bytes(buffer)))
-                else:
-                    self._arriving.append((source, request, buffer))
+        found: list[tuple[int, bytes]] = []
+        late: set[int] = set()
+        for source, request, buffer in arriving:
+            if source not in late and self._done(request):
+                found.append((source, bytes(buffer)))
+            else:
+                late.add(source)
+                self._arriving.append((source, request, buffer))
         return found
 
     def _done(self, request: Any) -> bool:
@@ -348,19 +347,9 @@ class MpiWorld(World):
         except MPI.Exception:
             return True
 
-    def _returning(self) -> Any:
-        """A context in which errors of MPI are exceptions: a script's communicator may abort."""
-        from mpi4py import MPI
-
-        stack = contextlib.ExitStack()
-        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        return stack
-
     def has_sent(self) -> bool:
         """Whether all messages have left."""
-        with self._returning():
-            self._leaving = [request for request in self._leaving if not self._done(request)]
+        self._leaving = [request for request in self._leaving if not self._done(request)]
         return not self._leaving
 
     def leave(self) -> None:

@@ -3,7 +3,7 @@
 A state machine without MPI, processes or clocks: it is given messages and the time, and sends messages. Its phases (`Phase`):
 
     REGISTER   STEP, REGISTRATION from every rank
-    PLAN       the command `plan` leaves here: DONE to all
+               the plan; the command `plan` leaves here: DONE to all
     SCHEDULER  SCHEDULER to one -> ADDRESS from it
     WORKERS    START to all -> READY from all; over several hosts each rank connects to the scheduler first
     REACH      over several hosts: CONNECT to one rank of each -> REACHED from these
@@ -55,17 +55,16 @@ class Phase(IntEnum):
     """The phases of a start once the ranks have met, in their order."""
 
     REGISTER = 1
-    PLAN = 2
-    SCHEDULER = 3
-    WORKERS = 4
-    REACH = 5
+    SCHEDULER = 2
+    WORKERS = 3
+    REACH = 4
 
 
 class Coordinator:
     """See the module's text.
 
     `hosts`: host of each rank. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind, payload)``.
-    `deadline`: ``time.monotonic()`` of the start-up deadline. `last`: the last phase: the plan is the outcome, or the cluster.
+    `deadline`: ``time.monotonic()`` of the start-up deadline. `plan_only`: the plan is the outcome, not the cluster.
     `credentials`: Dask configuration that carries them. `target`: the cluster to attach to; None: this job starts one.
     """
 
@@ -77,8 +76,8 @@ class Coordinator:
         *,
         send: Callable[[int, str, Any], None],
         deadline: float,
-        last: Phase = Phase.REACH,
-        credentials: dict[str, Any] | None = None,
+        plan_only: bool = False,
+        credentials: dict[str, Any],
         target: Target | None = None,
     ) -> None:
         self.hosts = hosts
@@ -93,23 +92,20 @@ class Coordinator:
         self._registrations: dict[int, Registration] = {}
         self._failures: dict[int, Failure] = {}
         self._failed_at: float | None = None
-        self._last = last
+        self._plan_only = plan_only
         self.plan: Plan | None = None
-        #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
-        self._timelines: dict[int, list[Step]] = {}
         if target is not None:  # other jobs' workers, whose names are unknown, are there as well
             options = replace(options, name=f"{options.name or 'join'}-{secrets.token_hex(4)}")
         self._options = options
         self._timeline = timeline
-        self._credentials = credentials or {}
+        self._credentials = credentials
         self._target = target
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
         self._limit = 0.0
-        self._ready: set[int] = set()
-        #: By rank the address of one of its workers.
-        self._addresses: dict[int, str] = {}
+        #: By rank that is ready: the steps of its timeline (none, unless the user wants a report), and the address of a worker.
+        self._ready: dict[int, tuple[list[Step], str]] = {}
         #: By rank the nodes that connect to each other, those that have not done so yet, and by error the hosts that others have
         #: not reached.
         self._nodes: dict[int, Node] = {}
@@ -144,9 +140,8 @@ class Coordinator:
             case Kind.ADDRESS:
                 self._on_address(*payload)
             case Kind.READY:
-                self._ready.add(source)
-                self._timelines[source], self._addresses[source] = payload
-                all_ready = len(self._ready) >= len(self._ranks) and self._ready.issuperset(self._ranks)
+                self._ready[source] = payload
+                all_ready = len(self._ready) >= len(self._ranks) and self._ready.keys() >= set(self._ranks)
                 if all_ready and self.outcome is None and not self._failures:
                     self._all_ready()
             case Kind.REACHED:
@@ -210,13 +205,11 @@ class Coordinator:
 
         A rank whose workers are late stays in the plan, and they join when they are there.
         """
-        if self._last is Phase.PLAN or 0 in missing or self.outcome is not None:
+        if self._plan_only or 0 in missing or self.outcome is not None:
             return False
         if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
             return False
         if self.phase is Phase.REGISTER:
-            if 0 not in self._registrations:
-                return False
             self._limit = self._options.startup_timeout
             self.deadline = now + self._limit
             self._leave_out(missing)
@@ -258,11 +251,10 @@ class Coordinator:
     def _make_plan(self, now: float) -> None:
         found = [self._registrations[rank] for rank in range(self.size)]
         self.has_client = any(each.has_client for each in found)
-        self.phase = Phase.PLAN
         try:
             with self._timeline.step("plan"):
                 plan = plan_of(found, self._options)
-            if self._last is Phase.PLAN:  # it ends here, without a cluster
+            if self._plan_only:  # it ends here, without a cluster
                 for rank in range(1, self.size):
                     self._send(rank, Kind.DONE, 0)
                 self.plan = self.outcome = plan
@@ -299,10 +291,16 @@ class Coordinator:
         )
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
-        """The addresses at which each rank's workers, and the scheduler, are to listen."""
+        """The addresses at which each rank's workers, and the scheduler, are to listen; None: Dask's choice.
+
+        Raises InputError: there is no network that all share, or not the chosen one.
+        """
         if self._target is not None and not any(each.wanted_interface for each in found):
             return dict.fromkeys(range(self.size))
-        return dict(addresses_of(found))
+        names, machines = [each.host for each in found], [_machine(each) for each in found]
+        same = names if len(set(machines)) == len(set(names)) else machines
+        interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
+        return dict(choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1])
 
     def _begin(self, phase: Phase, ranks: Iterable[int], step: str) -> None:
         """Begin a phase, in which these ranks do something."""
@@ -378,9 +376,16 @@ class Coordinator:
     def _all_ready(self) -> None:
         """All workers are there: let nodes connect to each other."""
         assert self.plan is not None  # ranks are ready after START
-        nodes = nodes_of(self.plan, self._addresses)
-        self._nodes = {node.rank: node for node in nodes}
-        peers = {rank: others for rank, others in peers_by_rank(nodes).items() if others}
+        self._nodes.clear()
+        addresses = {rank: address for rank, (_, address) in self._ready.items() if address}
+        for host in self.plan.hosts:
+            # a node has workers, or the scheduler, which connects to workers as well
+            rank = next((rank for rank in host.ranks if rank in addresses), None)
+            if rank is None and self.plan.scheduler.rank in host.ranks:
+                rank = self.plan.scheduler.rank
+            if rank is not None:
+                self._nodes[rank] = Node(host.host, rank, addresses.get(rank, ""))
+        peers = {rank: others for rank, others in peers_by_rank([*self._nodes.values()]).items() if others}
         self._connecting = set(peers)
         self._begin(Phase.REACH, peers, "connecting to workers of other nodes")
         for rank, others in peers.items():
@@ -389,16 +394,23 @@ class Coordinator:
             self._all_connected()
 
     def _all_connected(self) -> None:
-        if self._lost:
-            lost = {self._nodes[rank].host: hosts for rank, hosts in sorted(self._lost.items())}
-            self._end_with(unreached_nodes(lost))
-        else:
+        if not self._lost:
             self._up()
+            return
+        lost = {self._nodes[rank].host: hosts for rank, hosts in sorted(self._lost.items())}
+        problem = Problem(
+            f"no connection between nodes: {connection_report(lost)} (expected: every node reaches all others, since their "
+            "workers exchange data)",
+            fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
+            "leave a node out of the job",
+            what="node pairs",
+        )
+        self._end_with(Failure(problem, InputError.exit_code))
 
     def _up(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
-        steps = {rank: steps for rank, steps in self._timelines.items() if steps}
+        steps = {rank: steps for rank, (steps, _) in self._ready.items() if steps}
         full = replace(
             self._cluster,
             plan=self.plan,
@@ -425,41 +437,6 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     plan = make_plan(inventories, options, has_client=has_client)
     check_client(found, plan.client.rank)
     return plan
-
-
-def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
-    """The address at which each rank, in order, listens and is reached.
-
-    Raises InputError: there is no network that all share, or not the chosen one.
-    """
-    names, machines = [each.host for each in found], [_machine(each) for each in found]
-    same = names if len(set(machines)) == len(set(names)) else machines
-    interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
-    return choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1]
-
-
-def nodes_of(plan: Plan, addresses: Mapping[int, str]) -> list[Node]:
-    """The nodes that have workers, or the scheduler, which connects to workers as well; `addresses`: of workers, by rank."""
-    nodes = []
-    for host in plan.hosts:
-        rank = next((rank for rank in host.ranks if addresses.get(rank)), None)
-        if rank is None and plan.scheduler.rank in host.ranks:
-            rank = plan.scheduler.rank
-        if rank is not None:
-            nodes.append(Node(host.host, rank, addresses.get(rank, "")))
-    return nodes
-
-
-def unreached_nodes(lost: Mapping[str, Mapping[str, Sequence[str]]]) -> Failure:
-    """The failure of nodes that do not reach each other: by host and error the hosts that it has not reached."""
-    problem = Problem(
-        f"no connection between nodes: {connection_report(lost)} (expected: every node reaches all others, since their "
-        "workers exchange data)",
-        fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
-        "leave a node out of the job",
-        what="node pairs",
-    )
-    return Failure(problem, InputError.exit_code)
 
 
 def _machine(found: Registration) -> str:

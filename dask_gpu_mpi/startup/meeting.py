@@ -11,8 +11,7 @@ A rank whose agent can't enter sends FAILED; whatever ends the start, rank 0 sen
 from __future__ import annotations
 
 import socket
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,10 +155,8 @@ class Meeting:
                 elif kind not in _PAYLOADS or source not in self._channels:
                     raise ForeignMessageError(f"unexpected ({kind[:20]!r})")
                 else:
-                    found += [
-                        (source, Kind(kind), from_plain(_PAYLOADS[kind], unpack(opened)))
-                        for opened in self._channels[source].open(from_plain(bytes, payload))
-                    ]
+                    opened = self._channels[source].open(from_plain(bytes, payload))
+                    found.append((source, Kind(kind), from_plain(_PAYLOADS[kind], unpack(opened))))
             except (PlainDataError, ForeignMessageError) as why:
                 self._drop(str(why))
         return found
@@ -198,49 +195,33 @@ class Meeting:
             self.world.leave()
 
     def missing_problem(self, allocated: str) -> Problem:
-        """The ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
-        came = self.hosts if self.world.rank == COORDINATOR else {}
-        return missing_ranks(self.missing, self.world.size, self._beside, came, allocated)
-
-
-def missing_ranks(
-    missing: Sequence[int],
-    size: int,
-    beside: Mapping[int, tuple[str, str]],
-    came: Mapping[int, str],
-    allocated: str,
-) -> Problem:
-    """The report of ranks that have not come.
-
-    `missing`, `size`: the missing ranks, and the number of all. `beside`: host and state of ranks, as others of their host report
-    them. `came`: host of each rank that has come; empty: not known. `allocated`: the hosts of the job; empty: unknown.
-
-    >>> str(missing_ranks([1], 3, {1: ("h1", "stopped")}, {0: "h1", 2: "h2"}, "h[1-2]"))
-    'no response from rank 1 of 3 before the start-up timeout ... (rank 1 on h1 is stopped); rank 0 on h1, rank 2 on h2 ...
-    """
-    known = {rank: beside[rank] for rank in missing if rank in beside}
-    text = f"no response from {ranks_text(missing)} of {size} before {DEADLINE}"
-    if known:
+        """The report of the ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
+        missing = self.missing
         states = {
-            rank: "is stopped" if known[rank][1] == "stopped" else "runs, but has not come" for rank in known
+            rank: f"on {host} " + ("is stopped" if state == "stopped" else "runs, but has not come")
+            for rank, (host, state) in self._beside.items()
+            if rank in missing
         }
-        text += f" ({listed([f'rank {rank} on {known[rank][0]} {state}' for rank, state in states.items()])})"
-    if allocated and len(known) < len(missing):
-        text += f"; the job's nodes are {allocated}"
-    if came:
-        by_host = [
-            f"{ranks_text(rank for rank in came if came[rank] == host)} on {host}"
-            for host in sorted(set(came.values()))
-        ]
-        text += f"; {', '.join(by_host)} responded"
-    return Problem(
-        text,
-        fix="find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or still "
-        "importing, or its node is down",
-        what="ranks",
-        ranks=tuple(missing),
-        hosts=tuple(sorted({host for host, _ in known.values()})),
-    )
+        text = f"no response from {ranks_text(missing)} of {self.world.size} before {DEADLINE}"
+        if states:
+            text += f" ({listed([f'rank {rank} {state}' for rank, state in sorted(states.items())])})"
+        if allocated and len(states) < len(missing):
+            text += f"; the job's nodes are {allocated}"
+        if self.world.rank == COORDINATOR:
+            hosts = self.hosts
+            by_host = [
+                f"{ranks_text(rank for rank in hosts if hosts[rank] == host)} on {host}"
+                for host in sorted(set(hosts.values()))
+            ]
+            text += f"; {', '.join(by_host)} responded"
+        return Problem(
+            text,
+            fix="find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or still "
+            "importing, or its node is down",
+            what="ranks",
+            ranks=tuple(missing),
+            hosts=tuple(sorted({self._beside[rank][0] for rank in states})),
+        )
 
 
 # Messages between a rank and rank 0 that others can't read, make or repeat.
@@ -252,13 +233,11 @@ def missing_ranks(
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32
 #: Part of the keys: no other program, nor another version of this one, makes the same keys of the same secret.
-_LABEL = b"dask-gpu-mpi messages between ranks, 2"
-#: The begin of each message: the number of its sender's messages before it.
-_NUMBER = struct.Struct("<Q")
+_LABEL = b"dask-gpu-mpi messages between ranks, 3"
 
 
 class ForeignMessageError(Exception):
-    """The message is not from the other side of this channel, or was repeated."""
+    """The message is not the next one from the other side of this channel."""
 
 
 class KeyPair:
@@ -287,53 +266,38 @@ class KeyPair:
         except ValueError:  # of another length, or one that gives the same secret with every key
             raise ForeignMessageError("no public key") from None
         of_rank_0, of_rank = (self.public, other) if to_rank else (other, self.public)
-        context = _LABEL + _NUMBER.pack(rank) + of_rank_0 + of_rank
+        context = _LABEL + rank.to_bytes(8, "little") + of_rank_0 + of_rank
         keys = HKDF(SHA256(), 2 * KEY_LENGTH, salt=None, info=context).derive(secret)
         down, up = keys[:KEY_LENGTH], keys[KEY_LENGTH:]
         return Channel(down, up) if to_rank else Channel(up, down)
 
 
 class Channel:
-    """One side's keys and counters: only the other side can open its messages, each once and in order."""
+    """One side's keys and counters: only the other side can open its messages, each once and in their order."""
 
     def __init__(self, own: bytes, others: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
         self._own, self._others = ChaCha20Poly1305(own), ChaCha20Poly1305(others)
-        self._sent = 0
-        #: The number of the next message to return, and later ones that have come before it, since large ones take longer.
-        self._next = 0
-        self._early: dict[int, bytes] = {}
+        self._sealed = self._opened = 0
 
     def seal(self, data: bytes) -> bytes:
         """The message to send; messages must be sent in the order in which they were sealed."""
-        number = self._sent
-        self._sent += 1
-        return _NUMBER.pack(number) + self._own.encrypt(_nonce(number), data, None)
+        sealed = self._own.encrypt(_nonce(self._sealed), data, None)
+        self._sealed += 1
+        return sealed
 
-    def open(self, message: bytes) -> list[bytes]:
-        """The content of this message, and of later ones that came first; empty while an earlier one is missing.
-
-        Raises a ForeignMessageError if the other side has not sent it, or it was repeated.
-        """
+    def open(self, message: bytes) -> bytes:
+        """The content of the next message; a ForeignMessageError if this is another one, or not from the other side."""
         from cryptography.exceptions import InvalidTag
 
-        if len(message) < _NUMBER.size:
-            raise ForeignMessageError("too short")
-        (number,) = _NUMBER.unpack_from(message)
-        if number < self._next or number in self._early:
-            raise ForeignMessageError("repeated")
         try:
-            data = self._others.decrypt(_nonce(number), message[_NUMBER.size :], None)
+            data = self._others.decrypt(_nonce(self._opened), message, None)
         except InvalidTag:
-            raise ForeignMessageError("not sealed with the job's key") from None
-        self._early[number] = data
-        opened = []
-        while self._next in self._early:
-            opened.append(self._early.pop(self._next))
-            self._next += 1
-        return opened
+            raise ForeignMessageError("not sealed with the job's key, or repeated") from None
+        self._opened += 1
+        return data
 
 
 def _nonce(number: int) -> bytes:
-    return b"\0\0\0\0" + _NUMBER.pack(number)
+    return number.to_bytes(12, "little")

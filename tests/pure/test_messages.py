@@ -25,7 +25,6 @@ WITHOUT_FIX = {
     "the scheduler file {} is not used": "the reason follows, with its fix",
     "command line: --memory-per-node": "the reason follows, with what was expected",
     "the scheduler did not start: {}": "what the scheduler raised",
-    "the agent can't read its orders": "a defect of this package",
     "the monitor of the cluster failed": "a defect of this package",
     "this rank could not end the cluster": "a defect of this package",
     "the gang is cancelled: {}": "the reason follows: what another rank raised",

@@ -79,7 +79,7 @@ def strangers(how):
                 channels.append(key.channel(from_plain(Hello, payload).key, 1, to_rank=False))
             elif kind == Kind.ENTER:
                 try:
-                    tell(read=b"PRIVATE KEY" in channels[0].open(payload)[0])
+                    tell(read=b"PRIVATE KEY" in channels[0].open(payload))
                 except ForeignMessageError:
                     tell(read=False)
         return found

@@ -175,14 +175,10 @@ async def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
         await writer.wait_closed()
 
 
-async def opened(site: Site, request: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection of its own, which stays; where something is asked for, the head of the answer has come."""
+async def opened(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own, which stays."""
     host, port = site.host.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    if request:
-        writer.write(f"GET {request} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
-        await reader.readuntil(b"\r\n\r\n")
-    return reader, writer
+    return await asyncio.open_connection(host, int(port))
 
 
 async def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

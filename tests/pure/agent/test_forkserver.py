@@ -24,7 +24,7 @@ HEAD = """
     import gc
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
-    tracker = become_resource_tracker([])
+    tracker = become_resource_tracker([], sys.argv[1] + "/scratch")
     become_fork_server(sys.argv[1], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
@@ -125,12 +125,14 @@ def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path:
 
 
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
-    """It outlives the signals that all processes of a job may get, says nothing, and leaves no semaphore behind."""
+    """It outlives the signals that all processes of a job may get, says nothing, and leaves neither semaphore nor scratch."""
     done = run(
         tmp_path,
         """
         import signal, time
         from multiprocessing import resource_tracker
+        from dask_gpu_mpi.machine.scratch import make_scratch
+        make_scratch(sys.argv[1] + "/scratch")
         lock = context.Lock()
         process = context.Process(target=time.sleep, args=(60,))
         process.start()
@@ -138,13 +140,15 @@ def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
             os.kill(tracker, number)
         time.sleep(0.2)
         resource_tracker.ensure_running()  # starts another one with a warning if it has ended
-        print(tracker, lock._semlock.name, flush=True)
+        print(tracker, lock._semlock.name, os.listdir(sys.argv[1]).count("scratch"), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
     )
     assert done.stderr == ""
-    pid, name = done.stdout.split()
+    pid, name, made = done.stdout.split()
+    assert made == "1"
     until(lambda: not alive(int(pid)), 10)
+    assert not (tmp_path / "scratch").exists()
     assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
 
 
@@ -170,25 +174,6 @@ def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) ->
     """
     done = run_python(textwrap.dedent(code), str(tmp_path))
     assert done.stdout == "True\n", done.stderr
-
-
-def test_the_tracker_removes_the_scratch_of_a_process_that_is_killed(tmp_path: Path) -> None:
-    """At its first moment: nothing but the fork comes before the directory."""
-    scratch = tmp_path / "scratch" / "dgm"
-    scratch.parent.mkdir()
-    code = """
-        import os, signal, sys
-        from dask_gpu_mpi.agent.forkserver import become_resource_tracker
-        from dask_gpu_mpi.machine.scratch import make_scratch
-
-        become_resource_tracker([], sys.argv[1])
-        make_scratch(sys.argv[1])
-        print(os.listdir(os.path.dirname(sys.argv[1])), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = run_python(textwrap.dedent(code), str(scratch))
-    assert done.stdout == "['dgm']\n", done.stderr
-    until(lambda: not scratch.exists(), 10)
 
 
 def test_without_a_fork_server_nothing_is_ended() -> None:

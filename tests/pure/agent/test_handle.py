@@ -51,11 +51,7 @@ def test_the_agent_has_the_options_of_the_ranks_interpreter(options: list[str]) 
     show = "import json, sys; print(json.dumps([list(sys.flags), sorted({*sys.warnoptions}), sys._xoptions]))"
 
     def output(options: list[str], code: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=30
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(subprocess.check_output([sys.executable, *options, "-c", code], timeout=30))
 
     assert output(output(options, code), show) == output(options, show)
 
@@ -78,6 +74,13 @@ def agent() -> Iterator[AgentProcess]:
     with contextlib.suppress(ProcessLookupError):
         os.kill(agent.pid, signal.SIGKILL)
     agent.close(10.0)
+
+
+def until_lost(agent: AgentProcess) -> list[tuple[Kind, object]]:
+    """All its messages."""
+    found: list[tuple[Kind, object]] = []
+    until(lambda: found.extend(agent.events(0.1)) or agent.lost)
+    return found
 
 
 def test_what_can_not_be_killed_is_not_waited_for(
@@ -152,31 +155,22 @@ def test_the_scratch_of_an_agent_that_was_killed_is_removed(
     assert agent.exit_text() == ("killed by signal SIGKILL" if killed else "exit code 0")
 
 
-def test_variables_that_are_no_mapping() -> None:
+@pytest.mark.parametrize("value", [5, "FOO=1", ["FOO"]])
+def test_variables_that_are_no_mapping(value: object) -> None:
     said = r"pre-spawn-environ: invalid value .* \(expected names and values\)"
-    for value in (5, "FOO=1", ["FOO"]):
-        with (
-            dask.config.set({"distributed.nanny.pre-spawn-environ": value}),
-            pytest.raises(InputError, match=said),
-        ):
-            AgentProcess(ENVIRON)
+    with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": value}),
+        pytest.raises(InputError, match=said),
+    ):
+        AgentProcess(ENVIRON)
 
 
 def test_an_agent_that_is_closed_before_it_is_configured_ends_in_order(agent: AgentProcess) -> None:
     # it began before the options were read
     assert begin_agent(agent, CPU, ENVIRON) is agent
     agent.send(Kind.CLOSE)
-    assert until(lambda: list(agent.events()) == [] and agent.lost)
+    assert until_lost(agent) == []
     assert agent.exit_text() == "exit code 0"
-    agent.close(1.0)
-
-
-def test_an_agent_that_is_killed(agent: AgentProcess) -> None:
-    agent.kill()
-    until(lambda: list(agent.events()) == [] and agent.lost)
-    assert agent.exit_text() == "killed by signal SIGKILL"
-    agent.send(Kind.CLOSE)  # into nothing
-    agent.close(1.0)
 
 
 def test_messages_that_are_not_taken_stay(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +192,21 @@ def test_an_agent_that_can_not_be_configured_says_why_and_ends(agent: AgentProce
 
     begin_agent(agent, CPU, ENVIRON)
     agent.configure(Configuration(replace(CPU, worker_options={"no_such": Plugin})))
-    found: list[tuple[Kind, object]] = []
-    until(lambda: found.extend(agent.events(0.1)) or agent.lost)
-    ((kind, failure),) = found
+    ((kind, failure),) = until_lost(agent)
     assert (kind, agent.scratch) == (Kind.FAILED, None)
     assert "no_such" in str(failure)
+
+
+def test_an_environment_that_is_broken_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "distributed.py").write_text("raise ImportError('no libstdc++')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    broken: AgentProcess = request.getfixturevalue("agent")
+    begin_agent(broken, CPU, ENVIRON)
+    ((kind, failure),) = until_lost(broken)
+    assert (kind, broken.exit_text()) == (Kind.FAILED, "exit code 1")
+    assert "ImportError: no libstdc++" in str(failure)
 
 
 async def test_a_prepared_agent_has_a_scratch_and_leads_with_the_socket_that_it_gets(

@@ -36,13 +36,10 @@ FAILURE = Failure(Problem("no disk"), 2)
 
 
 @pytest.fixture(autouse=True)
-def _marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs leave their mark, as `launch` requires if the launcher may lose nodes."""
+def _jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The jobs leave their mark, as `launch` requires if the launcher may lose nodes; ranks fail at the same time."""
     monkeypatch.setenv("DGM_RUN", "")
-
-
-@pytest.fixture(autouse=True)
-def _collects() -> Iterator[None]:
+    monkeypatch.setattr("dask_gpu_mpi.startup.coordinator.GATHER_FAILURES", 0.1)
     yield
     gc.enable()
 
@@ -146,11 +143,16 @@ async def job(
 # -- the start
 
 
-@pytest.mark.parametrize("size", [1, 2])
-async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> None:
-    """Meanwhile nothing is collected; the mark of a job before it goes, and its own comes at the end."""
+@pytest.mark.parametrize(("size", "is_read"), [(1, True), (2, True), (1, False)])
+async def test_a_job_from_its_start_to_its_end(
+    size: int, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile nothing is collected; the mark of a job before it goes, and its own comes at the end, if `launch` reads it."""
     mark = tmp_path / "ended"
-    mark.write_text("of a job before")
+    if is_read:
+        mark.write_text("of a job before")
+    else:
+        monkeypatch.delenv("DGM_RUN")
     async with job(size, log_directory=tmp_path) as made:
         assert not mark.exists()
         assert not gc.isenabled()
@@ -158,15 +160,7 @@ async def test_a_job_from_its_start_to_its_end(size: int, tmp_path: Path) -> Non
         assert gc.isenabled()
         assert await made.end(75, *range(size)) == 0
         assert await made.heard() == Kind.RELEASE
-        assert mark.read_text() == ""
-
-
-async def test_no_mark_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DGM_RUN")
-    async with job(1, log_directory=tmp_path) as made:
-        await made.start()
-        assert await made.end(0, 0) == 0
-    assert os.listdir(tmp_path) == []
+        assert (mark.exists() and mark.read_text() == "") is is_read
 
 
 @pytest.mark.parametrize("protocol", Protocol)
@@ -253,8 +247,7 @@ async def test_an_agent_that_connects_after_the_report_gets_it_as_well() -> None
 
 
 @pytest.mark.parametrize("what", ["process", "agent"])
-async def test_a_rank_that_ends_while_the_cluster_starts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.startup.coordinator.GATHER_FAILURES", 0.1)
+async def test_a_rank_that_ends_while_the_cluster_starts(what: str) -> None:
     async with job() as made:
         if what == "process":
             made.tell(1, Kind.GONE)
@@ -380,7 +373,6 @@ async def test_the_mark_if_a_node_is_silent(
 async def test_a_rank_that_does_not_close_is_given_up_and_no_mark_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TICK_RUNNING", 60.0)  # looks at the clock more often at the end
     monkeypatch.setattr(module, "closing_time", lambda options, environ: -1.0)
     monkeypatch.setattr(module, "closing_slack", lambda _: 0.2)
     async with job(log_directory=tmp_path) as made:

@@ -7,10 +7,8 @@ import contextlib
 import gc
 import json
 import os
-import pickle
 import signal
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -22,7 +20,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.agent import part as module
-from dask_gpu_mpi.agent.hub import Hub, connect, encode
+from dask_gpu_mpi.agent.hub import Connection, Hub, connect, encode
 from dask_gpu_mpi.agent.part import Part, dashboard_link
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
@@ -33,7 +31,7 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.startup.meeting import listen
 from dask_gpu_mpi.startup.messages import (
     Cluster,
@@ -61,11 +59,12 @@ CLOSED, RANK_CLOSED = Event(1, Kind.CLOSED, None), (Kind.CLOSED, None)
 class Workers:
     """Notes what is asked of it; `follow` ends when they have ended."""
 
+    address = "tcp://10.0.0.1:5"
+
     def __init__(self, calls: list[Any], on_end: Callable[..., None]) -> None:
         self.calls, self.on_end = calls, on_end
         self.ended = asyncio.Event()
         self.error: Exception | None = None
-        self.address = "tcp://10.0.0.1:5"
 
     async def start(self, start: Start) -> None:
         self.calls.append(("start workers", start))
@@ -297,14 +296,12 @@ def closed() -> str:
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
-async def test_workers_of_other_nodes_are_connected_to(bench: Bench, closed: str) -> None:
+async def test_no_worker_starts_without_the_scheduler_and_workers_of_other_nodes_are_connected_to(
+    bench: Bench, closed: str
+) -> None:
     async with bench.running():
         bench.send(Kind.CONNECT, (Node("h2", 2, closed),))
         assert await bench.heard() == Event(1, Kind.REACHED, {"Connection refused": ["h2"]})
-
-
-async def test_no_worker_starts_without_the_scheduler(bench: Bench, closed: str) -> None:
-    async with bench.running():
         bench.send(Kind.START, replace(START, address=closed, scheduler="rank 0 on h1"))
         _, kind, failure = await bench.heard()
         assert (kind, failure.exit_code) == (Kind.FAILED, 2)
@@ -338,6 +335,7 @@ async def test_the_scheduler_and_its_file(bench: Bench, tmp_path: Path) -> None:
         assert (written["address"], written["dask-gpu-mpi"]["dashboard"]) == (address, link)
         bench.send(Kind.UP, CLUSTER)  # the rank removes it, should the agent be killed
         assert await bench.answer() == (Kind.UP, (CLUSTER, False, True, (str(path), "Scheduler-1")))
+        assert bench.calls == [(Kind.UP,)]  # the dashboard may follow
         bench.send(Kind.STOP)
         await bench.heard()
         assert not path.exists()
@@ -391,13 +389,22 @@ def test_the_link_to_the_dashboard(address: str, port: int | None, link: str | N
 # -- workers
 
 
-@pytest.mark.parametrize("ucx", [WorkerUcx.OFF, WorkerUcx.ALL])
+@pytest.mark.parametrize(
+    ("ucx", "worker", "large"),
+    [
+        (WorkerUcx.OFF, worker_plan("a", rank=1), False),
+        (WorkerUcx.ALL, worker_plan("a", rank=1), True),
+        (WorkerUcx.OFF, worker_plan("a", "GPU-1", rank=1), True),  # over streams
+    ],
+)
 async def test_workers_start_and_their_ends_are_reported(
-    bench: Bench, ucx: WorkerUcx, capsys: pytest.CaptureFixture[str]
+    bench: Bench, ucx: WorkerUcx, worker: WorkerPlan, large: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = replace(START, transport=Transport(ucx))
+    start = replace(START, workers=(worker,), transport=Transport(ucx), delay=0.2)
     async with bench.running(log_directory="/logs"):
+        began = time.monotonic()
         await bench.start(start)
+        assert time.monotonic() - began > 0.19
         assert bench.calls == [("start workers", start)]
         bench.workers.on_end("a", "why")
         assert await bench.heard() == Event(1, Kind.WORKER_ENDED, ("a", True))
@@ -410,30 +417,7 @@ async def test_workers_start_and_their_ends_are_reported(
     assert bench.logs == [("/logs", "rank-1-h")]
     assert dask.config.get("scheduler-address") == "tcp://h:1"
     assert dask.config.get("probe") == 5
-    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is (ucx is WorkerUcx.ALL)
-
-
-async def test_a_worker_with_a_gpu_fetches_large_messages_over_streams_as_well(bench: Bench) -> None:
-    gpu = replace(START.workers[0], kind="gpu", device="GPU-1")
-    async with bench.running():
-        await bench.start(replace(START, workers=(gpu,)))
-    assert dask.config.get(MESSAGE) == MESSAGE_BYTES
-
-
-async def test_workers_wait_for_their_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    sleep = asyncio.sleep
-
-    async def wait(seconds: float) -> None:
-        calls.append((seconds, list(bench.calls)))
-        await sleep(0)
-
-    async with bench.running():
-        monkeypatch.setattr(module.asyncio, "sleep", wait)
-        await bench.start(replace(START, delay=0.75))
-        assert bench.calls[0][0] == "start workers"
-        monkeypatch.setattr(module.asyncio, "sleep", sleep)
-    assert calls == [(0.75, [])]
+    assert (dask.config.get(MESSAGE, None) == MESSAGE_BYTES) is large
 
 
 async def test_a_rank_without_workers_is_ready_at_once(bench: Bench) -> None:
@@ -491,24 +475,6 @@ async def test_messages_for_the_rank_and_for_the_hub(bench: Bench) -> None:
         assert await bench.heard() == Event(1, Kind.FAILED, Failure(Problem("SIGTERM"), 143))
         # without a scheduler there is no dashboard that could follow
         assert [call for call in bench.calls if isinstance(call[0], Kind)] == [(Kind.LOST, (["0"], "text"))]
-
-
-async def test_the_dashboard_follows_when_the_cluster_is_up(bench: Bench) -> None:
-    async with bench.running():
-        await bench.start_scheduler()
-        bench.send(Kind.UP, CLUSTER)
-        assert await bench.answer() == (Kind.UP, (CLUSTER, False, True, None))
-        assert bench.calls == [(Kind.UP,)]
-
-
-async def test_a_message_that_can_not_be_read(bench: Bench) -> None:
-    """Such as one with a class that the agent can't import."""
-    async with bench.running():
-        data = pickle.dumps(1).replace(b"K\x01.", b"cgone\nX\n.")
-        os.write(bench.rank.fileno(), struct.pack("<Q", len(data)) + data)
-        _, kind, failure = await bench.heard()
-        assert kind == Kind.FAILED
-        assert "the agent can't read its orders: ModuleNotFoundError" in str(failure.problem)
 
 
 # -- the end
@@ -593,31 +559,23 @@ async def test_the_hub_is_lost(bench: Bench) -> None:
         assert [await bench.answer() for _ in range(3)] == [(Kind.GONE, False), RANK_CLOSED, (Kind.ENDED, 0)]
 
 
+@pytest.mark.parametrize("stopped", [True, False])
 async def test_a_rank_that_stays_stopped_is_continued_and_then_killed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, stopped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its launcher would wait for it."""
-    monkeypatch.setattr(module, "is_stopped", lambda pid: pid == os.getppid())
+    """Its launcher would wait for it. A program that runs continues after its cluster."""
+    monkeypatch.setattr(module, "is_stopped", lambda pid: stopped and pid == os.getppid())
     for name in ("RANK_PATIENCE", "KILLING"):
         monkeypatch.setattr(module, name, 0.05)
     async with bench.running():
         bench.send(Kind.END, (0, None))
         await asyncio.wait_for(asyncio.shield(bench.task), 10)
-        assert bench.calls[1:3] == [(os.getppid(), signal.SIGCONT), (os.getppid(),)]
+    calls = [(os.getppid(), signal.SIGCONT), (os.getppid(),)]
+    assert [each for each in bench.calls if each in calls] == calls * stopped
     said = capsys.readouterr().err
     for name in ("SIGCONT", "SIGKILL"):
-        assert f"warning: rank 1 on {socket.gethostname()} does not end; it is sent {name}. Fix: " in said
-
-
-async def test_a_program_that_continues_after_its_cluster_gets_no_signal(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "RANK_PATIENCE", 0.05)
-    async with bench.running():
-        bench.send(Kind.END, (0, None))
-        await asyncio.wait_for(asyncio.shield(bench.task), 10)
-        assert not {(os.getppid(), signal.SIGCONT), (os.getppid(),)} & set(bench.calls)
-    assert "does not end" not in capsys.readouterr().err
+        line = f"warning: rank 1 on {socket.gethostname()} does not end; it is sent {name}. Fix: "
+        assert (line in said) is stopped
 
 
 async def test_a_rank_that_is_not_needed_is_not_told_that_the_hub_has_gone(bench: Bench) -> None:
@@ -649,37 +607,37 @@ async def test_rank_0_alone_from_the_start_to_the_end(bench: Bench) -> None:
         await asyncio.wait_for(asyncio.shield(bench.task), 10)
 
 
+@contextlib.asynccontextmanager
+async def led(bench: Bench) -> AsyncIterator[Connection]:
+    """The agent leads a job of two ranks; the connection of the other agent."""
+    with listen("127.0.0.1") as sock:
+        address = sock.getsockname()[:2]
+        bench.tell(Kind.ENTER, Entry(0, 2, address, CONFIG, {0: "h0", 1: "h1"}), fds=[sock.fileno()])
+    one = await connect(address, CONFIG, 10.0)
+    one.send(encode(Kind.ENTERED, (1, False)))
+    yield one
+    one.close()
+
+
 async def test_rank_0_fails_before_it_leads_and_spreads_the_report(bench: Bench) -> None:
     failure = Failure(Problem("no disk"), 2)
     async with bench.running(enters=False):
         bench.tell(Kind.FAILED, (0, failure))
-        with listen("127.0.0.1") as sock:
-            address = sock.getsockname()[:2]
-            bench.tell(Kind.ENTER, Entry(0, 2, address, CONFIG, {0: "h0", 1: "h1"}), fds=[sock.fileno()])
-        one = await connect(address, CONFIG, 10.0)
-        one.send(encode(Kind.ENTERED, (1, False)))
-        bench.tell(Kind.FAILED, (1, failure))  # of a rank whose agent is not connected
-        found = [await bench.answer(), await bench.answer()]
-        assert found == [(Kind.ENTERED, None), (Kind.FAIL, (failure, False))]
-        bench.tell(*found[1])
-        assert await one.receive() == found[1]
-        one.close()
+        async with led(bench) as one:
+            bench.tell(Kind.FAILED, (1, failure))  # of a rank whose agent is not connected
+            found = [await bench.answer(), await bench.answer()]
+            assert found == [(Kind.ENTERED, None), (Kind.FAIL, (failure, False))]
+            bench.tell(*found[1])
+            assert await one.receive() == found[1]
         assert await bench.answer() == (Kind.ENDED, 0)  # nobody is left
 
 
-@pytest.mark.parametrize("ended", [True, False])
-async def test_the_job_ends_with_rank_0(bench: Bench, ended: bool) -> None:
-    """Also if its process was killed."""
-    async with bench.running(enters=False):
-        with listen("127.0.0.1") as sock:
-            address = sock.getsockname()[:2]
-            bench.tell(Kind.ENTER, Entry(0, 2, address, CONFIG, {0: "h0", 1: "h1"}), fds=[sock.fileno()])
-        one = await connect(address, CONFIG, 10.0)
-        one.send(encode(Kind.ENTERED, (1, False)))
-        if ended:
+@pytest.mark.parametrize("killed", [True, False])
+async def test_the_job_ends_with_rank_0(bench: Bench, killed: bool) -> None:
+    async with bench.running(enters=False), led(bench) as one:
+        if killed:
             bench.rank.close()
         else:
             bench.tell(Kind.CLOSE)
         with pytest.raises(EOFError):
             await one.receive()
-        one.close()

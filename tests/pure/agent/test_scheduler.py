@@ -53,8 +53,12 @@ def served(
     *messages: tuple[Kind, Any],
     visit: Callable[..., Awaitable[None]] = nobody,
     settings: SchedulerSettings = SETTINGS,
+    told: list[Any] | None = None,
 ) -> tuple[int, Kind, Any]:
-    """What a scheduler ends with, and its first message, when it is visited and gets these messages; or its pipe is closed."""
+    """What a scheduler ends with, and its first message, when it is visited and gets these messages; or its pipe is closed.
+
+    Its later messages are added to `told`.
+    """
     ours, its = Pipe()
 
     async def run() -> tuple[int, Kind, Any]:
@@ -67,7 +71,10 @@ def served(
                 ours.send(message)
             if not messages:
                 ours.close()
-        return await asyncio.wait_for(task, 30), kind, payload
+        code = await asyncio.wait_for(task, 30)
+        while told is not None and ours.poll():
+            told.append(ours.recv())
+        return code, kind, payload
 
     with its:
         try:
@@ -95,18 +102,25 @@ def test_it_serves_until_it_is_told_to_close(messages: tuple[Any, ...], listen: 
     assert dask.config.get("distributed.diagnostics.nvml") is False
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_dashboard_comes_when_the_cluster_is_up_if_at_all(
-    wanted: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_once_the_cluster_is_up_it_reports_its_client_and_has_its_dashboard_if_at_all(
+    dashboard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attached: list[Any] = []
+    """And it hears of lost workers. What the watch does with it: tests/pure/view."""
+    calls: list[Any] = []
 
     async def attach(of: Any) -> None:
-        attached.append(of.id)
+        calls.append("dashboard")
 
+    monkeypatch.setattr(JobWatch, "report_client", lambda watch, report: report())
+    monkeypatch.setattr(JobWatch, "give_up", lambda watch, *lost: calls.append(lost))
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
-    _, _, (_, _, identity) = served(replace(OPTIONS, dashboard=wanted), (Kind.UP, None), CLOSE)
-    assert attached == ([identity] if wanted else [])
+    options = replace(OPTIONS, dashboard=dashboard)
+    messages = ((Kind.LOST, (["1"], "rank 1 lost")), (Kind.UP, None), CLOSE)
+    told: list[Any] = []
+    assert served(options, *messages, told=told)[0] == 0
+    assert told == [(Kind.CLIENT, None)]
+    assert calls == [(["1"], "rank 1 lost"), *["dashboard"] * dashboard]
 
 
 def test_libraries_of_the_script_are_imported_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,32 +136,6 @@ def test_libraries_of_the_script_are_imported_while_workers_start(monkeypatch: p
     monkeypatch.setattr(importlib, "import_module", noted)
     # without an order: the cluster is not up
     served(OPTIONS, CLOSE, visit=visit, settings=replace(SETTINGS, imports=("cudf",), device="GPU-1"))
-
-
-def test_once_the_cluster_is_up_it_reports_its_client_and_hears_of_lost_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the watch does with it: tests/pure/view."""
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(JobWatch, "report_client", lambda watch, report: report())
-    monkeypatch.setattr(JobWatch, "give_up", lambda watch, *lost: calls.append(lost))
-    told: list[Any] = []
-    ours, its = Pipe()
-    with ours, its:
-
-        async def run() -> int:
-            task = asyncio.ensure_future(scheduler._serve(replace(OPTIONS, dashboard=False), SETTINGS, its))
-            receive = asyncio.get_running_loop().run_in_executor
-            told.append((await receive(None, ours.recv))[0])
-            ours.send((Kind.LOST, (["1"], "rank 1 lost")))
-            ours.send((Kind.UP, None))
-            told.append(await receive(None, ours.recv))
-            ours.send(CLOSE)
-            return await asyncio.wait_for(task, 30)
-
-        assert asyncio.run(run()) == 0
-    assert told == [Kind.SCHEDULER_UP, (Kind.CLIENT, None)]
-    assert calls == [(["1"], "rank 1 lost")]
 
 
 def test_a_worker_is_compared_with_each_version_once(monkeypatch: pytest.MonkeyPatch) -> None:

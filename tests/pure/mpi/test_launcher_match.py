@@ -24,10 +24,9 @@ def test_a_shell_of_a_slurm_job_is_refused_where_the_job_has_tasks(step: str | N
     if step is not None:
         environ["SLURM_STEP_ID"] = step
     cross_check(environ, 4, 0, "h")
-    with pytest.raises(LauncherError, match=r"rank 0 on h: .*SLURM_NTASKS=4.*Fix: start it with srun"):
+    words = r"rank 0 on h: .*none of the 4 tasks .*SLURM_NTASKS=4.*Fix: start it with srun"
+    with pytest.raises(LauncherError, match=words):
         cross_check(environ, 1, 0, "h")
-    with pytest.raises(LauncherError, match="none of the 2 tasks"):
-        cross_check({**environ, "SLURM_NTASKS": "2"}, 1, 0, "h")
     cross_check({**environ, "SLURM_NTASKS": "1"}, 1, 0, "h")
 
 
@@ -84,10 +83,6 @@ def test_worlds_that_may_be_right(environ: dict[str, str], size: int, rank: int)
 SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}
 
 
-def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
-    monkeypatch.setattr(module, "_inspect_library", lambda path: (version, pmix))
-
-
 @pytest.mark.parametrize(
     ("environ", "who", "launcher", "fix"),
     [
@@ -99,7 +94,7 @@ def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> Non
 def test_a_library_that_would_abort_is_refused(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], who: str, launcher: str, fix: str
 ) -> None:
-    library(monkeypatch, MPICH, pmix=False)
+    monkeypatch.setattr(module, "_inspect_library", lambda path: (MPICH, False))
     with pytest.raises(LauncherError) as caught:
         check_library(environ, "libmpi.so", "h")
     assert str(caught.value).startswith(
@@ -126,7 +121,7 @@ def test_a_library_that_would_abort_is_refused(
 def test_libraries_that_may_work_are_let_through(
     monkeypatch: pytest.MonkeyPatch, version: str, pmix: bool, environ: dict[str, str]
 ) -> None:
-    library(monkeypatch, version, pmix=pmix)
+    monkeypatch.setattr(module, "_inspect_library", lambda path: (version, pmix))
     check_library(environ, "libmpi.so", "h")
 
 

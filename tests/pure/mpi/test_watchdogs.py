@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,7 +20,8 @@ from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import watchdogs
 from dask_gpu_mpi.mpi.watchdogs import (
     NeighbourWatch,
-    first_process,
+    is_child_of,
+    is_stopped,
     kill_rank,
     launched_as,
     look_after_launcher,
@@ -48,14 +50,19 @@ def deaf(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def look(pid: int | None, patience: float) -> None:
+def look(monkeypatch: pytest.MonkeyPatch, name: str, pid: int, patience: float) -> None:
+    above = SimpleNamespace(pid=pid, name=lambda: name)
+    monkeypatch.setattr(watchdogs, "_launcher_above", lambda rank: [above])
+    monkeypatch.setattr(watchdogs, "LAUNCHER_PATIENCE", patience)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it is meant to outlive its parent
-        look_after_launcher(pid, patience)
+        look_after_launcher()
 
 
-def test_a_launcher_that_does_not_end_is_killed(deaf: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    look(deaf.pid, 0.1)
+def test_a_launcher_that_does_not_end_is_killed(
+    deaf: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look(monkeypatch, "mpirun", deaf.pid, 0.1)
     assert deaf.wait(20) == -signal.SIGKILL
     said = (tmp_path / "stderr").read_text()  # where the launcher's own words go
     assert said == "dask_gpu_mpi: the launcher has not ended 0.1 s after the job was aborted: it is killed\n"
@@ -64,13 +71,13 @@ def test_a_launcher_that_does_not_end_is_killed(deaf: subprocess.Popen[bytes], t
 def test_no_process_but_a_launcher_that_does_not_end_is_killed(
     deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look(deaf.pid, 600)  # one that ends
+    look(monkeypatch, "mpirun", deaf.pid, 600)  # one that ends
     assert deaf.stdin is not None
     deaf.stdin.close()
     assert deaf.wait(20) == 0
     monkeypatch.setattr(subprocess, "Popen", pytest.fail)
-    look(None, 0.0)  # this process's parent is no launcher
-    look(2**22 + 1, 0.0)  # one that has ended
+    look(monkeypatch, "prted", os.getpid(), 0.0)  # on another node
+    look(monkeypatch, "mpirun", 2**22 + 1, 0.0)  # one that has ended
 
 
 # -- the end of a job in which others do not respond
@@ -115,6 +122,7 @@ def test_a_process_that_is_gone() -> None:
         gone.wait()
     kill_rank(gone.pid)
     assert (launched_as(gone.pid), neighbours(gone.pid), started_here(gone.pid)) == (None, {}, 0)
+    assert (is_stopped(gone.pid), is_child_of(gone.pid), is_child_of(os.getppid())) == (False, False, True)
 
 
 # -- ranks that never come
@@ -222,45 +230,33 @@ for rank in range(ranks):
 print(flush=True)
 sys.stdin.read()
 """
-DIRECT = ("sleep", "600")
-WRAPPED = ("sh", "-c", "sh -c 'sleep 600; exit $?'; exit $?")
 
 
-@pytest.fixture(params=[DIRECT, WRAPPED], ids=["direct", "wrapped"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[dict[int, int]]:
-    yield from _ranks("hydra_pmi_proxy", request.param)
-
-
-def _ranks(name: str, command: tuple[str, ...]) -> Iterator[dict[int, int]]:
-    """Process id of each rank, below its wrappers."""
+@contextlib.contextmanager
+def below(name: str, command: tuple[str, ...]) -> Iterator[dict[int, int]]:
+    """Ranks below a process of this name: the process id of each, below its wrappers."""
     pipe = subprocess.PIPE
     line = [sys.executable, "-c", DAEMON, name, str(RANKS), *command]
-    with subprocess.Popen(line, stdin=pipe, stdout=pipe) as daemon:
-        below = psutil.Process(daemon.pid)
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe) as started:
+        daemon = psutil.Process(started.pid)
         try:
-            assert daemon.stdout is not None
-            daemon.stdout.readline()
-            until(lambda: len(_sleepers(below)) == RANKS)
-            yield _sleepers(below)
+            assert started.stdout is not None
+            started.stdout.readline()
+            until(lambda: len(sleepers(daemon)) == RANKS)
+            yield sleepers(daemon)
         finally:
-            for process in below.children(recursive=True):
+            for process in daemon.children(recursive=True):
                 process.kill()
-            daemon.kill()
+            started.kill()
 
 
-def _sleepers(daemon: psutil.Process) -> dict[int, int]:
+def sleepers(daemon: psutil.Process) -> dict[int, int]:
     found = {}
     for process in daemon.children(recursive=True):
         launched = launched_as(process.pid) if process.name() == "sleep" else None
         if launched is not None:
             found[launched.rank] = process.pid
     return found
-
-
-@pytest.mark.parametrize("command", [DIRECT, WRAPPED])
-def test_a_launcher_is_found_above_wrapper_scripts(command: tuple[str, ...]) -> None:
-    for ranks in _ranks("mpirun", command):
-        assert [each.name() for each in watchdogs._launcher_above(ranks[0])] == ["mpirun"]
 
 
 @pytest.fixture
@@ -297,18 +293,22 @@ def test_a_shell_in_which_the_command_was_typed_is_not_ended(
     assert end_of_shell() == 7
 
 
-def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("name", "command", "started"),
+    [
+        ("hydra_pmi_proxy", ("sleep", "600"), RANKS),
+        ("hydra_pmi_proxy", ("sh", "-c", "sh -c 'sleep 600; exit $?'; exit $?"), RANKS),
+        ("prted", ("sleep", "600"), 0),  # it does not ignore the end of a rank
+    ],
+)
+def test_neighbours_are_there_or_stopped_or_gone(name: str, command: tuple[str, ...], started: int) -> None:
     """The end of wrapped ranks: tests/faults/test_starts.py."""
-    assert first_process(ranks[1], but_shells=True) == first_process(ranks[1])
-    assert neighbours(ranks[0]) == {1: "there", 2: "there", 3: "there"}
-    assert started_here(ranks[0]) == RANKS
-    os.kill(ranks[2], signal.SIGSTOP)
-    os.kill(ranks[1], signal.SIGKILL)
-    until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
-    assert neighbours(ranks[2]) == {0: "there", 3: "there"}
-
-
-def test_launchers_that_mind_are_left_alone() -> None:
-    for ranks in _ranks("prted", DIRECT):
-        assert started_here(ranks[0]) == 0
-        assert sorted(neighbours(ranks[0])) == [1, 2, 3]
+    with below(name, command) as ranks:
+        assert [each.name() for each in watchdogs._launcher_above(ranks[0])] == [name]
+        assert started_here(ranks[0]) == started
+        assert neighbours(ranks[0]) == {1: "there", 2: "there", 3: "there"}
+        os.kill(ranks[2], signal.SIGSTOP)
+        os.kill(ranks[1], signal.SIGKILL)
+        until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
+        assert (is_stopped(ranks[2]), is_stopped(ranks[3])) == (True, False)
+        assert neighbours(ranks[2]) == {0: "there", 3: "there"}

@@ -24,12 +24,12 @@ from dask_gpu_mpi.mpi.world import (
     MpiChild,
     MpiWorld,
     PacketWorld,
-    World,
     own_world,
     world_of,
 )
 from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 from support.jobs.clusters import until
+from support.jobs.processes import run_python
 from support.mocks import mpi
 from support.mocks.mpi import Comm, install, package
 
@@ -114,13 +114,6 @@ def test_ranks_that_launch_has_started(pair: tuple[socket.socket, socket.socket]
 # -- MPI in a child process
 
 
-def receive(world: World) -> list[tuple[int, bytes]]:
-    """The next messages; the world's own are among them."""
-    found: list[tuple[int, bytes]] = []
-    until(lambda: found.extend(world.receive()) or found or world.size)
-    return found
-
-
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Callable[[str], MpiChild]]:
     """Starts one whose MPI has this code besides."""
@@ -129,6 +122,7 @@ def child(tmp_path: Path) -> Iterator[Callable[[str], MpiChild]]:
     def start(code: str = "") -> MpiChild:
         world = world_of(dict(os.environ), package(tmp_path, code))
         assert isinstance(world, MpiChild)
+        assert world.size == 0  # not known yet
         made.append(world)
         return world
 
@@ -137,34 +131,29 @@ def child(tmp_path: Path) -> Iterator[Callable[[str], MpiChild]]:
         world.end()
 
 
+def started(world: MpiChild) -> MpiChild:
+    """One that knows its ranks, and has received nothing else."""
+    until(lambda: world.receive() or world.size)
+    return world
+
+
 def test_a_child_has_mpi_until_the_rank_leaves(
     child: Callable[[], MpiChild], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world = child()
-    assert world.size == 0  # not known yet
-    assert receive(world) == []
+    """Signals to all processes of a rank do not end it, not even while it imports: the rank decides."""
+    world, mask = child(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert mask == set()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(world._process.pid, number)
+    started(world).send(0, b"to itself")
     assert (world.rank, world.size, world.library, world.is_own) == (0, 1, "mock", False)
-    world.send(0, b"to itself")
-    found: list[tuple[int, bytes]] = []
-    until(lambda: found.extend(world.receive()) or found)
-    assert found == [(0, b"to itself")]
+    assert until(world.receive) == [(0, b"to itself")]
     world.end()
     assert capfd.readouterr().err == "Finalize\n"
 
 
-def test_signals_to_all_processes_of_a_rank_do_not_end_its_child(child: Callable[[], MpiChild]) -> None:
-    """Not even while it imports: the rank decides."""
-    world, mask = child(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(world._process.pid, number)
-    assert receive(world) == []
-    assert world.size == 1
-    assert mask == set()
-
-
 def test_a_child_ends_all_ranks(child: Callable[[], MpiChild], capfd: pytest.CaptureFixture[str]) -> None:
-    world = child()
-    receive(world)
+    world = started(child())
     world.abort(75)
     assert (capfd.readouterr().err, world.fileno()) == ("Abort 75\n", None)
 
@@ -186,40 +175,39 @@ def test_a_child_without_mpi(
     child: Callable[[str], MpiChild], code: str, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text) as caught:
-        receive(child(code))
+        started(child(code))
     assert not caught.value.reported  # type: ignore[attr-defined]
 
 
 def test_a_child_that_dies_while_the_ranks_meet(child: Callable[[], MpiChild]) -> None:
-    world = child()
-    receive(world)
+    world = started(child())
     world._process.kill()
-    with pytest.raises(
-        StartupError, match=r"MPI's process .* ended .* \(killed by signal SIGKILL\)"
-    ) as caught:
+    text = r"MPI's process .* ended .* \(killed by signal SIGKILL\)"
+    with pytest.raises(StartupError, match=text) as caught:
         until(world.receive)
-    assert caught.value.fatal
-    assert world.fileno() is None
+    assert (caught.value.fatal, world.fileno()) == (True, None)
 
 
-def test_a_child_that_fails_at_its_end(
-    child: Callable[[str], MpiChild], capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise Exception('lost')", 1, "error: MPI: Exception: lost"),
+        ("time.sleep(60)", -signal.SIGKILL, "warning: rank 0: MPI_Finalize has not returned within 0.2 s"),
+    ],
+)
+def test_a_child_that_fails_at_its_end_or_does_not_end(
+    child: Callable[[str], MpiChild],
+    end: str,
+    code: int,
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = child("def Finalize():\n    raise Exception('lost')")
-    receive(world)
+    monkeypatch.setattr(module, "FINALIZING", 0.2 if code < 0 else 20.0)
+    world = started(child(f"def Finalize():\n    {end}"))
     world.end()
-    assert "error: MPI: Exception: lost" in capfd.readouterr().err
-
-
-def test_a_child_that_does_not_end_is_killed(
-    child: Callable[[str], MpiChild], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FINALIZING", 0.2)
-    world = child("import time\ndef Finalize():\n    time.sleep(60)")
-    receive(world)
-    world.end()
-    assert world._process.returncode == -signal.SIGKILL
-    assert capfd.readouterr().err.count("warning: rank 0: MPI_Finalize has not returned within 0.2 s") == 1
+    assert world._process.returncode == code
+    assert capfd.readouterr().err.count(said) == 1
 
 
 #: A rank with `thread` in its arguments has a second thread.
@@ -250,39 +238,34 @@ print(world._process.wait())
 """
 
 
-@pytest.mark.parametrize("thread", [False, True])
-def test_a_child_is_a_fork_of_a_process_with_one_thread(thread: bool, tmp_path: Path) -> None:
-    """It has nothing that the rank has printed or registered, and ends as a new Python would."""
-    code = "import atexit\nassert 'RANKS' not in os.environ\ndef Finalize():\n    print('Finalize')"
+def run_forks(
+    tmp_path: Path, finalize: str, *words: str, program: str = FORKS
+) -> subprocess.CompletedProcess[str]:
+    """The output is open until the rank and its child have ended."""
+    code = f"import atexit\nassert 'RANKS' not in os.environ\ndef Finalize():\n    {finalize}"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(package(tmp_path, code))}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, *["thread"] * thread],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_python(program, *words, env=environ)
+
+
+@pytest.mark.parametrize("words", [(), ("thread",)])
+def test_a_child_is_a_fork_of_a_process_with_one_thread(words: tuple[str, ...], tmp_path: Path) -> None:
+    """It has nothing that the rank has printed or registered, and ends as a new Python would."""
+    done = run_forks(tmp_path, "print('Finalize')", *words)
     assert (done.returncode, done.stderr) == (0, "")
-    expected = ["buffered", str(not thread), "/ /dev/null", "Finalize", "0", "the rank's atexit"]
+    expected = ["buffered", str(not words), "/ /dev/null", "Finalize", "0", "the rank's atexit"]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
-@pytest.mark.parametrize("ends", ["fails", "dies with the rank"])
-def test_the_end_of_a_fork(ends: str, tmp_path: Path) -> None:
-    fails = ends == "fails"
-    code = "def Finalize():\n    " + ("raise Exception('lost')" if fails else "time.sleep(100)")
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS if fails else FORKS.replace("world.end()", "os.kill(os.getpid(), 9)")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(package(tmp_path, code))},
-        capture_output=True,
-        text=True,
-        timeout=60,  # the output is open until both have ended
-    )
-    if fails:
-        assert "error: MPI: Exception: lost" in done.stderr
-        assert done.stdout.splitlines()[-2:] == ["1", "the rank's atexit"]
-    else:
-        assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+def test_a_fork_that_fails_at_its_end(tmp_path: Path) -> None:
+    done = run_forks(tmp_path, "raise Exception('lost')")
+    assert "error: MPI: Exception: lost" in done.stderr
+    assert done.stdout.splitlines()[-2:] == ["1", "the rank's atexit"]
+
+
+def test_a_fork_dies_with_the_rank(tmp_path: Path) -> None:
+    program = FORKS.replace("world.end()", "os.kill(os.getpid(), 9)")
+    done = run_forks(tmp_path, "time.sleep(100)", program=program)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
 
 
 def test_a_child_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +316,7 @@ def test_whose_mpi_it_is(
     else:
         assert (world.rank, world.size, world.library, world.is_own) == (rank, 5 if rank else 1, "mock", True)
         assert world.fileno() is None  # it has to be polled
+        assert world.is_open is (rank == 3 and initialized)  # one that is loaded here has no port on one host
     assert loads == ([] if world is None or initialized else [({"A": "1"}, "h", True)])
 
 
@@ -351,37 +335,27 @@ def over_mpi(monkeypatch: pytest.MonkeyPatch) -> tuple[Comm, MpiWorld]:
 
 
 def test_all_that_is_here_is_received_in_order(over_mpi: tuple[Comm, MpiWorld]) -> None:
-    """The script's communicator may abort the job if something fails, but not while it is ours."""
+    """A message that takes longer keeps back those of its own rank."""
     comm, zero = over_mpi
     for rank, data in ((1, b"a"), (2, b""), (1, bytes(LARGEST))):
         MpiWorld(comm.beside(rank), "mock").send(0, data)
     assert zero.receive() == [(1, b"a"), (2, b""), (1, bytes(LARGEST))]
-    assert zero.receive() == []
-    assert comm.handler == "abort"
-
-
-def test_a_message_that_takes_longer_keeps_none_back(over_mpi: tuple[Comm, MpiWorld]) -> None:
-    comm, zero = over_mpi
     slow = comm.post(0, 1, b"slow", MpiWorld.TAG, comes=False)
-    comm.post(0, 2, b"b", MpiWorld.TAG)
+    for source in (1, 2):
+        comm.post(0, source, b"b", MpiWorld.TAG)
     assert zero.receive() == [(2, b"b")]
     slow.request.ready = True
-    assert zero.receive() == [(1, b"slow")]
+    assert zero.receive() == [(1, b"slow"), (1, b"b")]
 
 
-@pytest.mark.parametrize("claims", [LARGEST + 1, 1 << 40, -32766])
-def test_too_large_messages_are_dropped_and_not_allocated(
-    over_mpi: tuple[Comm, MpiWorld], claims: int
-) -> None:
+def test_messages_that_are_too_large_or_fail_are_left(over_mpi: tuple[Comm, MpiWorld]) -> None:
+    """They are not allocated, and errors of MPI raise nothing."""
     comm, zero = over_mpi
-    large = comm.post(0, 1, b"", MpiWorld.TAG, claims=claims)
+    claims = (LARGEST + 1, 1 << 40, -32766)
+    large = [comm.post(0, 1, b"", MpiWorld.TAG, claims=size) for size in claims]
     comm.post(0, 1, b"a", MpiWorld.TAG)
     assert zero.receive() == [(1, b"a")]
-    assert not large.received  # with Open MPI that would write beyond what is allocated
-
-
-def test_errors_of_mpi_raise_nothing(over_mpi: tuple[Comm, MpiWorld]) -> None:
-    comm, zero = over_mpi
+    assert not any(each.received for each in large)  # with Open MPI that would write beyond what is allocated
     comm.post(0, 1, b"a", MpiWorld.TAG).request.error = mpi.Exception("connection reset")
     assert [source for source, _ in zero.receive()] == [1]
     comm.broken = mpi.Exception("connection reset")
@@ -405,12 +379,17 @@ def test_the_end_waits_for_what_has_not_left(
 
 
 @pytest.mark.parametrize(
-    ("initialized", "finalized", "aborts"),
-    [(True, False, True), (False, False, False), (True, True, False)],
+    ("initialized", "finalized", "forked"),
+    [(True, False, False), (False, False, False), (True, True, False), (True, False, True)],
 )
-def test_an_abort_while_mpi_runs(
-    monkeypatch: pytest.MonkeyPatch, initialized: bool, finalized: bool, aborts: bool
+def test_an_abort_and_the_end_of_mpi_in_the_scripts_process(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    initialized: bool,
+    finalized: bool,
+    forked: bool,
 ) -> None:
+    """A process that the script has forked does not end its MPI."""
     codes: list[int] = []
     install(monkeypatch)
     world = own_world(Comm(1, 2), {}, "h", starts=False)
@@ -419,17 +398,7 @@ def test_an_abort_while_mpi_runs(
         monkeypatch.setattr(mpi, name, value)
     monkeypatch.setattr(mpi.COMM_WORLD, "Abort", codes.append)
     world.abort(3)
-    assert codes == [3] * aborts
-
-
-@pytest.mark.parametrize(("finalized", "forked"), [(False, False), (True, False), (False, True)])
-def test_the_end_of_mpi_in_the_scripts_process(
-    finalized: bool, forked: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    install(monkeypatch)
-    world = own_world(Comm(1, 2), {}, "h", starts=False)
-    assert world is not None
-    monkeypatch.setattr(mpi, "finalized", finalized)
+    assert codes == [3] * (initialized and not finalized)
     if forked:
         monkeypatch.setattr(module.os, "getpid", lambda: 1)
     world.finalize()

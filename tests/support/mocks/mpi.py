@@ -16,7 +16,6 @@ __all__ = [
     "ANY_SOURCE",
     "BYTE",
     "COMM_WORLD",
-    "ERRORS_RETURN",
     "Comm",
     "Exception",
     "Finalize",
@@ -29,7 +28,7 @@ __all__ = [
     "package",
 ]
 
-ANY_SOURCE, BYTE, ERRORS_RETURN = -1, "BYTE", "return"
+ANY_SOURCE, BYTE = -1, "BYTE"
 
 
 class Exception(builtins.Exception):
@@ -85,7 +84,6 @@ class Comm:
     def __init__(self, rank: int = 0, size: int = 1, queues: Any = None, *, comes: bool = True) -> None:
         self.rank, self.size, self.comes = rank, size, comes
         self.queues: Any = defaultdict(list) if queues is None else queues
-        self.handler = "abort"
         self.broken: Exception | None = None
         #: What was sent and has not left.
         self.leaving: list[Request] = []
@@ -100,15 +98,9 @@ class Comm:
     def Get_size(self) -> int:
         return self.size
 
-    def Get_errhandler(self) -> str:
-        return self.handler
-
-    def Set_errhandler(self, handler: str) -> None:
-        self.handler = handler
-
     def Isend(self, what: list[Any], *, dest: int, tag: int) -> Request:
         data, datatype = what
-        assert (datatype, self.handler) == (BYTE, ERRORS_RETURN)
+        assert datatype == BYTE
         if self.broken is not None:
             raise self.broken
         self.post(dest, self.rank, bytes(data), tag)
@@ -124,7 +116,7 @@ class Comm:
         return message
 
     def Improbe(self, *, source: int, tag: int, status: Status) -> Message | None:
-        assert (source, self.handler) == (ANY_SOURCE, ERRORS_RETURN)
+        assert source == ANY_SOURCE
         if self.broken is not None:
             raise self.broken
         queue = self.queues[self.rank, tag]
