@@ -29,8 +29,9 @@ LEAST, CHUNK = 1 << 20, 1 << 20
 #: Bytes of large frames for which a connection gets streams. A stream costs a handshake of TLS at both ends: 64 workers that each
 #: fetch a little from all others would make 12,000.
 WORTH = 16 << 20
-#: Sockets to a peer: AES-GCM keeps Python's lock, so that two threads seal as much as more of them.
-SEALED, PLAIN = 2, 4
+#: Sockets to a peer; and with encryption by a cryptography before this version, whose AES-GCM keeps Python's lock: two threads
+#: then seal as much as more of them.
+SOCKETS, RELEASES_LOCK, LOCKED = 4, 50, 2
 #: Parts that a process sends, and that it receives, at the same time; each has a thread.
 AT_ONCE = 8
 #: Seconds without a byte after which the other end is taken for dead, and for the first byte of a part: the other end may send
@@ -197,6 +198,15 @@ class Streams:
         if not self._pending:
             for stream in self._streams:
                 stream.socket.close()
+
+
+@functools.cache
+def sockets(*, sealed: bool) -> int:
+    """How many sockets to a peer this process has use for."""
+    import cryptography
+
+    keeps_lock = int(cryptography.__version__.partition(".")[0]) < RELEASES_LOCK
+    return LOCKED if sealed and keeps_lock else SOCKETS
 
 
 @functools.cache

@@ -46,8 +46,6 @@ from dask_gpu_mpi.network.listeners import TLSListener
 from dask_gpu_mpi.network.streams import (
     KEY,
     LEAST,
-    PLAIN,
-    SEALED,
     WORTH,
     Keys,
     Stream,
@@ -55,13 +53,15 @@ from dask_gpu_mpi.network.streams import (
     Streams,
     device_array,
     on_device,
+    sockets,
 )
 from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
 #: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
 OFFER, VERSION = "dask-gpu-mpi-ucx", 2
-#: The same for streams: this version, random bytes, whether they have to be encrypted, and whether the process has a GPU.
-STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 1
+#: The same for streams: this version, random bytes, whether they have to be encrypted, whether the process has a GPU, and the
+#: number of sockets that it wants.
+STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 2
 #: The operation of a connection that becomes a stream, and the serialiser of messages whose large frames come another way.
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
 #: Seconds for a message's large frames, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
@@ -139,6 +139,7 @@ class WorkerComm(TLS):
         self._name = b""
         #: Whether they are encrypted, and whether both ends have a GPU.
         self._is_sealed = self._has_gpus = False
+        self._sockets = 0
         #: Bytes of the large frames that this end has sent before there were streams.
         self._large_bytes = 0
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
@@ -150,7 +151,8 @@ class WorkerComm(TLS):
         if is_of_worker and self.offers_ucx:
             offers[OFFER] = [VERSION, *_place()]
         if is_of_worker and self.offers_streams:
-            offers[STREAMS_OFFER] = [STREAMS_VERSION, secrets.token_bytes(16), self.sealed, self.has_gpu]
+            name, count = secrets.token_bytes(16), sockets(sealed=self.sealed)
+            offers[STREAMS_OFFER] = [STREAMS_VERSION, name, self.sealed, self.has_gpu, count]
         return {**super().handshake_info(), **offers}
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
@@ -159,9 +161,14 @@ class WorkerComm(TLS):
             case [version, here, leads_there], [other_version, there, leads_here] if version == other_version:
                 self._offered = here == there or bool(leads_there and leads_here)
         match local.get(STREAMS_OFFER), remote.get(STREAMS_OFFER):
-            case [version, mine, sealed, gpu], [other_version, its, its_sealed, its_gpu] if (
-                version == other_version
-            ):
+            case [version, mine, sealed, gpu, count], [
+                other_version,
+                its,
+                its_sealed,
+                its_gpu,
+                its_count,
+            ] if version == other_version:
+                self._sockets = min(count, its_count)
                 self._name = b"".join(sorted((mine, its)))
                 self._is_sealed, self._has_gpus = bool(sealed or its_sealed), bool(gpu and its_gpu)
         configuration: dict[str, Any] = super().handshake_configuration(local, remote)
@@ -327,7 +334,7 @@ class WorkerComm(TLS):
         comm: Any = None
         try:
             async with asyncio.timeout(STREAMS_START):
-                for _ in range(SEALED if self._is_sealed else PLAIN):
+                for _ in range(self._sockets):
                     comm = await connect(self.peer_address, **self.connection_args)
                     keys = (
                         [secrets.token_bytes(KEY), secrets.token_bytes(KEY)]
@@ -380,7 +387,7 @@ class WorkerComm(TLS):
 
     def _use_those_that_came(self) -> None:
         streams = self._came.pop(self._name, [])
-        if len(streams) != (SEALED if self._is_sealed else PLAIN):
+        if len(streams) != self._sockets:
             self.abort()
             raise CommClosedError(f"in {self}: {len(streams)} streams")
         self._use(Streams(streams))
