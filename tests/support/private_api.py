@@ -192,8 +192,8 @@ TABLE: tuple[PrivateName, ...] = (
         "Server.handlers",
         "agent/scheduler gang/scheduler_plugin view/job_watch workers/plugins",
         _DISTRIBUTED,
-        why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers, its broadcast, "
-        "and the dump of a worker's state are replaced; a worker forgets data that it can't receive",
+        why="the scheduler answers clients, members of gangs, `top` and the report; its registration of workers and the "
+        "dump of a worker's state are replaced; a worker forgets data that it can't receive",
         without="the scheduler does not start, and the job ends with one line that says so",
         replaced=True,
     ),

@@ -169,28 +169,15 @@ def test_a_defect_of_a_conversion_is_no_invalid_value() -> None:
         keywords(nthreads=Strange())
 
 
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-def test_endless_values_are_refused_where_they_come_in() -> None:
+def test_endless_numbers_are_refused_where_they_come_in() -> None:
     assert "expected an integer below 2**63" in refused({"nthreads": 10**5000})
-    assert "expected an integer below 2**63" in refused({"nthreads": "9" * 5000}, "command line")
-    assert "expected an integer below 2**63" in refused({"memory_limit": 1 << 63})
-    for large in ("1e30GB", f"{1 << 63}B"):
+    assert "expected an integer of 1 or more" in refused({"nthreads": "9" * 5000}, "command line")
+    for large in (1 << 63, "1e30GB", f"{1 << 63}B"):
         assert "expected less than 2**63 bytes" in refused({"memory_limit": large})
     for small in ("64", 64, 1.5):  # gigabytes were meant, and a fraction
         assert "expected 1 MiB or more, with a unit such as '64GB'" in refused({"memory_limit": small})
-    assert "at most 100 levels" in refused({"worker_options": {"a": nested(5000)}})
-    for text in ('{"a":' + "[" * 500 + "]" * 500 + "}", '{"a":' * 50_000, '{"a": ' + "9" * 5000 + "}"):
+    for text in ('{"a":' * 50_000, '{"a": ' + "9" * 5000 + "}"):
         assert "expected " in refused({"worker_options": text}, "command line")
-    assert keywords(worker_options={"a": nested(90)}).worker_options == {"a": nested(90)}
-    circle: list[Any] = []
-    circle.append(circle)
-    assert keywords(worker_options={"a": circle}).worker_options == {"a": circle}
 
 
 # -- values in messages, and the names that they propose

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -154,7 +153,7 @@ async def test_tasks_that_no_worker_can_run(
         async with Client(scheduler.address, asynchronous=True) as client, worker(scheduler, "b") as other:
             waiting = [submit(client, resources={"CPU": 1}), submit(client, workers="elsewhere")]
             await until(lambda: len(scheduler.unrunnable) == 2)
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             assert texts(watch) == []  # worker a of the plan has not come yet: the cluster starts
             async with worker(scheduler, "a", resources={"GPU": 1}) as one:
                 await until(lambda: len(watch.warnings) == 2)
@@ -163,7 +162,7 @@ async def test_tasks_that_no_worker_can_run(
                 await until(lambda: scheduler.workers[one.address].status is one.status)
                 waiting.append(submit(client, resources={"GPU": 1}))  # which only waits for it
                 await until(lambda: len(scheduler.unrunnable) == 5 and len(watch.warnings) > 3)
-                watch._warn_of_unrunnable()
+                watch.inspect_tasks()
                 one.status = type(one.status).running
                 assert await waiting.pop() == 1
             # a worker that is lost may come back
@@ -171,7 +170,7 @@ async def test_tasks_that_no_worker_can_run(
             await until(lambda: watch.recently_lost(60.0))
             waiting.append(submit(client, resources={"GPU": 3}))
             await until(lambda: len(scheduler.unrunnable) == 5)
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             del waiting
 
         told = [text for text in texts(watch) if text.startswith("scheduler:")]
@@ -195,7 +194,7 @@ async def test_tasks_that_wait_when_all_workers_were_retired(
             await until(lambda: not scheduler.workers)
             waiting = client.submit(abs, -1)
             await until(lambda: texts(watch))
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             del waiting
         (text,) = texts(watch)
         assert text.startswith("scheduler: no worker is left, and tasks wait: all were retired")
@@ -236,18 +235,6 @@ def test_the_last_warnings_are_kept_each_one_line() -> None:
     assert texts(watch) == [f"number {number}" for number in range(5, KEPT + 5)]
     watch.warn("x" * 10_000)
     assert len(texts(watch)[-1]) == LONGEST
-
-
-@pytest.mark.parametrize(("kinds", "refused"), [("gpu gpu", False), ("cpu", False), ("gpu cpu", True)])
-def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu(kinds: str, refused: bool) -> None:
-    """Those with a GPU would wait for the others for ever. Without any GPU the engine itself refuses."""
-    workers = [worker_plan(name, {"gpu": "GPU-0"}.get(kind)) for name, kind in enumerate(kinds.split())]
-    watch = JobWatch(plan_of(*workers))
-    watch._names = {f"tls://{name}": name for name in watch.hosts}
-    watch.refuse_cpu_workers(pickle.dumps(b"another"))
-    error = pytest.raises(RuntimeError, match="1 of the 2 .*--cpu-workers")
-    with error if refused else contextlib.nullcontext():
-        watch.refuse_cpu_workers(pickle.dumps(b"cudf_polars.engine.dask"))
 
 
 async def test_the_first_client_is_reported_once_before_or_after_somebody_asks() -> None:
