@@ -90,13 +90,10 @@ def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: 
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    assert keywords(report="r.json").report is not None
     gone.rmdir()
     assert keywords(report="/r.json", scheduler_file="~/f").report == "/r.json"
-    message = refused({"report": "r.json"})
-    assert (
-        "invalid value 'r.json' (expected an absolute path, since the working directory was deleted)"
-        in message
+    assert "'r.json' (expected an absolute path, since the working directory was" in refused(
+        {"report": "r.json"}
     )
 
 
@@ -148,8 +145,8 @@ def test_what_the_configuration_may_hold(kind: Any, value: Any, meaning: Any) ->
     [
         ("bool", "maybe"), ("bool", 2), ("str", True), ("str", ""), ("str", "a\x00"), ("listen", ":65536"), ("listen", ":²"),
         ("listen", "a/b:1"), ("listen", True), ("listen", Path("80")), ("duration", True), ("duration", [1]),
-        ("duration", "1 xyz"), ("memory", "lots"), ("int", "1_0"), ("int", "0x1"),
-        ("class", dict), ("class", "1a"), ("path", b"x"), ("json", "null"),
+        ("duration", "1 xyz"), ("memory", "lots"), ("int", "1_0"), ("int", "0x1"), ("class", dict), ("class", "1a"),
+        ("path", b"x"), ("json", "null"),
     ],
 )  # fmt: skip
 def test_what_the_configuration_may_not_hold(kind: Any, value: Any) -> None:
@@ -158,8 +155,6 @@ def test_what_the_configuration_may_not_hold(kind: Any, value: Any) -> None:
 
 
 class Strange:
-    """A value of the user's whose conversions fail in ways of their own."""
-
     def __index__(self) -> int:
         raise LookupError("a defect")
 

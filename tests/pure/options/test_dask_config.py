@@ -9,6 +9,7 @@ from typing import Any
 import dask.config
 import pytest
 
+from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.resolve import resolve
 from support import ROOT
 from support.jobs.processes import run_python
@@ -53,8 +54,10 @@ def test_options_in_variables(
     assert {name: getattr(options, name) for name in options.explicit} == meaning
 
 
-@pytest.mark.parametrize("text", ["gpu-mpi: [1", "- gpu-mpi"])
-@pytest.mark.parametrize("command", ["plan", "jobscript slurm --nodes 1 -- script.py"])
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("plan", "gpu-mpi: [1"), ("plan", "- gpu-mpi"), ("jobscript slurm --nodes 1 -- script.py", "- gpu-mpi")],
+)
 def test_a_malformed_file_is_one_line_of_every_command(
     empty: dict[str, str], tmp_path: Path, command: str, text: str
 ) -> None:
@@ -142,15 +145,10 @@ def test_a_dask_whose_configuration_needs_more_of_it(empty: dict[str, str], tmp_
     assert run(code, **empty, PYTHONPATH=path) == "1 1"
 
 
-def test_what_rank_0_asks_for(empty: dict[str, str], tmp_path: Path) -> None:
-    """Settings for the sake of large clusters, unless the user has set them (`is_configured`)."""
-    code = (
-        "from dask_gpu_mpi.options.convert import is_configured; from dask_gpu_mpi.startup.transport import BACKLOG, CONNECT; "
-        "print([key for key in (BACKLOG, CONNECT) if is_configured(key)])"
-    )
-    assert run(code, **empty, DASK_DISTRIBUTED__COMM__RETRY__COUNT="5") == "[]"
-    variable = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "50s"}
-    assert run(code, **empty, **variable) == "['distributed.comm.timeouts.connect']"
-    file = tmp_path / "mine.yaml"
-    file.write_text("distributed: {comm: {socket_backlog: 3}}")
-    assert run(code, **empty, DASK_CONFIG=str(file)) == "['distributed.comm.socket-backlog']"
+@pytest.mark.usefixtures("dask_config")
+def test_what_the_user_has_configured() -> None:
+    """Settings for the sake of large clusters are made unless the user has set them."""
+    key = "distributed.comm.timeouts.connect"
+    assert not is_configured(key)
+    dask.config.set({key: "50s"})
+    assert is_configured(key)
