@@ -176,16 +176,6 @@ def _path(setting: Setting, value: Any, source: Source) -> str | None:
         path = Path(text).expanduser()
     except RuntimeError:  # there is no such user
         raise _Unexpected(f"{_expected(setting)} in the home directory of a user") from None
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise _Unexpected(
-            f"a path in {error.encoding}, by which Python names files here, or PYTHONUTF8=1"
-        ) from None
-    try:
-        path.absolute()
-    except FileNotFoundError:
-        raise _Unexpected("an absolute path, since the working directory was deleted") from None
     return str(path)
 
 

@@ -118,18 +118,19 @@ Rectangle = tuple[float, float, int, int, int]
 
 
 class TaskStream:
-    """The sample: `most` rectangles of tasks, and the `longest` tasks."""
+    """The sample: tasks with `most` rectangles, chosen at random, and the `longest` tasks.
+
+    A pattern in the order of tasks is not one of the sample: those with the largest random numbers are kept.
+    """
 
     def __init__(self, *, most: int = MOST, longest: int = LONGEST) -> None:
         #: Tasks that have run.
         self.seen = 0
-        #: One of so many tasks is sampled, at random, so that a pattern in the order of tasks is not one of the sample.
-        self.stride = 1
         self._most = most
         self._longest = longest
         self._rectangles = 0
         self._chance = random.Random(0)
-        #: Random number of the task, its number, and its rectangles.
+        #: Random number of the task, its number, and its rectangles: a heap.
         self._kept: list[tuple[int, int, list[Rectangle]]] = []
         #: Length, random number (which chooses among tasks of the same length), number, rectangles: a heap.
         self._long: list[tuple[float, int, int, list[Rectangle]]] = []
@@ -148,7 +149,7 @@ class TaskStream:
         begin = min(each["start"] for each in startstops)
         length = max(each["stop"] for each in startstops) - begin
         chance = self._chance.getrandbits(32)
-        sampled = chance % self.stride == 0
+        sampled = self._rectangles < self._most or chance > self._kept[0][0]
         is_long = len(self._long) < self._longest or (self._long and (length, chance) > self._long[0][:2])
         if not sampled and not is_long:
             return
@@ -158,10 +159,10 @@ class TaskStream:
             for each in startstops[-MOST_OF_TASK:]
         ]
         if sampled:
-            self._kept.append((chance, self.seen, rectangles))
+            heapq.heappush(self._kept, (chance, self.seen, rectangles))
             self._rectangles += len(rectangles)
-            if self._rectangles > self._most:
-                self._thin()
+            while self._rectangles > self._most:
+                self._rectangles -= len(heapq.heappop(self._kept)[2])
         if is_long:
             add = heapq.heappush if len(self._long) < self._longest else heapq.heapreplace
             add(self._long, (length, chance, self.seen, rectangles))
@@ -183,12 +184,6 @@ class TaskStream:
             name = "other"
         return self._names.setdefault(name, len(self._names))
 
-    def _thin(self) -> None:
-        while self._rectangles > self._most // 2:
-            self.stride *= 2
-            self._kept = [task for task in self._kept if task[0] % self.stride == 0]
-            self._rectangles = sum(len(rectangles) for *_, rectangles in self._kept)
-
     def packed(self, since: float) -> dict[str, Any]:
         """For a message: packed columns, with times in seconds after `since`."""
         tasks = {number: rectangles for _, _, number, rectangles in self._long}
@@ -197,7 +192,7 @@ class TaskStream:
         return {
             "seen": self.seen,
             "shown": len(tasks),
-            "stride": self.stride,
+            "stride": max(1, self.seen // max(1, len(self._kept))),
             "longest": len(self._long),
             "names": list(self._names),
             "lanes": [list(lane) for lane in self._lanes],
