@@ -19,7 +19,11 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.main import cli
+from dask_gpu_mpi.machine.inventory import hypothetical_job
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.planner import make_plan
 from support import PAGES, ROOT
+from support.jobs.gallery import EXAMPLES, sections
 
 PACKAGE = ROOT / "dask_gpu_mpi"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -90,6 +94,24 @@ def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
         assert f"git clone {address}" in (ROOT / page).read_text()
 
 
+# -- the gallery has the scripts that there are, each with its command and its output
+
+EXAMPLE_FILES = {path for path in (ROOT / "examples").rglob("*.*") if "__pycache__" not in path.parts}
+
+
+def test_every_script_is_in_the_gallery_and_every_one_there_exists() -> None:
+    assert {ROOT / "examples" / name for name in sections()} == EXAMPLE_FILES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_command_of_the_gallery_is_that_of_its_test(name: str) -> None:
+    command = shlex.join(
+        ["dask-gpu-mpi", "launch", "-n", "2", *EXAMPLES[name].options, f"examples/{name}.py"]
+    )
+    assert command in sections()[f"{name}.py"]
+    assert command in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+
+
 # -- blocks of code
 
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -155,10 +177,6 @@ def parse(words: list[str]) -> None:
 
 
 def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
-    from dask_gpu_mpi.machine.inventory import hypothetical_job
-    from dask_gpu_mpi.options.model import Options
-    from dask_gpu_mpi.plan.planner import make_plan
-
     plan = make_plan(hypothetical_job(1, 1, 1, "all", 4, 1 << 36), Options()).as_json()
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     names = {
