@@ -1,6 +1,6 @@
 """Whatever a text from outside is, it gets an answer or one clear error, soon.
 
-Options, files, and the output of batch systems, launchers, the kernel, drivers and programs. How many inputs: `fuzzing`.
+Options, files, and the output of batch systems, launchers and programs. How many inputs: `fuzzing`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.base.text import fold_names, parse_bytes, parse_memory_limit
-from dask_gpu_mpi.base.versions import pin_warnings, untested
-from dask_gpu_mpi.check.rules import known_bad
+from dask_gpu_mpi.base.text import parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
+from dask_gpu_mpi.machine.nvidia import parse_visible
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.library import SETTING, cross_check, is_mpich_before_5
-from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import OPTIONS
@@ -53,10 +49,9 @@ from dask_gpu_mpi.sites.launchers import (
 from dask_gpu_mpi.sites.pbs import resources
 from dask_gpu_mpi.sites.slurm import earliest
 from dask_gpu_mpi.sites.starter import Starter, parse_answer
-from dask_gpu_mpi.workers.worker_options import device_sizes, import_worker_class, read_worker_options
+from dask_gpu_mpi.workers.worker_options import device_sizes, read_worker_options
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
 from support.mocks.inputs import parse_run, worker_plan
-from support.mocks.nvml.pynvml import Nvml, device
 
 NAMES = st.sampled_from(sorted(OPTIONS))
 WORKER_OPTIONS = st.sampled_from(["resources", "rmm_pool_size", "env", "nthreads"])
@@ -99,25 +94,6 @@ def read_launcher(environ: Mapping[str, str], library: str) -> None:
     cross_check(environ, 1, 0, "h", library=library)
 
 
-def read_versions(version: str, requirement: str) -> None:
-    names = ("distributed", "dask-cuda", "ucxx", "bokeh", "libucx-cu12", "numba-cuda")
-    versions = dict.fromkeys(names, version)
-    untested(versions)
-    pin_warnings(versions, [requirement])
-    list(known_bad(versions, gpus=True))
-
-
-def read_nvml(name: str, pci: str, driver: str) -> list[Any]:
-    nvml = Nvml(device(0, name=name, pci=pci, ecc=[7]), driver=driver)
-    gpus = visible_gpus({}, nvml)
-    return [*gpus, gpu_health(gpus, nvml)[0]]
-
-
-def read_interfaces(name: str, address: str, network: str, wanted: str | None) -> None:
-    interface = Interface(name, address, network)
-    choose_addresses(["a", "b"], {0: [interface], 1: [interface]}, [wanted, None])
-
-
 def anything(found: Any) -> bool:
     return True
 
@@ -155,33 +131,15 @@ READERS = {
     "JSON with many names": Reader(
         read_many, (st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 100))
     ),
-    "names of hosts": Reader(lambda text: fold_names([text, f"{text}1", f"{text}2"]), (texts,)),
     "program": Reader(
         lambda kind, text: Program.of([*filter(None, [kind]), text]).check(("run", "check")),
         (st.sampled_from(["", "-m", "-c"]), variables("my.py", "package.module")),
     ),
-    "class of workers": Reader(import_worker_class, (near("distributed.Nanny", "dask_cuda.CUDAWorker"),)),
     "environment of a rank": Reader(
         read_launcher,
         (
             st.dictionaries(st.sampled_from(LAUNCHER_VARIABLES), near("0", "1", "4", "1(x8)"), max_size=6),
             texts,
-        ),
-    ),
-    "versions of packages": Reader(
-        read_versions,
-        (near("2026.7.1", "26.10.0", "0.52.0a1+cu12"), near("distributed==2026.7.1", "dask>=2026.1")),
-    ),
-    "NVML": Reader(
-        read_nvml, (texts, texts, texts), lambda found: len(found) == 2 and isinstance(found[1], str)
-    ),
-    "interfaces": Reader(
-        read_interfaces,
-        (
-            near("ib0", "hsn0", "eth0"),
-            near("10.0.0.1", "127.0.0.1"),
-            near("10.0.0.0/24"),
-            st.one_of(st.none(), near("ib0")),
         ),
     ),
     "CUDA_VISIBLE_DEVICES": Reader(lambda text: parse_visible(text, DEVICES), (near("0,GPU-a"),)),
@@ -277,7 +235,7 @@ def test_scheduler_files(tmp_path_factory: pytest.TempPathFactory, text: str) ->
     soon(read_scheduler_file, file_of(tmp_path_factory, text))
 
 
-# -- what the node and the batch system have
+# -- what the batch system has
 
 
 @fuzz
@@ -331,36 +289,3 @@ def test_allocations(
         assert not any("\0" in word for word in launch.run)
 
     soon(commands)
-
-
-MOUNTS = (
-    "30 23 0:26 / {root} rw shared:9 - cgroup2 cgroup2 rw\n",
-    "31 23 0:27 /a {root} rw - cgroup cgroup rw,memory,cpuset,cpu\n",
-)
-CONTROLS = (
-    "memory.max", "memory.limit_in_bytes", "memory.stat", "cpuset.cpus.effective", "cpu.max", "cpu.cfs_quota_us",
-)  # fmt: skip
-
-
-@fuzz
-@given(
-    near(*MOUNTS),
-    near("0::/\n", "4:memory,cpuset,cpu:/a\n"),
-    near("max\n", "100 200\n", "0-3,8\n", "hierarchical_memory_limit 5\n"),
-)
-def test_control_groups(
-    tmp_path_factory: pytest.TempPathFactory, mounts: str, group: str, value: str
-) -> None:
-    proc = Path(tmp_path_factory.getbasetemp(), "proc")
-    proc.mkdir(exist_ok=True)
-    written = {
-        "mountinfo": mounts.replace("{root}", str(proc)),
-        "cgroup": group,
-        "cpu.cfs_period_us": "100000\n",
-    }
-    for name, text in (written | dict.fromkeys(CONTROLS, value)).items():
-        file_of(tmp_path_factory, text, f"proc/{name}")
-    assert soon(host_memory, proc, 1 << 30, -1) > 0
-    assert soon(allowed_cpus, proc)
-    quota = soon(cpu_quota, proc)
-    assert quota is None or 0 < quota < float("inf")

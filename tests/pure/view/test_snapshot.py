@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError, Problem
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, measured
-from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, Snapshot, as_json, snapshot_of, with_rates
 from support import ROOT
 from support.mocks.inputs import plan_of, worker_plan
@@ -165,34 +164,15 @@ def test_many_gpus_are_bounded() -> None:
     assert len(measured(told)) == 2 * MOST_GPUS
 
 
-# -- the connection to a scheduler: one of distributed's own, and one that is watched
-
-
-PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0), warnings=(Problem("slow network"),))
+# -- the connection to a scheduler; tests/mpi/test_top.py has one to a job
 
 
 @contextlib.asynccontextmanager
-async def linked(watch: JobWatch | None = None) -> AsyncIterator[tuple[Any, Link]]:
+async def linked() -> AsyncIterator[tuple[Any, Link]]:
     scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
-    if watch is not None:
-        watch.attach(scheduler)
     async with scheduler:
         with contextlib.closing(Link(Target(scheduler.address))) as link:
             yield scheduler, link
-
-
-async def test_a_job_of_ours() -> None:
-    async with (
-        linked(JobWatch(PLAN)) as (scheduler, link),
-        Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"),
-    ):
-        for _ in range(2):
-            snapshot = await link.sample()
-            (row,) = snapshot.rows
-            assert (row.node, row.gpu_index, row.device, row.worker) == ("n1", 0, "GPU-0", "a")
-            assert snapshot.notes == ("slow network",)
-        # nobody has come as a client: its own is for what is fired and forgotten
-        assert len(scheduler.clients) == 1
 
 
 async def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
