@@ -24,13 +24,11 @@ from dask_gpu_mpi.base.text import (
     widths_of,
 )
 from dask_gpu_mpi.machine.gpus import Gpu, near
-from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
-
-    from dask_gpu_mpi.plan import Plan
 
 
 # Many nodes have the same sets of cores.

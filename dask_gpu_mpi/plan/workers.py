@@ -22,7 +22,7 @@ from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, WorkerPlan
 
 
 @dataclass

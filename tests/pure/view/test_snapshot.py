@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError, Problem
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, measured
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, Snapshot, as_json, snapshot_of, with_rates
 from support import ROOT
