@@ -336,9 +336,7 @@ def import_config(*, alone: bool = False) -> Any:
     notice: it reads the configuration again.
     """
     try:
-        own = os.environ.get("DASK_CONFIG", "")
-        # a pipe can be read once
-        if alone and "dask" not in sys.modules and (not own or os.path.isfile(own) or os.path.isdir(own)):
+        if alone and "dask" not in sys.modules:
             with contextlib.suppress(ImportError):  # of another version, which needs more of its package
                 return _import_alone()
         import dask.config

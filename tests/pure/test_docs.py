@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,11 @@ def commands(text: str) -> list[list[str]]:
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         words = shlex.split(line, comments=True)
         for name in NAMES:
-            for start in range(len(words) - len(name) + 1):
-                if words[start : start + len(name)] == name:
-                    end = next(
-                        (i for i in range(start, len(words)) if words[i] in ("&&", "||", "|", ">", ";")),
-                        len(words),
-                    )
-                    found.append(words[start + len(name) : end])
+            starts = [i for i in range(len(words)) if words[i : i + len(name)] == name]
+            rests = [words[start + len(name) :] for start in starts]
+            found += [
+                [*takewhile(lambda word: word not in ("&&", "||", "|", ">", ";"), rest)] for rest in rests
+            ]
     return found
 
 

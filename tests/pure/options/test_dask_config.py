@@ -117,17 +117,6 @@ def test_options_need_the_configuration_of_dask_alone(
     assert run(code, **empty, DASK_CONFIG=str(file)) == f"3 {{'A': 1}} 3 {x}"
 
 
-def test_a_configuration_that_can_be_read_once_is_read_once(empty: dict[str, str]) -> None:
-    """By a pipe, as a shell's ``<(...)`` is one."""
-    code = (
-        "import os; read, write = os.pipe(); os.write(write, b'gpu-mpi: {nthreads: 3}'); os.close(write); "
-        "os.environ['DASK_CONFIG'] = f'/dev/fd/{read}'; from dask_gpu_mpi.options.resolve import resolve; "
-        "options = resolve({}, source='command line'); import dask; "
-        "print(options.nthreads, dask.config.get('gpu-mpi.nthreads'))"
-    )
-    assert run(code, **empty) == "3 3"
-
-
 def test_a_dask_whose_configuration_needs_more_of_it(empty: dict[str, str], tmp_path: Path) -> None:
     """It is imported whole."""
     package = tmp_path / "dask"

@@ -183,20 +183,13 @@ ALL = tuple(range(8))
 @pytest.mark.parametrize(
     ("masks", "quota", "threads"),
     [
-        ([], None, []),
-        ([ALL, ALL, ALL], None, [2, 2, 2]),
-        ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
+        ([], None, []), ([ALL, ALL, ALL], None, [2, 2, 2]), ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
         ([()], 4.0, [1]),  # nobody knows its cores
         # a quota of a container: together no more threads, but one each
-        ([ALL], 2.5, [2]),
-        ([ALL], 0.5, [1]),
-        ([ALL], 8.0, [8]),
-        ([ALL], 64.0, [8]),
-        ([ALL, ALL], 3.0, [1, 1]),
-        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]),
-        ([ALL] * 16, 4.0, [1] * 16),
+        ([ALL], 2.5, [2]), ([ALL], 0.5, [1]), ([ALL], 8.0, [8]), ([ALL], 64.0, [8]), ([ALL, ALL], 3.0, [1, 1]),
+        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]), ([ALL] * 16, 4.0, [1] * 16),
     ],
-)
+)  # fmt: skip
 def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
     assert share_cores(masks, quota) == threads
 
