@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import math
 import random
 import time
 from array import array
@@ -23,85 +22,8 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
-from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, gpus_of, mapping, measured
+from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, Series, gpus_of, mapping, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
-
-# Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
-
-#: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
-MOST_TIMES, MOST_NAMES = 720, 160
-_NAN = math.nan
-
-
-class Series:
-    """Values of several quantities of many workers, at common points in time that are at least `interval` seconds apart.
-
-    >>> series = Series(1.0, most_times=4)
-    >>> for second in range(6):
-    ...     if series.due(second):
-    ...         series.add(second, {"0": {"cpu": second}})
-    >>> series.interval, list(series.times), list(series.columns["0"]["cpu"])
-    (2.0, [0.0, 2.0, 4.0], [0.0, 2.0, 4.0])
-    """
-
-    def __init__(
-        self, interval: float, *, most_times: int = MOST_TIMES, most_names: int = MOST_NAMES
-    ) -> None:
-        #: Grows when there are too many points.
-        self.interval = interval
-        self.times = array("d")
-        #: By worker and quantity: a value for each point in time; not a number: there was none.
-        self.columns: dict[str, dict[str, array[float]]] = {}
-        #: Workers beyond the bound.
-        self.left_out: set[str] = set()
-        self._most_times = most_times
-        self._most_names = most_names
-        self._next = -math.inf
-
-    def due(self, now: float) -> bool:
-        """Whether it is time for a point."""
-        return now >= self._next
-
-    def add(self, now: float, rows: Mapping[str, Mapping[str, float]]) -> None:
-        """Add a point: by worker and quantity its values."""
-        for name, values in rows.items():
-            if name not in self.columns and len(self.columns) >= self._most_names:
-                self.left_out.add(name)
-                continue
-            columns = self.columns.setdefault(name, {})
-            for quantity in values:
-                if quantity not in columns:
-                    columns[quantity] = array("f", [_NAN]) * len(self.times)
-        self.times.append(now)
-        nothing: Mapping[str, float] = {}
-        for name, columns in self.columns.items():
-            values = rows.get(name, nothing)
-            for quantity, column in columns.items():
-                column.append(values.get(quantity, _NAN))
-        if len(self.times) >= self._most_times:
-            self._thin()
-        # a little less, since the call each second comes a little late
-        self._next = self.times[-1] + self.interval * 0.95
-
-    def _thin(self) -> None:
-        self.times = self.times[::2]
-        for columns in self.columns.values():
-            for quantity, column in columns.items():
-                columns[quantity] = column[::2]
-        self.interval *= 2
-
-    def packed(self) -> dict[str, Any]:
-        """For a message: times as packed float64, values as packed float32."""
-        return {
-            "interval": self.interval,
-            "times": self.times.tobytes(),
-            "values": {
-                name: {quantity: column.tobytes() for quantity, column in columns.items()}
-                for name, columns in self.columns.items()
-            },
-            "left_out": len(self.left_out),
-        }
-
 
 # A sample of the tasks that have run, of bounded size: a random part of all, and the longest.
 #
