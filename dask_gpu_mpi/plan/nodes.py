@@ -184,8 +184,8 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
 
 
 # The plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; problems are red.
-
-# Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
+#
+# Its parts are laid out in rows and columns. Text can't be measured here: its width is estimated.
 
 #: Pixels between parts, and from one line of text to the next.
 GAP, LINE = 8, 16

@@ -202,9 +202,7 @@ def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[Problem]
     ]
 
 
-# The division of a host's GPUs and cores among its ranks and workers.
-
-# Sharing the cores of a host between its workers.
+# The division of a host's cores among its CPU workers, and of its GPUs among its ranks and their workers.
 
 
 def near_cores(gpus: Iterable[Gpu]) -> frozenset[int]:

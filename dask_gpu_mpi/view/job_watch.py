@@ -71,8 +71,8 @@ class JobWatch(SchedulerPlugin):
         #: Addresses of workers that have reported that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
-        #: Since when there are tasks, and no worker that may start one (``time.monotonic()``).
-        self._stuck: float | None = None
+        #: Why no worker may start a task although there are some, and since when (``time.monotonic()``).
+        self._stuck: tuple[str, float] | None = None
         #: Names of the plan's workers that have not come yet.
         self._expected = set(self.hosts)
         self._scheduler: Any = None
@@ -197,9 +197,9 @@ class JobWatch(SchedulerPlugin):
         has_tasks = self._scheduler.unrunnable or self._scheduler.queued or any(w.processing for w in workers)
         if not (stuck and has_tasks):
             self._stuck = None
-        elif self._stuck is None:
-            self._stuck = now
-        elif now >= self._stuck + UNRUNNABLE_AFTER:
+        elif self._stuck is None or self._stuck[0] != text:
+            self._stuck = (text, now)
+        elif now >= self._stuck[1] + UNRUNNABLE_AFTER:
             self._warn_once((text,), text)
 
     def _warn_once(self, needs: tuple[object, ...], text: str) -> None:
