@@ -6,6 +6,7 @@ import asyncio
 import math
 from array import array
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_a_transition_that_is_not_of_a_finished_task_is_not_counted() -> None:
     assert job.recorder.record()["transfers"]["rows"] == [
         {"from": "tcp://gone:1", "to": "0-0", "count": 1, "bytes": 0, "seconds": 1.0}
     ]
+
+
+def test_tasks_that_run_when_the_record_begins_make_it_busy() -> None:
+    job = made_up(1, 1, 1, 0)
+    job.tasks = {"key": SimpleNamespace(state="processing")}
+    recorder = module.Recorder(job, from_start=False, clock=lambda: job.now)
+    job.now += 2.0
+    recorder.transition("key", "processing", "memory")
+    job.now += 1.0
+    assert recorder.record()["busy"]["seconds"] == 2.0
 
 
 async def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(
