@@ -87,6 +87,7 @@ def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
     (figure,) = _tasks(tasks)["figures"]
     shown = figure.renderers[0].data_source.data
     assert shown["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
+    assert list(shown["y"]) == [0.5, 1.5, 2.5]  # from the bottom
     assert shown["name"] == ["x", "transfer: x", "x"]
 
 
@@ -151,6 +152,7 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
     assert np.isnan(grid[0, 4:63]).all()
     grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
     assert grid.shape[1] <= 2_001  # it is bounded
+    assert on_grid([0.0, 3.0], np.array([[1.0, 2.0]]))[1] == 3.0
 
 
 # -- where a report can be written, and that it is written whole
