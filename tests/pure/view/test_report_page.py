@@ -88,6 +88,7 @@ def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
     shown = figure.renderers[0].data_source.data
     assert shown["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
     assert list(shown["y"]) == [0.5, 1.5, 2.5]  # from the bottom
+    assert figure.yaxis[0].major_label_overrides == {0.5: "0-1", 1.5: "0-0 thread 1", 2.5: "0-0 thread 0"}
     assert shown["name"] == ["x", "transfer: x", "x"]
 
 
