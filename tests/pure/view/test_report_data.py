@@ -53,6 +53,7 @@ def test_it_is_json_and_every_field_is_documented() -> None:
     data = made_up(2, 2, 100, 5).report()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert {"Python", "dask", "distributed", "dask-gpu-mpi"} <= data["versions"].keys()
+    assert sum(prefix["bytes"] for prefix in data["record"]["prefixes"]) == 500 * 2**20
     documented = set(fields(PAGE.read_text(encoding="utf-8").partition("## `check --json`")[0]))
     # by worker, by action, by package; and what has a schema of its own
     free = re.compile(

@@ -96,7 +96,9 @@ def test_texts_are_escaped() -> None:
     job = made_up(1, 1, 3, 1)
     job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
     data = job.report()
-    overview = sections(data)["Overview"]
+    texts = sections(data)
+    assert "<td>{&#34;rmm_pool_size&#34;: 0.8}</td>" in texts["Plan & options"]
+    overview = texts["Overview"]
     assert ">a warning<" in overview
     assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview
     evil = "</script><script>alert(1)</script>"

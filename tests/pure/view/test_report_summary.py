@@ -47,6 +47,7 @@ def test_a_good_job() -> None:
     assert summary["mean"]["computing"] == pytest.approx(54 / summary["seconds"], abs=1e-4)
     assert summary["mean"]["gpu"] == 0.9
     assert sum(part["share"] or 0.0 for part in summary["where"]) == pytest.approx(1.0, abs=0.003)
+    assert summary["lines"]["where"][0].startswith("tasks: fit: 54.0 s, ")
     assert printed({"summary": summary})[-1] == "summary: change: nothing was found"
 
 

@@ -29,17 +29,17 @@ from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 GPU = worker_plan("0-0", "GPU-a", host="n1", gpu_index=3)
 
 
-def rows_of(
+def sampled(
     workers: dict[Any, dict[str, Any]], planned: WorkerPlan = GPU, *, port: int = 1, **answer: Any
 ) -> Snapshot:
-    """A cluster whose workers report these metrics, and whose plan has one worker."""
+    """A snapshot of a cluster whose workers report these metrics, and whose plan has one worker."""
     plan = plan_of(planned, warnings=(Problem("slow"),))
     job = {"plan": pack(plan), "events": [[5.0, "late"]], "end": 100.0, "now": 40.0, **answer}
     return snapshot_of(identity_of(workers, port=port), job, 7.0)
 
 
 def test_the_figures_of_a_gpu_and_its_worker() -> None:
-    snapshot = rows_of({"0-0": metrics(use=50)})
+    snapshot = sampled({"0-0": metrics(use=50)})
     (row,) = snapshot.rows
     assert {name: value for name, value in vars(row).items() if value is not None} == {
         "node": "n1", "worker": "0-0", "address": "tls://10.0.0.1:10", "status": "running", "gpu_index": 3, "device": "GPU-a",
@@ -49,7 +49,7 @@ def test_the_figures_of_a_gpu_and_its_worker() -> None:
     }  # fmt: skip
     assert (snapshot.time, snapshot.end, snapshot.time_left) == (40.0, 100.0, 60.0)
     assert (snapshot.notes, snapshot.events) == (("slow",), ((5.0, "late"),))
-    (row,) = rows_of({"0-0": {}}).rows
+    (row,) = sampled({"0-0": {}}).rows
     known = {name for name, value in vars(row).items() if value is not None}
     assert known == {"node", "worker", "address", "status", "gpu_index", "device", "host_limit"}
 
@@ -67,17 +67,17 @@ def test_our_figures_come_before_the_monitors() -> None:
     """Of a worker with two GPUs, of which the monitor samples the first; what is the worker's stands in the first row alone."""
     both = worker_plan("0-0", "GPU-0,GPU-1", host="n1", gpu_index=0)
     told = metrics(use=1) | {"gpu_mpi": {"gpus": [[10, 1, 8], [20, None, None]], "spilled": None}}
-    one, two = rows_of({"0-0": told}, both).rows
+    one, two = sampled({"0-0": told}, both).rows
     assert (one.gpu_use, one.gpu_memory, two.gpu_use, two.gpu_memory) == (10, 1, 20, None)
     assert (one.running, two.running) == (2, None)
     assert one.spilled is None  # not the zero that distributed sends
 
 
 def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> None:
-    rows = rows_of({"join-1-10": {}, "join-1-9": {}}).rows
+    rows = sampled({"join-1-10": {}, "join-1-9": {}}).rows
     joined = [("join-1-9", "running"), ("join-1-10", "running")]
     assert [(row.worker, row.status) for row in rows] == [("0-0", "lost"), *joined]
-    (row,) = rows_of({}, retired=["0-0"]).rows
+    (row,) = sampled({}, retired=["0-0"]).rows
     assert row.status == "closed"
 
 
@@ -97,7 +97,7 @@ def test_rates_are_between_two_samples() -> None:
         (5, 0, 5.0, 2, (None, None)),  # it was restarted
     ):
         told = {"gpu_mpi": {"received": received, "sent": sent, "time": at}}
-        last = with_rates(rows_of({"0-0": told}, port=port), last)
+        last = with_rates(sampled({"0-0": told}, port=port), last)
         assert (last.rows[0].received_rate, last.rows[0].sent_rate) == rates
 
 
@@ -112,7 +112,7 @@ _NAMES = st.sampled_from(
 @given(st.dictionaries(_NAMES, _ANY | st.dictionaries(_KEYS, _ANY | st.lists(_ANY, max_size=2))))
 @settings(max_examples=300, deadline=None)
 def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
-    (row,) = rows_of({"0-0": told}).rows
+    (row,) = sampled({"0-0": told}).rows
     assert row.worker == "0-0"
 
 
