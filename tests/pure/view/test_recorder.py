@@ -109,7 +109,9 @@ def test_tasks_that_run_when_the_record_begins_make_it_busy() -> None:
     job.now += 2.0
     recorder.transition("key", "processing", "memory")
     job.now += 1.0
-    assert recorder.record()["busy"]["seconds"] == 2.0
+    recorder.transition("other", "released", "waiting")
+    job.now += 4.0
+    assert recorder.record()["busy"]["seconds"] == 6.0
 
 
 async def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(

@@ -15,7 +15,17 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
 from dask_gpu_mpi.view.report_data import check_report
-from dask_gpu_mpi.view.report_page import MOST_RANKS, _tasks, main, on_grid, page
+from dask_gpu_mpi.view.report_page import (
+    MOST_LINES,
+    MOST_RANKS,
+    NUMBER,
+    _tasks,
+    main,
+    matrix,
+    on_grid,
+    over_time,
+    page,
+)
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
@@ -156,6 +166,19 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
     grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
     assert grid.shape[1] <= 2_001  # it is bounded
     assert on_grid([0.0, 3.0], np.array([[1.0, 2.0]]))[1] == 3.0
+
+
+def test_few_workers_are_lines_many_are_a_heat_map_and_pairs_a_matrix() -> None:
+    lines, heat_map = (
+        over_time("use", [0.0, 1.0], {str(n): [1.0, 2.0] for n in range(workers)}, NUMBER)
+        for workers in (MOST_LINES, MOST_LINES + 1)
+    )
+    assert {type(each.glyph).__name__ for each in lines.renderers} == {"Line", "Scatter"}
+    (image,) = (each.glyph for each in heat_map.renderers)
+    assert (type(image).__name__, image.x, image.dw) == ("Image", -0.5, 2.0)
+    pairs = matrix("bytes", {("b", "a"): 1.0}, NUMBER)
+    assert pairs.xaxis[0].major_label_overrides == {0.5: "a", 1.5: "b"}
+    assert pairs.yaxis[0].major_label_overrides == {1.5: "a", 0.5: "b"}
 
 
 # -- where a report can be written, and that it is written whole
