@@ -54,12 +54,12 @@ def test_peaks_are_of_every_sample() -> None:
     job.recorder.sample()
     assert only_worker(job)["peaks"]["gpu_memory"] == 79 * 2**30 > kept
     # a sum of reasons has no peak
-    state.metrics = {"gpu_mpi": {"gpus": [[None] * 4 + [50, 1], [None] * 4 + [60, 4]]}}
+    state.metrics = {"gpu_mpi": {"gpus": [[None] * 3 + [0.5, 50, 1], [None] * 4 + [60, 4]]}}
     job.recorder.sample(last=True)
     peaks, series = only_worker(job)["peaks"], job.recorder.record()["series"]["values"]["0-0"]
     assert {"gpu_slowed", "gpu_slowed_1"} <= series.keys()
     assert [quantity for quantity in peaks if "slowed" in quantity] == []
-    assert peaks["gpu_temperature_1"] == 60
+    assert (peaks["gpu_power"], peaks["gpu_temperature_1"]) == (0.5, 60)
 
 
 def test_energy_is_counted_from_the_first_reading_of_each_gpu() -> None:
