@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ci/fuzz.sh [INPUTS [PATTERN]]: the fuzz tests (tests/pure/test_fuzz*.py) with so many inputs for each reader (100,000), on all cores; with
+# ci/fuzz.sh [INPUTS [PATTERN]]: the fuzz tests (tests/pure/test_fuzz.py) with so many inputs for each reader (100,000), on all cores; with
 # a pattern only the tests whose names it matches (grep -E). PYTHON names the Python, with pytest and hypothesis (.venv/openmpi's).
 # Each test is run in eight parts, each with a seed of its own. Prints a line for each test; exit code 1 if one has failed. Run by hand:
 # it takes an hour on two cores.
@@ -23,7 +23,7 @@ part() {
 export -f part
 export work python each=$(((inputs + parts - 1) / parts))
 
-mapfile -t tests < <("$python" -m pytest --collect-only -q tests/pure/test_fuzz.py tests/pure/test_fuzz_system.py | grep :: | grep -E "$pattern")
+mapfile -t tests < <("$python" -m pytest --collect-only -q tests/pure/test_fuzz.py | grep :: | grep -E "$pattern")
 for test in "${tests[@]}"; do
   for ((seed = 1; seed <= parts; seed++)); do printf '%s\0%s\0' "$test" "$seed"; done
 done | xargs -0 -n 2 -P "$(nproc)" bash -c 'part "$@"' part

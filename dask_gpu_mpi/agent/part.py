@@ -48,7 +48,7 @@ from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_sch
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM, in_thread, transfer_config
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan import Start
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import (
     COORDINATOR,

@@ -12,8 +12,7 @@ from dask_gpu_mpi.check.tasks import KernelResult, Observations
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan
 from dask_gpu_mpi.plan.nodes import display as display_plan
 
 if TYPE_CHECKING:

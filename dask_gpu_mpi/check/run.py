@@ -34,8 +34,7 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.job.start import prepare_process, start
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan import Plan, WorkerPlan
 from dask_gpu_mpi.sites.launchers import library_name
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dask_gpu_mpi.base.text import (
     widths_of,
 )
 from dask_gpu_mpi.machine.gpus import Gpu, near
-from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +38,7 @@ _near = functools.lru_cache(near)
 class Nodes:
     """A plan, by host."""
 
-    def __init__(self, plan: PlanData) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.workers: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
         for worker in plan.workers:
@@ -115,7 +115,7 @@ _ROLES = {"scheduler": "bold blue", "client": "bold magenta"}
 _RED = "bold red"
 
 
-def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableType]:
+def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
     """The plan as lines and tables: roles, then each node with its workers, then the warnings.
 
     `terminal`: what is to be warned of is marked as well.
@@ -184,8 +184,8 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
 
 
 # The plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; problems are red.
-
-# Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
+#
+# Its parts are laid out in rows and columns. Text can't be measured here: its width is estimated.
 
 #: Pixels between parts, and from one line of text to the next.
 GAP, LINE = 8, 16
@@ -326,7 +326,7 @@ STYLE = """
 """
 
 
-def svg(plan: PlanData, *, warnings: bool = True) -> str:
+def svg(plan: Plan, *, warnings: bool = True) -> str:
     """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
 
     The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
@@ -383,12 +383,12 @@ def _alarms(nodes: Nodes) -> dict[str, list[str]]:
     return alarms
 
 
-def _reserved(plan: PlanData) -> set[int]:
+def _reserved(plan: Plan) -> set[int]:
     """The ranks that take no workers."""
     return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
 
 
-def _title_of(plan: PlanData) -> str:
+def _title_of(plan: Plan) -> str:
     return (
         f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
         f"{counted(len(plan.warnings), 'warning')}"

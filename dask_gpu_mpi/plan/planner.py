@@ -10,8 +10,7 @@ from dask_gpu_mpi.machine.gpus import Gpu, Promise
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import Role
+from dask_gpu_mpi.plan import Plan, Role
 from dask_gpu_mpi.plan.workers import Host, divide_gpus, group_by_host, plan_workers, scheduler_gpu
 
 

@@ -22,7 +22,7 @@ from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, WorkerPlan
 
 
 @dataclass
@@ -202,9 +202,7 @@ def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[Problem]
     ]
 
 
-# The division of a host's GPUs and cores among its ranks and workers.
-
-# Sharing the cores of a host between its workers.
+# The division of a host's cores among its CPU workers, and of its GPUs among its ranks and their workers.
 
 
 def near_cores(gpus: Iterable[Gpu]) -> frozenset[int]:

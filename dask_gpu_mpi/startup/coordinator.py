@@ -33,8 +33,7 @@ from dask_gpu_mpi.network.reachability import Node, connection_report, peers_by_
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
 from dask_gpu_mpi.startup.transport import (

@@ -20,8 +20,7 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan import Plan, Start
 
 #: Rank whose agent has the hub, gathers the registrations and makes the plan.
 COORDINATOR = 0

@@ -1,7 +1,12 @@
-"""Figures in workers' heartbeats, for `top` and for the report. Pure functions. A worker that is not ours may send anything."""
+"""Figures in workers' heartbeats, for `top` and for the report, which keeps them over time.
+
+A worker that is not ours may send anything.
+"""
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,3 +116,80 @@ def integer(value: Any) -> int | None:
     """The value as an integer if it is a number, else None."""
     found = number(value)
     return None if found is None else int(found)
+
+
+# Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
+
+#: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
+MOST_TIMES, MOST_NAMES = 720, 160
+_NAN = math.nan
+
+
+class Series:
+    """Values of several quantities of many workers, at common points in time that are at least `interval` seconds apart.
+
+    >>> series = Series(1.0, most_times=4)
+    >>> for second in range(6):
+    ...     if series.due(second):
+    ...         series.add(second, {"0": {"cpu": second}})
+    >>> series.interval, list(series.times), list(series.columns["0"]["cpu"])
+    (2.0, [0.0, 2.0, 4.0], [0.0, 2.0, 4.0])
+    """
+
+    def __init__(
+        self, interval: float, *, most_times: int = MOST_TIMES, most_names: int = MOST_NAMES
+    ) -> None:
+        #: Grows when there are too many points.
+        self.interval = interval
+        self.times = array("d")
+        #: By worker and quantity: a value for each point in time; not a number: there was none.
+        self.columns: dict[str, dict[str, array[float]]] = {}
+        #: Workers beyond the bound.
+        self.left_out: set[str] = set()
+        self._most_times = most_times
+        self._most_names = most_names
+        self._next = -math.inf
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a point."""
+        return now >= self._next
+
+    def add(self, now: float, rows: Mapping[str, Mapping[str, float]]) -> None:
+        """Add a point: by worker and quantity its values."""
+        for name, values in rows.items():
+            if name not in self.columns and len(self.columns) >= self._most_names:
+                self.left_out.add(name)
+                continue
+            columns = self.columns.setdefault(name, {})
+            for quantity in values:
+                if quantity not in columns:
+                    columns[quantity] = array("f", [_NAN]) * len(self.times)
+        self.times.append(now)
+        nothing: Mapping[str, float] = {}
+        for name, columns in self.columns.items():
+            values = rows.get(name, nothing)
+            for quantity, column in columns.items():
+                column.append(values.get(quantity, _NAN))
+        if len(self.times) >= self._most_times:
+            self._thin()
+        # a little less, since the call each second comes a little late
+        self._next = self.times[-1] + self.interval * 0.95
+
+    def _thin(self) -> None:
+        self.times = self.times[::2]
+        for columns in self.columns.values():
+            for quantity, column in columns.items():
+                columns[quantity] = column[::2]
+        self.interval *= 2
+
+    def packed(self) -> dict[str, Any]:
+        """For a message: times as packed float64, values as packed float32."""
+        return {
+            "interval": self.interval,
+            "times": self.times.tobytes(),
+            "values": {
+                name: {quantity: column.tobytes() for quantity, column in columns.items()}
+                for name, columns in self.columns.items()
+            },
+            "left_out": len(self.left_out),
+        }

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import PeriodicCallback
 
 from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
@@ -29,7 +30,7 @@ KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
 #: Part of the pickled function that Polars' engine runs on the workers.
 POLARS = b"cudf_polars.engine.dask"
-#: Seconds that tasks wait before the user is warned that no worker can run them.
+#: Seconds that tasks wait before the user is warned that no worker can run them; they are inspected twice in that time.
 UNRUNNABLE_AFTER = 10.0
 #: Seconds in which a lost worker may come back: tasks may wait for it.
 RESTART_TIME = 60.0
@@ -72,18 +73,18 @@ class JobWatch(SchedulerPlugin):
         #: Addresses of workers that have reported that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
-        #: Since when all workers are paused (``time.monotonic()``).
-        self._all_paused: float | None = None
+        #: Why no worker may start a task although there are some, and since when (``time.monotonic()``).
+        self._stuck: tuple[str, float] | None = None
         #: Names of the plan's workers that have not come yet.
         self._expected = set(self.hosts)
         self._scheduler: Any = None
-        self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
         self._warned_of: set[tuple[object, ...]] = set()
         self._had_client = False
         self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
         self._log = _LogLines(self)
+        self._inspection = PeriodicCallback(self.inspect_tasks, 1e3 * UNRUNNABLE_AFTER / 2)
 
     def attach(self, scheduler: Any) -> None:
         """Register this with the scheduler, with an answer to `FACTS_OPERATION`; before its first worker comes."""
@@ -96,6 +97,7 @@ class JobWatch(SchedulerPlugin):
             return await broadcast(msg=msg, **more)
 
         scheduler.handlers.update({FACTS_OPERATION: self.answer, "broadcast": checked_broadcast})
+        self._inspection.start()
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._log)
 
@@ -103,8 +105,7 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when the scheduler closes."""
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._log)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._inspection.stop()
 
     async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
@@ -158,7 +159,6 @@ class JobWatch(SchedulerPlugin):
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
-        self._note_paused()
         if self._lost.pop(name, None) is not None:
             self.warn(f"{self._called(worker)} restarted")
 
@@ -166,24 +166,12 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when a worker is gone; the stimulus has the reason."""
         called, name = self._called(worker), self._names.pop(worker, "")
         self._paused.discard(worker)
-        self._note_paused()
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
-            if not self._names and self._timer is None:
-                self._look_again(UNRUNNABLE_AFTER)
             return
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
-
-    def _note_paused(self) -> None:
-        """Note whether all workers are paused now, and inspect that later."""
-        if not 0 < len(self._names) == len(self._paused):
-            self._all_paused = None
-        elif self._all_paused is None:
-            self._all_paused = time.monotonic()
-            if self._timer is None:
-                self._look_again(UNRUNNABLE_AFTER)
 
     def _called(self, address: str) -> str:
         """A connected worker in messages."""
@@ -202,44 +190,37 @@ class JobWatch(SchedulerPlugin):
         since = time.monotonic() - seconds
         return [(name, self._kinds.get(name, "")) for name, at in self._lost.items() if at >= since]
 
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes."""
-        none_runs = not self._names or self._all_paused is not None
-        waits = finish == "no-worker" or (finish == "queued" and none_runs)
-        if waits and self._timer is None:
-            self._look_again(UNRUNNABLE_AFTER)
-
-    def _look_again(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._warn_of_unrunnable)
-
-    def _warn_of_unrunnable(self) -> None:
+    def inspect_tasks(self) -> None:
         """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
-        self._timer = None
+        now = time.monotonic()
         waiting: dict[Any, float] = self._scheduler.unrunnable
         workers = list(self._scheduler.workers.values())
-        starting = not workers or self._expected or self.recently_lost(RESTART_TIME)
-        if not (workers or self._expected or self._lost) and (waiting or self._scheduler.queued):
-            self._warn_once((), _NO_WORKER)
-        now, again = time.monotonic(), UNRUNNABLE_AFTER
-        if workers and self._all_paused is not None:
-            if (left := self._all_paused + UNRUNNABLE_AFTER - now) > 0:
-                self._look_again(left)
-                return
-            if waiting or self._scheduler.queued or any(each.processing for each in workers):
-                self._warn_once(("paused",), _ALL_PAUSED)
-        if not waiting:
-            return
-        for task, since in islice(waiting.items(), 0 if starting else LOOKED_AT):
-            if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
-                again = left
-                break
+        self._warn_of_stuck(now, workers)
+        if not workers or self._expected or self.recently_lost(RESTART_TIME):
+            return  # workers start
+        for task, since in islice(waiting.items(), LOOKED_AT):
+            if now < since + UNRUNNABLE_AFTER:
+                return  # those that follow have waited for less
             needs = (
                 bool(task.worker_restrictions or task.host_restrictions),
                 *(task.resource_restrictions or {}).items(),
             )
             if needs not in self._warned_of and (text := self._unrunnable(task, workers)):
                 self._warn_once(needs, text)
-        self._look_again(again)
+
+    def _warn_of_stuck(self, now: float, workers: Sequence[Any]) -> None:
+        """Warn if there are tasks, and for long no worker that may start one."""
+        if workers:
+            stuck, text = len(self._paused) == len(workers), _ALL_PAUSED
+        else:
+            stuck, text = not (self._expected or self._lost), _NO_WORKER
+        has_tasks = self._scheduler.unrunnable or self._scheduler.queued or any(w.processing for w in workers)
+        if not (stuck and has_tasks):
+            self._stuck = None
+        elif self._stuck is None or self._stuck[0] != text:
+            self._stuck = (text, now)
+        elif now >= self._stuck[1] + UNRUNNABLE_AFTER:
+            self._warn_once((text,), text)
 
     def _warn_once(self, needs: tuple[object, ...], text: str) -> None:
         if needs not in self._warned_of:
@@ -290,10 +271,8 @@ class JobWatch(SchedulerPlugin):
         elif status == "paused" and topic not in self._paused:
             self._paused.add(topic)
             self.warn(f"{self._called(topic)} paused: too much host memory in use")
-            self._note_paused()
         elif status == "running" and topic in self._paused:
             self._paused.remove(topic)
-            self._note_paused()
             self.warn(f"{self._called(topic)} continues")
 
 

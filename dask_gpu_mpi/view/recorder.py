@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import math
 import random
 import time
 from array import array
@@ -23,85 +22,8 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
-from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, gpus_of, mapping, measured
+from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, Series, gpus_of, mapping, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
-
-# Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
-
-#: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
-MOST_TIMES, MOST_NAMES = 720, 160
-_NAN = math.nan
-
-
-class Series:
-    """Values of several quantities of many workers, at common points in time that are at least `interval` seconds apart.
-
-    >>> series = Series(1.0, most_times=4)
-    >>> for second in range(6):
-    ...     if series.due(second):
-    ...         series.add(second, {"0": {"cpu": second}})
-    >>> series.interval, list(series.times), list(series.columns["0"]["cpu"])
-    (2.0, [0.0, 2.0, 4.0], [0.0, 2.0, 4.0])
-    """
-
-    def __init__(
-        self, interval: float, *, most_times: int = MOST_TIMES, most_names: int = MOST_NAMES
-    ) -> None:
-        #: Grows when there are too many points.
-        self.interval = interval
-        self.times = array("d")
-        #: By worker and quantity: a value for each point in time; not a number: there was none.
-        self.columns: dict[str, dict[str, array[float]]] = {}
-        #: Workers beyond the bound.
-        self.left_out: set[str] = set()
-        self._most_times = most_times
-        self._most_names = most_names
-        self._next = -math.inf
-
-    def due(self, now: float) -> bool:
-        """Whether it is time for a point."""
-        return now >= self._next
-
-    def add(self, now: float, rows: Mapping[str, Mapping[str, float]]) -> None:
-        """Add a point: by worker and quantity its values."""
-        for name, values in rows.items():
-            if name not in self.columns and len(self.columns) >= self._most_names:
-                self.left_out.add(name)
-                continue
-            columns = self.columns.setdefault(name, {})
-            for quantity in values:
-                if quantity not in columns:
-                    columns[quantity] = array("f", [_NAN]) * len(self.times)
-        self.times.append(now)
-        nothing: Mapping[str, float] = {}
-        for name, columns in self.columns.items():
-            values = rows.get(name, nothing)
-            for quantity, column in columns.items():
-                column.append(values.get(quantity, _NAN))
-        if len(self.times) >= self._most_times:
-            self._thin()
-        # a little less, since the call each second comes a little late
-        self._next = self.times[-1] + self.interval * 0.95
-
-    def _thin(self) -> None:
-        self.times = self.times[::2]
-        for columns in self.columns.values():
-            for quantity, column in columns.items():
-                columns[quantity] = column[::2]
-        self.interval *= 2
-
-    def packed(self) -> dict[str, Any]:
-        """For a message: times as packed float64, values as packed float32."""
-        return {
-            "interval": self.interval,
-            "times": self.times.tobytes(),
-            "values": {
-                name: {quantity: column.tobytes() for quantity, column in columns.items()}
-                for name, columns in self.columns.items()
-            },
-            "left_out": len(self.left_out),
-        }
-
 
 # A sample of the tasks that have run, of bounded size: a random part of all, and the longest.
 #
@@ -118,18 +40,19 @@ Rectangle = tuple[float, float, int, int, int]
 
 
 class TaskStream:
-    """The sample: `most` rectangles of tasks, and the `longest` tasks."""
+    """The sample: tasks with `most` rectangles, chosen at random, and the `longest` tasks.
+
+    A pattern in the order of tasks is not one of the sample: those with the largest random numbers are kept.
+    """
 
     def __init__(self, *, most: int = MOST, longest: int = LONGEST) -> None:
         #: Tasks that have run.
         self.seen = 0
-        #: One of so many tasks is sampled, at random, so that a pattern in the order of tasks is not one of the sample.
-        self.stride = 1
         self._most = most
         self._longest = longest
         self._rectangles = 0
         self._chance = random.Random(0)
-        #: Random number of the task, its number, and its rectangles.
+        #: Random number of the task, its number, and its rectangles: a heap.
         self._kept: list[tuple[int, int, list[Rectangle]]] = []
         #: Length, random number (which chooses among tasks of the same length), number, rectangles: a heap.
         self._long: list[tuple[float, int, int, list[Rectangle]]] = []
@@ -148,7 +71,7 @@ class TaskStream:
         begin = min(each["start"] for each in startstops)
         length = max(each["stop"] for each in startstops) - begin
         chance = self._chance.getrandbits(32)
-        sampled = chance % self.stride == 0
+        sampled = self._rectangles < self._most or chance > self._kept[0][0]
         is_long = len(self._long) < self._longest or (self._long and (length, chance) > self._long[0][:2])
         if not sampled and not is_long:
             return
@@ -158,10 +81,10 @@ class TaskStream:
             for each in startstops[-MOST_OF_TASK:]
         ]
         if sampled:
-            self._kept.append((chance, self.seen, rectangles))
+            heapq.heappush(self._kept, (chance, self.seen, rectangles))
             self._rectangles += len(rectangles)
-            if self._rectangles > self._most:
-                self._thin()
+            while self._rectangles > self._most:
+                self._rectangles -= len(heapq.heappop(self._kept)[2])
         if is_long:
             add = heapq.heappush if len(self._long) < self._longest else heapq.heapreplace
             add(self._long, (length, chance, self.seen, rectangles))
@@ -183,12 +106,6 @@ class TaskStream:
             name = "other"
         return self._names.setdefault(name, len(self._names))
 
-    def _thin(self) -> None:
-        while self._rectangles > self._most // 2:
-            self.stride *= 2
-            self._kept = [task for task in self._kept if task[0] % self.stride == 0]
-            self._rectangles = sum(len(rectangles) for *_, rectangles in self._kept)
-
     def packed(self, since: float) -> dict[str, Any]:
         """For a message: packed columns, with times in seconds after `since`."""
         tasks = {number: rectangles for _, _, number, rectangles in self._long}
@@ -197,7 +114,7 @@ class TaskStream:
         return {
             "seen": self.seen,
             "shown": len(tasks),
-            "stride": self.stride,
+            "stride": max(1, self.seen // max(1, len(self._kept))),
             "longest": len(self._long),
             "names": list(self._names),
             "lanes": [list(lane) for lane in self._lanes],

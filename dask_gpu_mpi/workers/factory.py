@@ -19,7 +19,7 @@ from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
     accepted_options,

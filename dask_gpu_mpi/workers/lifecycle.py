@@ -20,7 +20,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.factory import WatchedNanny, make_worker
 

@@ -32,7 +32,7 @@ from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.plan.model import WorkerPlan
+    from dask_gpu_mpi.plan import WorkerPlan
 
 
 #: Seconds between measurements of the bytes over PCIe: one takes 40 ms, in which the driver may serve no one else.

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.text import format_bytes, one_line, parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, nearest, show, suggest
 from dask_gpu_mpi.options.model import Setting
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan import WorkerPlan
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: The fix if dask-cuda can't be imported. It is not among the requirements: it pins its Dask.

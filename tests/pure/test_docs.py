@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.main import cli
+from dask_gpu_mpi.machine.inventory import hypothetical_job
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.planner import make_plan
 from support import PAGES, ROOT
+from support.jobs.gallery import EXAMPLES, sections
 
 PACKAGE = ROOT / "dask_gpu_mpi"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -78,7 +83,7 @@ def test_the_readme_has_the_measured_figure() -> None:
         re.MULTILINE,
     )
     assert row is not None
-    sentence = f"A cluster of two H100 is ready after {row[1]} s, with dask-mpi after {row[2]} s"
+    sentence = f"A cluster of two H200 is ready after {row[1]} s, with dask-mpi after {row[2]} s"
     assert sentence in (ROOT / "README.md").read_text()
 
 
@@ -88,6 +93,24 @@ def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == address
     for page in ("README.md", "docs/install.md"):
         assert f"git clone {address}" in (ROOT / page).read_text()
+
+
+# -- the gallery has the scripts that there are, each with its command and its output
+
+EXAMPLE_FILES = {path for path in (ROOT / "examples").rglob("*.*") if "__pycache__" not in path.parts}
+
+
+def test_every_script_is_in_the_gallery_and_every_one_there_exists() -> None:
+    assert {ROOT / "examples" / name for name in sections()} == EXAMPLE_FILES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_command_of_the_gallery_is_that_of_its_test(name: str) -> None:
+    command = shlex.join(
+        ["dask-gpu-mpi", "launch", "-n", "2", *EXAMPLES[name].options, f"examples/{name}.py"]
+    )
+    assert command in sections()[f"{name}.py"]
+    assert command in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
 
 
 # -- blocks of code
@@ -126,13 +149,11 @@ def commands(text: str) -> list[list[str]]:
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         words = shlex.split(line, comments=True)
         for name in NAMES:
-            for start in range(len(words) - len(name) + 1):
-                if words[start : start + len(name)] == name:
-                    end = next(
-                        (i for i in range(start, len(words)) if words[i] in ("&&", "||", "|", ">", ";")),
-                        len(words),
-                    )
-                    found.append(words[start + len(name) : end])
+            starts = [i for i in range(len(words)) if words[i : i + len(name)] == name]
+            rests = [words[start + len(name) :] for start in starts]
+            found += [
+                [*takewhile(lambda word: word not in ("&&", "||", "|", ">", ";"), rest)] for rest in rests
+            ]
     return found
 
 
@@ -155,10 +176,6 @@ def parse(words: list[str]) -> None:
 
 
 def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
-    from dask_gpu_mpi.machine.inventory import hypothetical_job
-    from dask_gpu_mpi.options.model import Options
-    from dask_gpu_mpi.plan.planner import make_plan
-
     plan = make_plan(hypothetical_job(1, 1, 1, "all", 4, 1 << 36), Options()).as_json()
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     names = {

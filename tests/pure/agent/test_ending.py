@@ -8,8 +8,7 @@ import pytest
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import HostPlan, Role
+from dask_gpu_mpi.plan import HostPlan, Plan, Role
 from dask_gpu_mpi.startup.messages import Event, Kind
 from support.mocks.inputs import worker_plan
 

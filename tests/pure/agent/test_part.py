@@ -31,7 +31,7 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.startup.meeting import listen
 from dask_gpu_mpi.startup.messages import (
     Cluster,

@@ -1,38 +1,24 @@
-"""From inventories to the plan: examples first, then properties over random jobs."""
+"""From inventories to the plan: roles, hosts, and what the user should know. Properties of random jobs: test_geometries."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
-from dask_gpu_mpi.machine import inventory
 from dask_gpu_mpi.machine.gpus import Promise
-from support.mocks.inputs import (
-    GIB,
-    gpu,
-    names,
-    one_host,
-    plan,
-    rank,
-)
-
-#: Nodes of the size that the expectations below are for.
-hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
+from dask_gpu_mpi.machine.inventory import hypothetical_job
+from support.mocks.inputs import GIB, gpu, names, one_host, plan, rank
 
 
 @pytest.mark.parametrize("visible", ["all", "per-rank"])
 def test_four_hosts_of_four_gpus(visible: Any) -> None:
-    found = plan(hypothetical_job(4, 1, 4, visible))
+    found = plan(hypothetical_job(4, 1, 4, visible, memory_per_node=256 * GIB))
     assert names(found) == [f"{r}-{g}" for r in range(4) for g in range(4)]
     assert {(w.kind, w.nthreads, w.memory_limit) for w in found.workers} == {("gpu", 1, 64 * GIB)}
-    assert all(w.resources == {"GPU": 1.0} for w in found.workers)
     assert (found.scheduler.rank, found.client.rank, found.scheduler.host) == (0, 0, "h1")
     assert found.warnings == ()
     assert [w.name for w in found.for_rank(2)] == ["2-0", "2-1", "2-2", "2-3"]
@@ -42,53 +28,21 @@ def test_four_hosts_of_four_gpus(visible: Any) -> None:
     assert [w.cpus[0] for w in a_rank_per_gpu.workers] == [0, 0, 32, 32] * 2
 
 
-def test_warnings_of_the_ranks_are_told_once() -> None:
-    assert plan(one_host((gpu(0),), (gpu(0),), warnings=("GPU 1 is lost",))).warnings[0] == "GPU 1 is lost"
-    assert len(plan(one_host((), (), warnings=("x",))).warnings) == 1
-
-
-def test_worker_kind() -> None:
-    cpu = plan(hypothetical_job(1, 2, 2), worker_class="distributed.Nanny")
+def test_options_about_gpus() -> None:
+    some, none = hypothetical_job(1, 2, 2), hypothetical_job(2, 2, 0)
+    cpu = plan(some, worker_class="distributed.Nanny")
     assert (names(cpu), cpu.hosts[0].gpus, cpu.warnings) == ([0, 1], (), ())
-    assert names(plan(hypothetical_job(1, 2, 2), worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
+    assert names(plan(some, worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
     with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
-        plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
-
-
-def test_options_of_gpus_without_gpus() -> None:
-    none = hypothetical_job(1, 2, 0)
-    with pytest.raises(
-        PlacementError, match=r"idle GPUs are required, but none .* or --no-require-idle-gpus"
-    ):
+        plan(none, worker_class="dask_cuda.CUDAWorker")
+    idle = r"idle GPUs are required, but none .* or --no-require-idle-gpus"
+    with pytest.raises(PlacementError, match=idle):
         plan(none, require_idle_gpus=True, given=frozenset({"require_idle_gpus"}))
-    assert names(plan(none, require_idle_gpus=True)) == [0, 1]  # as the default of a site
-    assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1]
+    assert names(plan(none, require_idle_gpus=True)) == [0, 1, 2, 3]  # as the default of a site
+    assert names(plan(none, require_idle_gpus=True, worker_class="distributed.Nanny")) == [0, 1, 2, 3]
     [warning] = plan(none, default_workers="gpu").warnings
     assert "default_workers=gpu has no effect" in str(warning)
     assert plan(hypothetical_job(1, 1, 2), default_workers="gpu").warnings == ()
-
-
-def test_gpus_that_nobody_sees() -> None:
-    promise = Promise(4, "SLURM_GPUS_ON_NODE=4", "run nvidia-smi there")
-    blind = [replace(one, gpus=(), promise=promise) for one in hypothetical_job(3, 1, 4)]
-    expected = (
-        "although SLURM_GPUS_ON_NODE=4: no GPU worker starts there. Fix: run nvidia-smi there; or set CUDA_VISIBLE_DEVICES='' "
-        "if the job is to do without GPUs"
-    )
-    assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
-    assert plan(blind, worker_class="distributed.Nanny").warnings == ()
-    some = [replace(one, promise=promise) for one in hypothetical_job(1, 1, 4)]
-    more = [
-        replace(one, promise=Promise(1, "DGM_PBS_GPUS=1", is_shared=True))
-        for one in hypothetical_job(1, 1, 4)
-    ]
-    (warning,) = plan(more).warnings
-    assert plan([replace(one, promise=Promise(1, "CUDA_VISIBLE_DEVICES=0")) for one in more]).warnings == ()
-    assert str(warning).startswith(
-        "4 GPUs are visible on h1, although DGM_PBS_GPUS=1: other jobs may use them. Fix: "
-    )
-    some = [replace(some[0], world_size=3), *blind[1:]]
-    assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
 
 
 # -- scheduler and client
@@ -158,9 +112,9 @@ def test_names_of_hosts(given: list[str], found: dict[str, tuple[int, ...]]) -> 
     hosts = [text.split() for text in given]
     made = plan([rank(n, len(hosts), host=name, boot_id=boot) for n, (name, boot) in enumerate(hosts)])
     assert {host.host: host.ranks for host in made.hosts} == found
-    assert [worker.host for worker in made.workers] == [
-        name for number in range(len(hosts)) for name, ranks in found.items() if number in ranks
-    ]
+    assert {worker.rank: worker.host for worker in made.workers} == {
+        number: name for name, ranks in found.items() for number in ranks
+    }
 
 
 def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
@@ -172,30 +126,55 @@ def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
 
 
 def test_the_least_memory_and_quota_of_those_that_are_known() -> None:
-    assert plan([rank(0, 1, memory=0)]).hosts[0].memory == 0
     ranks = [rank(0, 3, memory=0), rank(1, 3, memory=7, cpu_quota=2.5), rank(2, 3, memory=8, cpu_quota=1.5)]
     (host,) = plan(ranks).hosts
     assert (host.memory, host.cpu_quota) == (7, 1.5)
-    assert plan([rank(0, 1)]).hosts[0].cpu_quota is None
+    (host,) = plan([rank(0, 1, memory=0)]).hosts
+    assert (host.memory, host.cpu_quota) == (0, None)
 
 
-# -- what the user should know about GPUs
+# -- what the user should know
 
 
-def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
-    found = plan(hypothetical_job(1, 4, 4, "per-rank"), layout="exclusive")
-    assert names(found) == ["2-2", "3-3"]
-    assert any("2 GPUs get no worker" in w and "2 on h1" in w for w in map(str, found.warnings))
-    # and if nobody else sees one, there are CPU workers
-    found = plan(one_host((gpu(0),), (gpu(1),), ()), layout="exclusive")
-    assert names(found) == [2]
-    assert any("2 GPUs get no worker" in w for w in map(str, found.warnings))
+def test_gpus_that_nobody_sees() -> None:
+    promise = Promise(4, "SLURM_GPUS_ON_NODE=4", "run nvidia-smi there")
+    blind = [replace(one, gpus=(), promise=promise) for one in hypothetical_job(3, 1, 4)]
+    expected = (
+        "although SLURM_GPUS_ON_NODE=4: no GPU worker starts there. Fix: run nvidia-smi there; or set CUDA_VISIBLE_DEVICES='' "
+        "if the job is to do without GPUs"
+    )
+    assert [*map(str, plan(blind).warnings)] == [f"no GPU is visible on h[1-3], {expected}"]
+    assert plan(blind, worker_class="distributed.Nanny").warnings == ()
+    (seeing,) = hypothetical_job(1, 1, 4)
+    some = [replace(seeing, world_size=3, promise=promise), *blind[1:]]
+    assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
 
 
-def test_a_rank_that_sees_none_starts_none() -> None:
-    found = plan(one_host((gpu(0),), ()))
-    assert names(found) == ["0-0"]
-    assert any("rank 1 on h1 gets none and starts no GPU worker" in w for w in map(str, found.warnings))
+def test_more_gpus_than_the_job_has() -> None:
+    (one,) = hypothetical_job(1, 1, 4)
+    (warning,) = plan([replace(one, promise=Promise(1, "DGM_PBS_GPUS=1", is_shared=True))]).warnings
+    told = "4 GPUs are visible on h1, although DGM_PBS_GPUS=1: other jobs may use them. Fix: "
+    assert str(warning).startswith(told)
+    assert plan([replace(one, promise=Promise(1, "CUDA_VISIBLE_DEVICES=0"))]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "workers", "words"),
+    [
+        # GPUs that only the scheduler sees
+        (hypothetical_job(1, 4, 4, "per-rank"), "exclusive", ["2-2", "3-3"], "2 GPUs get no worker, .* 2 on h1. Fix"),
+        (one_host((gpu(0),), (gpu(1),), ()), "exclusive", [2], "2 GPUs get no worker, .* 2 on h1. Fix"),
+        (one_host((gpu(0),), ()), "shared", ["0-0"], "rank 1 on h1 gets none and starts no GPU worker"),
+        (one_host((gpu(0),), (gpu(0),), warnings=("GPU 1 is lost",)), "shared", ["0-0"], "^GPU 1 is lost$"),
+        (one_host((), (), warnings=("told once",)), "shared", [0, 1], "^told once$"),
+        # a large job has a short line
+        (hypothetical_job(500, 8, 4), "shared", None, "^.{0,300} and 492 more get none, and these 2000 ranks .{0,100}$"),
+    ],
+)  # fmt: skip
+def test_warnings(ranks: Any, layout: str, workers: list[Any] | None, words: str) -> None:
+    found = plan(ranks, layout=layout)
+    assert workers in (names(found), None)
+    assert sum(bool(re.search(words, str(warning))) for warning in found.warnings) == 1
 
 
 def test_ranks_of_a_host_are_no_other_processes() -> None:
@@ -215,12 +194,10 @@ def test_ranks_of_a_host_are_no_other_processes() -> None:
 
 def test_gpus_in_use_can_be_refused() -> None:
     busy = one_host((gpu(0), gpu(1, processes=((999, None),))))
-    words = (
-        r"host h1: GPU 1 \(GPU-0001\) has memory in use by other processes \(NVML does not report how much\)"
-    )
+    words = "host h1: GPU 1 (GPU-0001) has memory in use by other processes (NVML does not report how much)"
     (warning,) = map(str, plan(busy).warnings)
-    assert re.search(words, warning)
-    with pytest.raises(PlacementError, match=f"{words}.*--require-idle-gpus"):
+    assert words in warning
+    with pytest.raises(PlacementError, match=f"{re.escape(words)}.*--require-idle-gpus"):
         plan(busy, require_idle_gpus=True)
     # GPUs that get no worker, and a job without GPUs
     spare = one_host((gpu(0, processes=((999, GIB),)),), (gpu(1),), (gpu(2),))
@@ -228,33 +205,10 @@ def test_gpus_in_use_can_be_refused() -> None:
     plan(busy, require_idle_gpus=True, worker_class="distributed.Nanny")
 
 
-def test_warnings_of_a_large_job_stay_short() -> None:
-    (warning,) = map(str, plan(hypothetical_job(500, 8, 4)).warnings)
-    assert "and 492 more get none, and these 2000 ranks" in warning
-    assert len(warning) < 400
-
-
 @pytest.mark.parametrize(
     ("places", "words"), [(8, "rank 7 on h8 (GPU 0). Fix"), (9, "rank 7 on h8 (GPU 0) and 1 more. Fix")]
 )
-def test_eight_places_are_named_and_the_others_counted(places: int, words: str) -> None:
+def test_eight_places_with_contexts_are_listed_and_the_others_counted(places: int, words: str) -> None:
     ranks = [replace(rank, contexts=("GPU 0",)) for rank in hypothetical_job(places, 1, 0)]
     (warning,) = map(str, plan(ranks).warnings)
     assert words in warning
-
-
-# -- properties
-
-CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: tuple(sorted(cpus)))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(CPUS, min_size=1, max_size=6), st.lists(CPUS, min_size=1, max_size=8))
-def test_shares_differ_by_one_at_most_however_ranks_are_bound(
-    masks: list[tuple[int, ...]], near: list[tuple[int, ...]]
-) -> None:
-    gpus = tuple(gpu(i, cpus=cpus) for i, cpus in enumerate(near))
-    found = plan([rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)])
-    shares = [len(found.for_rank(number)) for number in range(len(masks))]
-    assert sum(shares) == len(gpus)
-    assert max(shares) - min(shares) <= 1

@@ -1,4 +1,4 @@
-"""Names, cores, threads and memory of workers."""
+"""Which rank gets which GPU of a host; names, cores, threads and memory of workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,140 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine import inventory
-from dask_gpu_mpi.plan.workers import excess_warnings
-from support.mocks.inputs import GIB, gpu, names, plan, rank
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan.workers import excess_warnings, share_cores
+from support.mocks.inputs import GIB, gpu, names, one_host, plan, rank
 
 #: Nodes of the size that the expectations below are for.
 hypothetical_job = partial(inventory.hypothetical_job, memory_per_node=256 * GIB)
 
+FIVE = tuple(map(gpu, range(5)))
+ABC = FIVE[:3]
 
-def test_prefix() -> None:
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ((FIVE, FIVE), ["0-0", "0-1", "0-2", "1-3", "1-4"]),  # an uneven number: in blocks
+        ((ABC, ABC[::-1], ABC), ["0-0", "1-1", "2-2"]),  # the order of visibility does not matter
+        ((FIVE[:2], FIVE[2:4], FIVE[:2], FIVE[2:4]), ["0-0", "1-2", "2-1", "3-3"]),  # groups with different sets
+    ],
+)  # fmt: skip
+def test_gpus_are_divided(seen: tuple[tuple[Gpu, ...], ...], expected: list[str]) -> None:
+    assert names(plan(one_host(*seen))) == expected
+
+
+def test_partial_overlap_says_who_saw_what() -> None:
+    inventories = [
+        rank(number, 3, gpus, visible=visible, host="n1")
+        for number, (gpus, visible) in enumerate([(ABC[:2], "0,1"), (ABC[1:], "1,2"), (ABC[:2], None)])
+    ]
+    with pytest.raises(PlacementError) as caught:
+        plan(inventories)
+    message = str(caught.value)
+    assert "host n1" in message
+    assert (
+        "ranks 0,2 saw GPUs 0 (GPU-0000), 1 (GPU-0001) [CUDA_VISIBLE_DEVICES ='0,1']; rank 1 saw" in message
+    )
+    assert "\n" not in message
+    # CPU workers were asked for: nobody minds
+    assert names(plan(inventories, worker_class="distributed.Nanny")) == [0, 1, 2]
+
+
+def numa(count: int) -> tuple[Gpu, ...]:
+    """GPUs of which the first half is near cores 0-7, the second near cores 8-15."""
+    return tuple(gpu(i, cpus=tuple(range(8)) if 2 * i < count else tuple(range(8, 16))) for i in range(count))
+
+
+def bound(gpus: tuple[Gpu, ...], *masks: range) -> list[Inventory]:
+    return [rank(i, len(masks), gpus, cpus=tuple(mask)) for i, mask in enumerate(masks)]
+
+
+LOW, HIGH = range(8), range(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "masks", "expected"),
+    [
+        (numa(4), (LOW, HIGH), ["0-0", "0-1", "1-2", "1-3"]),
+        (numa(4), (HIGH, LOW), ["0-2", "0-3", "1-0", "1-1"]),
+        (numa(4), (LOW, HIGH, LOW, HIGH), ["0-0", "1-2", "2-1", "3-3"]),
+        (numa(2), (LOW, LOW, HIGH, HIGH), ["0-0", "2-1"]),
+        (numa(3), (HIGH, LOW), ["0-2", "1-0", "1-1"]),
+        (numa(2), (range(6), range(5, 11), range(10, 16)), ["0-0", "2-1"]),
+        (numa(4), (range(6), range(6, 11), range(11, 16)), ["0-0", "1-1", "2-2", "2-3"]),
+        (numa(3), (LOW, LOW), ["0-0", "0-1", "1-2"]),  # not bound differently: blocks
+        # a GPU that is near one rank alone chooses first
+        ((gpu(0, cpus=(0, 1)), gpu(1, cpus=(0,))), (range(1), range(1, 2)), ["0-1", "1-0"]),
+    ],
+)
+def test_bound_ranks_get_the_nearest_gpus(
+    gpus: tuple[Gpu, ...], masks: tuple[range, ...], expected: list[str]
+) -> None:
+    assert names(plan(bound(gpus, *masks))) == expected
+
+
+def test_even_wins_over_near() -> None:
+    found = plan(bound(numa(4)[:2] + tuple(gpu(i, cpus=tuple(LOW)) for i in (2, 3)), LOW, HIGH))
+    assert names(found) == ["0-0", "0-1", "1-2", "1-3"]
+    (warning,) = map(str, found.warnings)
+    assert "get the ranks' cores: 1-2 on h1 (GPU 2: 0-7), 1-3 on h1 (GPU 3: 0-7). Fix" in warning
+    assert found.workers[2].cpus == tuple(HIGH)
+
+
+CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: tuple(sorted(cpus)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CPUS, min_size=1, max_size=6), st.lists(CPUS, min_size=1, max_size=8))
+def test_shares_differ_by_one_at_most_however_ranks_are_bound(
+    masks: list[tuple[int, ...]], near: list[tuple[int, ...]]
+) -> None:
+    gpus = tuple(gpu(i, cpus=cpus) for i, cpus in enumerate(near))
+    found = plan([rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)])
+    shares = [len(found.for_rank(number)) for number in range(len(masks))]
+    assert sum(shares) == len(gpus)
+    assert max(shares) - min(shares) <= 1
+
+
+BUSY = ((77, GIB),)
+EXCLUSIVE = {"layout": "exclusive", "scheduler_rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "device", "warning"),
+    [
+        (one_host(ABC[:2]), {}, "GPU-0000", ""),
+        # somebody else computes on the first one
+        (one_host((gpu(0, processes=BUSY), gpu(1))), {}, "GPU-0001", ""),
+        (one_host((gpu(0, uuid="MIG-a", parent="GPU-0000"),)), {}, "MIG-a", ""),
+        (one_host(ABC), {"worker_class": "distributed.Nanny"}, "", ""),
+        (one_host((gpu(0, exclusive=True), gpu(1))), {}, "GPU-0001", ""),
+        # a GPU without a worker comes first
+        (one_host(*((each,) for each in ABC)), EXCLUSIVE, "GPU-0001", ""),
+        (one_host((gpu(0, exclusive=True),)), {}, "", "(rank 0 on h1) has no GPU, as one process alone may use each"),
+        ([rank(0, 2, host="login"), rank(1, 2, ABC, host="n1")], {}, "", "(rank 0 on login) sees no GPU: graphs that hold GPU"),
+    ],
+)  # fmt: skip
+def test_the_scheduler_sees_a_gpu_of_its_rank(
+    ranks: list[Inventory], options: dict[str, Any], device: str, warning: str
+) -> None:
+    found = plan(ranks, **options)
+    assert found.scheduler_device == device
+    told = [line for line in map(str, found.warnings) if line.startswith("the scheduler ")]
+    assert [warning in line for line in told] == [True] * bool(warning)
+
+
+# -- the workers of a host
+
+
+def test_names_with_a_prefix() -> None:
     assert names(plan(hypothetical_job(1, 1, 1), name="job", cpu_workers=1)) == ["job-0-0", "job-0-cpu-0"]
     assert names(plan(hypothetical_job(1, 2, 0), name="job")) == ["job-0", "job-1"]
 
@@ -25,44 +149,55 @@ def test_cpu_workers_come_once_on_every_host() -> None:
     found = plan(hypothetical_job(2, 2, 2, cpus_per_node=8), cpu_workers=2)
     assert names(found) == ["0-0", "0-cpu-0", "0-cpu-1", "1-1", "2-0", "2-cpu-0", "2-cpu-1", "3-1"]
     extra = found.workers[1]
-    assert (extra.kind, extra.nthreads, extra.cpus, extra.memory_limit) == (
-        "cpu",
-        4,
-        tuple(range(8)),
-        64 * GIB,
-    )
+    assert (extra.kind, extra.nthreads, extra.cpus, extra.memory_limit) == ("cpu", 4, (*range(8),), 64 * GIB)
     assert extra.resources == {"CPU": 4.0}
-
-
-def test_cpu_workers_in_a_job_without_gpus_share_the_cores() -> None:
+    # in a job without GPUs they share the cores with the others
     found = plan(hypothetical_job(1, 2, 0, cpus_per_node=8), cpu_workers=2)
     assert [(w.name, w.nthreads) for w in found.workers] == [(0, 2), ("0-cpu-0", 2), ("0-cpu-1", 2), (1, 2)]
 
 
-def test_memory_and_network_devices_near_the_gpus() -> None:
-    def places(*gpus: Any, **options: Any) -> list[Any]:
-        found = plan([rank(0, 1, tuple(gpu(number, **each) for number, each in enumerate(gpus)))], **options)
-        return [(worker.numa, worker.nics) for worker in found.workers]
+ONE, OTHER = {"numa": 1, "nics": "mlx5_0:1"}, {"numa": 0, "nics": "mlx5_1:1,mlx5_2:1"}
 
-    one, other = {"numa": 1, "nics": "mlx5_0:1"}, {"numa": 0, "nics": "mlx5_1:1,mlx5_2:1"}
-    assert places(one, other, {}, cpu_workers=1) == [
-        (1, "mlx5_0:1"),
-        (0, other["nics"]),
-        (None, ""),
-        (None, ""),
-    ]
-    # of several GPUs all devices, and a node that they share
-    assert places(one, other, gpus_per_worker=2) == [(None, "mlx5_0:1,mlx5_1:1,mlx5_2:1")]
-    assert places(one, one, gpus_per_worker=2) == [(1, "mlx5_0:1")]
-    # any device would be left out otherwise
-    assert places(one, {"numa": 1}, gpus_per_worker=2) == [(1, "")]
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "places"),
+    [
+        ((ONE, OTHER, {}), {"cpu_workers": 1}, [(1, ONE["nics"]), (0, OTHER["nics"]), (None, ""), (None, "")]),
+        # of several GPUs all devices, and a node that they share
+        ((ONE, OTHER), {"gpus_per_worker": 2}, [(None, "mlx5_0:1,mlx5_1:1,mlx5_2:1")]),
+        ((ONE, ONE), {"gpus_per_worker": 2}, [(1, "mlx5_0:1")]),
+        # any device would be left out otherwise
+        ((ONE, {"numa": 1}), {"gpus_per_worker": 2}, [(1, "")]),
+    ],
+)  # fmt: skip
+def test_memory_and_network_devices_near_the_gpus(
+    gpus: tuple[dict[str, Any], ...], options: dict[str, int], places: list[Any]
+) -> None:
+    found = plan(one_host(tuple(gpu(number, **each) for number, each in enumerate(gpus))), **options)
+    assert [(worker.numa, worker.nics) for worker in found.workers] == places
+
+
+ALL = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("masks", "quota", "threads"),
+    [
+        ([], None, []), ([ALL, ALL, ALL], None, [2, 2, 2]), ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
+        ([()], 4.0, [1]),  # nobody knows its cores
+        # a quota of a container: together no more threads, but one each
+        ([ALL], 2.5, [2]), ([ALL], 0.5, [1]), ([ALL], 8.0, [8]), ([ALL], 64.0, [8]), ([ALL, ALL], 3.0, [1, 1]),
+        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]), ([ALL] * 16, 4.0, [1] * 16),
+    ],
+)  # fmt: skip
+def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
+    assert share_cores(masks, quota) == threads
 
 
 def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
     """The smallest that a rank of the host is told, as of memory; other hosts and the cores stay."""
     ranks = list(hypothetical_job(2, 2, 0, cpus_per_node=16))
-    ranks[0] = replace(ranks[0], cpu_quota=6.0)
-    ranks[1] = replace(ranks[1], cpu_quota=4.0)
+    ranks[:2] = [replace(one, cpu_quota=quota) for one, quota in zip(ranks, (6.0, 4.0), strict=False)]
     found = plan(ranks)
     assert [worker.nthreads for worker in found.workers] == [2, 2, 8, 8]
     assert {worker.cpus for worker in found.workers} == {tuple(range(16))}
@@ -70,28 +205,17 @@ def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "each", "warned"),
+    ("limit", "each"),
     [
-        ("auto", 128 * GIB, False),
-        ("4000000000", 4 * 10**9, False),
-        (0.25, 64 * GIB, False),
-        (1, 256 * GIB, True),
-        ("200 GiB", 200 * GIB, True),
-        (0, 0, False),
-        (None, 0, False),
+        ("auto", 128 * GIB), ("4000000000", 4 * 10**9), (0.25, 64 * GIB), (1, 256 * GIB), ("200 GiB", 200 * GIB), (0, 0),
+        (None, 0),
     ],
-)
-def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
+)  # fmt: skip
+def test_memory_limits(limit: Any, each: int) -> None:
     found = plan(hypothetical_job(1, 2, 0), memory_limit=limit)
     assert [w.memory_limit for w in found.workers] == [each, each]
-    assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in map(str, found.warnings)) == warned
-
-
-def test_only_workers_without_a_core_near_their_gpus_are_told() -> None:
-    ranks = [rank(0, 2, (gpu(0, cpus=(0,)),), cpus=(0, 1)), rank(1, 2, (gpu(1, cpus=(5,)),), cpus=(0, 1))]
-    (warning,) = map(str, plan(ranks).warnings)
-    assert "get the ranks' cores: 1-1 on h1 (GPU 1: 5). Fix" in warning
-    assert plan([replace(ranks[0], world_size=1)]).warnings == ()
+    told = [w for w in map(str, found.warnings) if "on h1, 2 workers" in w and "256.00 GiB" in w]
+    assert len(told) == (2 * each > 256 * GIB)
 
 
 def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() -> None:
@@ -100,11 +224,8 @@ def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() 
         ("h2", 8 * GIB, 4, 0),  # unknown memory
         ("h3", 0, 4, 8 * GIB),  # no limit
     ]
-    assert excess_warnings(fine) == []
-    more = [(host, 2 * GIB + 1, 4, 8 * GIB) for host in ("h4", "h5")]
-    first, second = map(str, excess_warnings([*fine, *more, ("h6", 9 * GIB, 1, 8 * GIB)]))
-    assert first.startswith(
-        "on h[4-5], 4 workers with a memory limit of 2.00 GiB each may use more than the 8.00 GiB"
-    )
-    assert second.startswith("on h6, 1 workers with a memory limit of 9.00 GiB")
-    assert len(excess_warnings([("h7", 2, 1, 1)])) == 1
+    more = [("h4", 2 * GIB + 1, 4, 8 * GIB), ("h5", 2 * GIB + 1, 4, 8 * GIB), ("h6", 2, 1, 1)]
+    first, second = map(str, excess_warnings([*fine, *more]))
+    told = "on h[4-5], 4 workers with a memory limit of 2.00 GiB each may use more than the 8.00 GiB"
+    assert first.startswith(told)
+    assert second.startswith("on h6, 1 workers with a memory limit of 2 B")

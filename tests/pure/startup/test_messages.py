@@ -14,7 +14,7 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan import Start
 from dask_gpu_mpi.startup.messages import (
     PAYLOADS,
     Cluster,

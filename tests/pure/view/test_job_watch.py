@@ -61,26 +61,26 @@ async def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> N
         lost = await worker(scheduler, "a")
         lost.batched_stream.comm.abort()
         await until(lambda: texts(watch))
-        assert texts(watch) == ["worker a on n1 lost: its connection ended without a message"]
         assert watch.recently_lost(60.0) == [("a", "gpu")]
         assert watch.recently_lost(0.0) == []
         await lost.close()
         async with worker(scheduler, "a") as one:
             await until(lambda: len(watch.warnings) == 2)
-            assert texts(watch)[1] == "worker a on n1 restarted"
             assert watch.recently_lost(60.0) == []
             one.batched_stream.comm.abort()
             await until(lambda: watch.recently_lost(60.0))
             watch.give_up(["a"], "rank 1 on n1 lost")
-            assert texts(watch)[-1] == "rank 1 on n1 lost"
             assert watch.recently_lost(60.0) == []
+        gone = "worker a on n1 lost: its connection ended without a message"
+        assert texts(watch) == [gone, "worker a on n1 restarted", gone, "rank 1 on n1 lost"]
+
+
+async def retired(scheduler: Any) -> list[str]:
+    async with rpc(scheduler.address) as remote:
+        return list((await getattr(remote, FACTS_OPERATION)())["retired"])
 
 
 async def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
-    async def retired(scheduler: Any) -> list[str]:
-        async with rpc(scheduler.address) as remote:
-            return list((await getattr(remote, FACTS_OPERATION)())["retired"])
-
     async with watched() as (scheduler, watch):
         one, two = await worker(scheduler, "a"), await worker(scheduler, "b")
         async with Client(scheduler.address, asynchronous=True) as client:
@@ -96,21 +96,11 @@ async def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
         assert texts(watch) == []
 
 
-async def test_a_worker_that_pauses() -> None:
-    async with watched() as (scheduler, watch):
-        async with worker(scheduler, "b") as one:
-            one.status = type(one.status).paused
-            await until(lambda: texts(watch))
-            one.status = type(one.status).running
-            await until(lambda: len(watch.warnings) == 2)
-            assert scheduler.running  # the scheduler was told as well
-            watch.log_event(
-                one.address, {"action": "worker-status-change", "status": "running"}
-            )  # as at its start
-        assert texts(watch) == [
-            "worker b on 127.0.0.1 paused: too much host memory in use",
-            "worker b on 127.0.0.1 continues",
-        ]
+async def set_status(watch: JobWatch, one: Any, name: str) -> None:
+    """Pause a worker, or let it run, and wait for the warning."""
+    known = len(watch.warnings)
+    one.status = type(one.status)[name]
+    await until(lambda: len(watch.warnings) > known)
 
 
 async def test_tasks_that_wait_for_workers_of_which_all_are_paused(
@@ -124,21 +114,25 @@ async def test_tasks_that_wait_for_workers_of_which_all_are_paused(
         worker(scheduler, "a") as one,
         worker(scheduler, "b") as two,
     ):
-        one.status = type(one.status).paused
-        await until(lambda: texts(watch))
-        two.status = type(one.status).paused
-        await until(lambda: len(watch.warnings) == 2)
+        await set_status(watch, one, "paused")
+        await set_status(watch, two, "paused")
         await asyncio.sleep(0.1)
         assert said not in capfd.readouterr().err  # nothing waits
-        one.status = type(one.status).running
-        await until(lambda: len(watch.warnings) == 3)
+        await set_status(watch, one, "running")
         assert await client.submit(abs, -1) == 1
-        one.status = type(one.status).paused
+        watch.log_event(
+            one.address, {"action": "worker-status-change", "status": "running"}
+        )  # as at its start
+        await set_status(watch, one, "paused")
         waiting = client.submit(abs, -2)
         await until(lambda: len(watch.warnings) == 5)
         assert capfd.readouterr().err.count(said) == 1
         one.status = type(one.status).running
         assert await waiting == 2
+        assert texts(watch)[1:3] == [
+            "worker b on 127.0.0.1 paused: too much host memory in use",
+            "worker a on n1 continues",
+        ]
 
 
 async def test_tasks_that_no_worker_can_run(
@@ -154,7 +148,7 @@ async def test_tasks_that_no_worker_can_run(
         async with Client(scheduler.address, asynchronous=True) as client, worker(scheduler, "b") as other:
             waiting = [submit(client, resources={"CPU": 1}), submit(client, workers="elsewhere")]
             await until(lambda: len(scheduler.unrunnable) == 2)
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             assert texts(watch) == []  # worker a of the plan has not come yet: the cluster starts
             async with worker(scheduler, "a", resources={"GPU": 1}) as one:
                 await until(lambda: len(watch.warnings) == 2)
@@ -163,7 +157,7 @@ async def test_tasks_that_no_worker_can_run(
                 await until(lambda: scheduler.workers[one.address].status is one.status)
                 waiting.append(submit(client, resources={"GPU": 1}))  # which only waits for it
                 await until(lambda: len(scheduler.unrunnable) == 5 and len(watch.warnings) > 3)
-                watch._warn_of_unrunnable()
+                watch.inspect_tasks()
                 one.status = type(one.status).running
                 assert await waiting.pop() == 1
             # a worker that is lost may come back
@@ -171,7 +165,7 @@ async def test_tasks_that_no_worker_can_run(
             await until(lambda: watch.recently_lost(60.0))
             waiting.append(submit(client, resources={"GPU": 3}))
             await until(lambda: len(scheduler.unrunnable) == 5)
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             del waiting
 
         told = [text for text in texts(watch) if text.startswith("scheduler:")]
@@ -195,7 +189,7 @@ async def test_tasks_that_wait_when_all_workers_were_retired(
             await until(lambda: not scheduler.workers)
             waiting = client.submit(abs, -1)
             await until(lambda: texts(watch))
-            watch._warn_of_unrunnable()
+            watch.inspect_tasks()
             del waiting
         (text,) = texts(watch)
         assert text.startswith("scheduler: no worker is left, and tasks wait: all were retired")

@@ -15,7 +15,17 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_data
 from dask_gpu_mpi.view.report_data import check_report
-from dask_gpu_mpi.view.report_page import MOST_RANKS, _tasks, main, on_grid, page
+from dask_gpu_mpi.view.report_page import (
+    MOST_LINES,
+    MOST_RANKS,
+    NUMBER,
+    _tasks,
+    main,
+    matrix,
+    on_grid,
+    over_time,
+    page,
+)
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
@@ -47,9 +57,8 @@ def test_every_tab_in_a_browser(tmp_path: Path) -> None:
 
 def sections(data: dict[str, Any]) -> dict[str, str]:
     """The HTML of each tab."""
-    return dict(
-        re.findall(r'<section title="([^"]*)">(.*?)</section>', page(data).replace("&amp;", "&"), re.DOTALL)
-    )
+    text = page(data).replace("&amp;", "&")
+    return dict(re.findall(r'<section title="([^"]*)">(.*?)</section>', text, re.DOTALL))
 
 
 def test_what_is_not_known_is_said_in_every_tab() -> None:
@@ -61,15 +70,10 @@ def test_what_is_not_known_is_said_in_every_tab() -> None:
     data["record"]["series"]["workers"] = {}  # a job that has done nothing
     text = page(data)
     assert 'title="GPUs"' not in text
-    for part in (
-        "No task has run",
-        "There were no tasks",
-        "No worker has fetched",
-    ):
+    for part in ("No task has run", "There were no tasks", "No worker has fetched"):
         assert part in text
-    assert (
-        re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
-    )  # it needs no network
+    links = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text)
+    assert links == []  # it needs no network
 
 
 def test_of_many_ranks_the_steps_of_their_agents_are_not_drawn() -> None:
@@ -93,11 +97,20 @@ def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
     (figure,) = _tasks(tasks)["figures"]
     shown = figure.renderers[0].data_source.data
     assert shown["row"] == ["0-1", "0-0 thread 1", "0-0 thread 0"]
+    assert list(shown["y"]) == [0.5, 1.5, 2.5]  # from the bottom
+    assert figure.yaxis[0].major_label_overrides == {0.5: "0-1", 1.5: "0-0 thread 1", 2.5: "0-0 thread 0"}
     assert shown["name"] == ["x", "transfer: x", "x"]
 
 
 def test_texts_are_escaped() -> None:
-    data = made_up(1, 1, 3, 1).report()
+    job = made_up(1, 1, 3, 1)
+    job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
+    data = job.report()
+    texts = sections(data)
+    assert "<td>{&#34;rmm_pool_size&#34;: 0.8}</td>" in texts["Plan & options"]
+    overview = texts["Overview"]
+    assert ">a warning<" in overview
+    assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview
     evil = "</script><script>alert(1)</script>"
     data["job"]["how"] = data["warnings"][0] = data["record"]["events"][0]["why"] = evil
     data["record"]["prefixes"][0]["name"] = data["plan_table"] = evil
@@ -123,16 +136,6 @@ def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     )
     for title in ("spilled from the GPU", "power, W", "temperature", "PCIe, bytes", "NVLink, bytes"):
         assert title in page(data), title
-
-
-def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:
-    job = made_up(1, 1, 3, 0)
-    job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
-    data = job.report()
-    assert data["record"]["warnings"][-1]["text"].startswith("worker 0-0 on h1 paused")
-    overview = sections(data)["Overview"]
-    assert ">a warning<" in overview
-    assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview
 
 
 def test_the_program_that_makes_a_page_of_a_file(
@@ -162,6 +165,20 @@ def test_a_heat_map_shows_gaps_where_they_were() -> None:
     assert np.isnan(grid[0, 4:63]).all()
     grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
     assert grid.shape[1] <= 2_001  # it is bounded
+    assert on_grid([0.0, 3.0], np.array([[1.0, 2.0]]))[1] == 3.0
+
+
+def test_few_workers_are_lines_many_are_a_heat_map_and_pairs_a_matrix() -> None:
+    lines, heat_map = (
+        over_time("use", [0.0, 1.0], {str(n): [1.0, 2.0] for n in range(workers)}, NUMBER)
+        for workers in (MOST_LINES, MOST_LINES + 1)
+    )
+    assert {type(each.glyph).__name__ for each in lines.renderers} == {"Line", "Scatter"}
+    (image,) = (each.glyph for each in heat_map.renderers)
+    assert (type(image).__name__, image.x, image.dw) == ("Image", -0.5, 2.0)
+    pairs = matrix("bytes", {("b", "a"): 1.0}, NUMBER)
+    assert pairs.xaxis[0].major_label_overrides == {0.5: "a", 1.5: "b"}
+    assert pairs.yaxis[0].major_label_overrides == {1.5: "a", 0.5: "b"}
 
 
 # -- where a report can be written, and that it is written whole

@@ -11,60 +11,55 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.plain_data import pack
+from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError, Problem
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.view import heartbeat
-from dask_gpu_mpi.view.heartbeat import measured
-from dask_gpu_mpi.view.job_watch import JobWatch
-from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, as_json, snapshot_of, with_rates
-from dask_gpu_mpi.workers import plugins
+from dask_gpu_mpi.plan import WorkerPlan
+from dask_gpu_mpi.view.heartbeat import MOST_GPUS, measured
+from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, Snapshot, as_json, snapshot_of, with_rates
 from support import ROOT
 from support.mocks.inputs import plan_of, worker_plan
 from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
-
-def job(worker: WorkerPlan) -> dict[str, Any]:
-    plan = plan_of(worker, warnings=(Problem("slow"),))
-    return {"plan": pack(plan), "events": [[5.0, "late"]], "end": 100.0, "now": 40.0}
-
-
 GPU = worker_plan("0-0", "GPU-a", host="n1", gpu_index=3)
 
 
+def sampled(
+    workers: dict[Any, dict[str, Any]], planned: WorkerPlan = GPU, *, port: int = 1, **answer: Any
+) -> Snapshot:
+    """A snapshot of a cluster whose workers report these metrics, and whose plan has one worker."""
+    plan = plan_of(planned, warnings=(Problem("slow"),))
+    job = {"plan": pack(plan), "events": [[5.0, "late"]], "end": 100.0, "now": 40.0, **answer}
+    return snapshot_of(identity_of(workers, port=port), job, 7.0)
+
+
 def test_the_figures_of_a_gpu_and_its_worker() -> None:
-    snapshot = snapshot_of(identity_of({"0-0": metrics(use=50)}), job(GPU), 7.0)
+    snapshot = sampled({"0-0": metrics(use=50)})
     (row,) = snapshot.rows
-    named = (row.node, row.worker, row.gpu_index, row.device, row.status)
-    assert named == ("n1", "0-0", 3, "GPU-a", "running")
-    assert (row.gpu_use, row.gpu_memory, row.gpu_memory_total) == (50, 10 * GIB, 80 * GIB)
-    assert (row.rmm_used, row.rmm_total) == (GIB, 40 * GIB)
-    assert (row.host_memory, row.host_limit) == (2 * GIB, 64 * GIB)
-    assert (row.running, row.waiting) == (2, 7)  # long-running tasks run as well; memory is neither
-    assert row.spilled == 11
+    assert {name: value for name, value in vars(row).items() if value is not None} == {
+        "node": "n1", "worker": "0-0", "address": "tls://10.0.0.1:10", "status": "running", "gpu_index": 3, "device": "GPU-a",
+        "gpu_use": 50, "gpu_memory": 10 * GIB, "gpu_memory_total": 80 * GIB, "rmm_used": GIB, "rmm_total": 40 * GIB,
+        "host_memory": 2 * GIB, "host_limit": 64 * GIB, "received": 0, "sent": 0, "measured": 1.0, "spilled": 11,
+        "running": 2, "waiting": 7,  # long-running tasks run as well; memory is neither
+    }  # fmt: skip
     assert (snapshot.time, snapshot.end, snapshot.time_left) == (40.0, 100.0, 60.0)
-    assert snapshot.notes == ("slow",)
-    assert snapshot.events == ((5.0, "late"),)
-
-
-def test_what_is_not_known_is_none() -> None:
-    (row,) = snapshot_of(identity_of({"0-0": {}}), job(GPU), 7.0).rows
+    assert (snapshot.notes, snapshot.events) == (("slow",), ((5.0, "late"),))
+    (row,) = sampled({"0-0": {}}).rows
     known = {name for name, value in vars(row).items() if value is not None}
     assert known == {"node", "worker", "address", "status", "gpu_index", "device", "host_limit"}
 
 
 def test_a_metric_named_gpu_does_as_well() -> None:
     """Of a process that had NVML before its worker was made."""
-    told = {"gpu": {"utilization": 5, "memory-used": 6}}
-    found = identity_of({"0-0": told})
+    found = identity_of({"0": {"gpu": {"utilization": 5, "memory-used": 6}}})
     (worker,) = found["workers"].values()
     worker["gpu"] = {"memory-total": 7, "name": "x"}
-    (row,) = snapshot_of(found, job(GPU), 7.0).rows
+    (row,) = snapshot_of(found, None, 7.0).rows
     assert (row.gpu_use, row.gpu_memory, row.gpu_memory_total) == (5, 6, 7)
 
 
@@ -72,18 +67,17 @@ def test_our_figures_come_before_the_monitors() -> None:
     """Of a worker with two GPUs, of which the monitor samples the first; what is the worker's stands in the first row alone."""
     both = worker_plan("0-0", "GPU-0,GPU-1", host="n1", gpu_index=0)
     told = metrics(use=1) | {"gpu_mpi": {"gpus": [[10, 1, 8], [20, None, None]], "spilled": None}}
-    one, two = snapshot_of(identity_of({"0-0": told}), job(both), 7.0).rows
+    one, two = sampled({"0-0": told}, both).rows
     assert (one.gpu_use, one.gpu_memory, two.gpu_use, two.gpu_memory) == (10, 1, 20, None)
     assert (one.running, two.running) == (2, None)
     assert one.spilled is None  # not the zero that distributed sends
 
 
 def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> None:
-    found = identity_of({"join-1-10": {}, "join-1-9": {}})
-    rows = snapshot_of(found, job(GPU), 7.0).rows
+    rows = sampled({"join-1-10": {}, "join-1-9": {}}).rows
     joined = [("join-1-9", "running"), ("join-1-10", "running")]
     assert [(row.worker, row.status) for row in rows] == [("0-0", "lost"), *joined]
-    (row,) = snapshot_of(identity_of({}), {**job(GPU), "retired": ["0-0"]}, 7.0).rows
+    (row,) = sampled({}, retired=["0-0"]).rows
     assert row.status == "closed"
 
 
@@ -95,19 +89,16 @@ def test_a_cluster_that_is_not_ours() -> None:
 
 
 def test_rates_are_between_two_samples() -> None:
-    def sample(received: int, sent: int, at: float, port: int = 1) -> Any:
+    last = None
+    for received, sent, at, port, rates in (
+        (100, 10, 1.0, 1, (None, None)),
+        (300, 10, 3.0, 1, (100.0, 0.0)),
+        (300, 10, 3.0, 1, (100.0, 0.0)),  # no heartbeat in between
+        (5, 0, 5.0, 2, (None, None)),  # it was restarted
+    ):
         told = {"gpu_mpi": {"received": received, "sent": sent, "time": at}}
-        return snapshot_of(identity_of({"0-0": told}, port=port), job(GPU), 7.0)
-
-    first = with_rates(sample(100, 10, 1.0), None)
-    assert first.rows[0].received_rate is None
-    second = with_rates(sample(300, 10, 3.0), first)
-    assert (second.rows[0].received_rate, second.rows[0].sent_rate) == (100.0, 0.0)
-    # no heartbeat in between
-    third = with_rates(sample(300, 10, 3.0), second)
-    assert (third.rows[0].received_rate, third.rows[0].sent_rate) == (100.0, 0.0)
-    # it was restarted
-    assert with_rates(sample(5, 0, 5.0, port=2), third).rows[0].received_rate is None
+        last = with_rates(sampled({"0-0": told}, port=port), last)
+        assert (last.rows[0].received_rate, last.rows[0].sent_rate) == rates
 
 
 _FEW = st.lists(st.integers() | st.none(), max_size=4)
@@ -121,7 +112,7 @@ _NAMES = st.sampled_from(
 @given(st.dictionaries(_NAMES, _ANY | st.dictionaries(_KEYS, _ANY | st.lists(_ANY, max_size=2))))
 @settings(max_examples=300, deadline=None)
 def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
-    (row,) = snapshot_of(identity_of({"0-0": told}), job(GPU), 7.0).rows
+    (row,) = sampled({"0-0": told}).rows
     assert row.worker == "0-0"
 
 
@@ -137,12 +128,11 @@ def test_the_page_has_every_key_of_the_json() -> None:
 
 
 def test_a_worker_that_spills_device_memory_and_has_two_gpus() -> None:
-    gpus = [[10, 11, 80, 300.0, 60, 1, 9e6, 5e9, None], [20, 21, 80]]
     told = {
         "memory": 7,
         "spilled_bytes": {"memory": 0, "disk": 0},  # of a store that distributed does not know
         "gpu_utilization": 1,
-        plugins.METRIC: {"spilled": 5_000, "gpus": gpus},
+        METRIC: {"spilled": 5_000, "gpus": [[10, 11, 80, 300.0, 60, 1, 9e6, 5e9, None], [20, 21, 80]]},
     }
     first = {
         "gpu": 10,
@@ -160,9 +150,9 @@ def test_a_worker_that_spills_device_memory_and_has_two_gpus() -> None:
     [
         {"cpu": "much", "memory": True, "spilled_bytes": 7, "rmm": [], "cudf": None, "gpu": 3},
         {"cpu": float("nan"), "memory": float("inf"), "managed_bytes": 10**400},
-        {heartbeat.METRIC: {"gpus": [[], ["x", None, 3, "4"]], "spilled": "all"}},
-        {heartbeat.METRIC: {"gpus": [7]}},
-        {heartbeat.METRIC: 7},
+        {METRIC: {"gpus": [[], ["x", None, 3, "4"]], "spilled": "all"}},
+        {METRIC: {"gpus": [7]}},
+        {METRIC: 7},
     ],
 )
 def test_what_is_no_figure_is_left_out(told: dict[str, Any]) -> None:
@@ -170,38 +160,19 @@ def test_what_is_no_figure_is_left_out(told: dict[str, Any]) -> None:
 
 
 def test_many_gpus_are_bounded() -> None:
-    told = {heartbeat.METRIC: {"gpus": [[1, 2, 3]] * 1_000}}
-    assert len(measured(told)) == 2 * heartbeat.MOST_GPUS
+    told = {METRIC: {"gpus": [[1, 2, 3]] * 1_000}}
+    assert len(measured(told)) == 2 * MOST_GPUS
 
 
-# -- the connection to a scheduler: one of distributed's own, and one that is watched
-
-
-PLAN = plan_of(worker_plan("a", "GPU-0", host="n1", gpu_index=0), warnings=(Problem("slow network"),))
+# -- the connection to a scheduler; tests/mpi/test_top.py has one to a job
 
 
 @contextlib.asynccontextmanager
-async def linked(watch: JobWatch | None = None) -> AsyncIterator[tuple[Any, Link]]:
+async def linked() -> AsyncIterator[tuple[Any, Link]]:
     scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
-    if watch is not None:
-        watch.attach(scheduler)
     async with scheduler:
         with contextlib.closing(Link(Target(scheduler.address))) as link:
             yield scheduler, link
-
-
-async def test_a_job_of_ours() -> None:
-    async with (
-        linked(JobWatch(PLAN)) as (scheduler, link),
-        Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"),
-    ):
-        for _ in range(2):
-            snapshot = await link.sample()
-            (row,) = snapshot.rows
-            assert (row.node, row.gpu_index, row.device, row.worker) == ("n1", 0, "GPU-0", "a")
-            assert snapshot.notes == ("slow network",)
-        # nobody has come as a client: its own is for what is fired and forgotten
-        assert len(scheduler.clients) == 1
 
 
 async def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Start
+from dask_gpu_mpi.plan import Start
 from dask_gpu_mpi.workers import factory
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import InWorker

@@ -11,7 +11,7 @@ import pytest
 from distributed import Nanny, Worker
 
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import UNMEASURED, make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.worker_options import read_worker_options

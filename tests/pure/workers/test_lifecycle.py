@@ -18,7 +18,7 @@ import pytest
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers import lifecycle, logs
 from dask_gpu_mpi.workers.lifecycle import Workers
 from support.mocks.inputs import worker_plan

@@ -14,8 +14,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
+from dask_gpu_mpi.plan import HostPlan, Plan, Role, WorkerPlan
 from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = [
