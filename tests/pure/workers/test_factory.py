@@ -52,30 +52,24 @@ async def make(
         (CPU, WorkerUcx.ALL, False, 65536),
     ],
 )
-async def test_who_offers_ucx(
-    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None, tmp_path: Path
-) -> None:
-    """Not CPU workers beside GPU workers, which must not touch their devices."""
-    nanny = await make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
-    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
-    assert all(each.ways["loopback"] for each in offers)
-
-
 @pytest.mark.parametrize(
     ("address", "host", "loopback"),
     [
+        ("tcp://127.0.0.1:1", "127.0.0.1", True),
         ("tls://127.0.0.1:1", None, True),  # the job has joined a cluster
         ("tls://10.0.0.1:1", "10.0.0.2", False),
     ],
 )
-async def test_ucx_stays_on_loopback_where_the_cluster_is(
-    address: str, host: str | None, loopback: bool, tmp_path: Path
-) -> None:
+async def test_who_offers_ucx(
+    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None,
+    address: str, host: str | None, loopback: bool, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Not CPU workers beside GPU workers, which must not touch their devices."""
     start = replace(START, address=address, listen=host)
-    nanny = await make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=start)
-    [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert offer.ways["loopback"] is loopback
+    nanny = await make(plan, Nanny, tmp_path, gpus=beside_gpus, ucx=ucx, start=start)
+    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    expected = [] if host_frames is None else [(host_frames, loopback)]
+    assert [(each.host_frames, each.ways["loopback"]) for each in offers] == expected
 
 
 async def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
@@ -102,9 +96,8 @@ async def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_pat
 async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     plan = replace(CPU, resources={"CPU": 2})
     mine = Label("mine")
-    nanny = await make(
-        plan, "auto", tmp_path, resources={"FOO": 1}, env={"MINE": "1"}, lifetime="1h", plugins=(mine,)
-    )
+    own = {"resources": {"FOO": 1}, "env": {"MINE": "1"}, "lifetime": "1h", "plugins": (mine,)}
+    nanny = await make(plan, "auto", tmp_path, **own)
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1}
     with dask.config.set({"distributed.worker.resources": {"JOB": 3}}):
@@ -116,9 +109,6 @@ async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert Path(nanny.local_directory).parent == tmp_path
     labels = {one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label)}
     assert {label.text for label in labels} == {"mine", "[raised by worker a, rank 0 on host h]"}
-
-
-async def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(tmp_path: Path) -> None:
     assert (await make(CPU, Nanny, tmp_path, start=replace(START, limit=400.0))).death_timeout == 400.0
 
 
@@ -130,8 +120,7 @@ async def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> 
 
     nanny = await make(CPU, "auto", tmp_path, rmm_pool_size=0.5, worker_class=Deep, deep=2, lifetime="1h")
     assert "rmm_pool_size" not in nanny.worker_kwargs
-    assert nanny.worker_kwargs["deep"] == 2
-    assert nanny.worker_kwargs["lifetime"] == "1h"
+    assert (nanny.worker_kwargs["deep"], nanny.worker_kwargs["lifetime"]) == (2, "1h")
     assert nanny.Worker is Deep
 
 
