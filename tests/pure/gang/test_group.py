@@ -1,73 +1,40 @@
-"""A group's operations: what they send, what they make of the answers, and what they refuse."""
+"""Arguments that a group's operations refuse, and exceptions that are sent to the scheduler."""
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import MAX_OBJECT, Call, Group, Reply, packed
+from dask_gpu_mpi.gang.group import MAX_OBJECT, Group, packed
 
 
-class Scheduler:
-    """Answers as one that has the parts of all others."""
-
-    def __init__(self, *others: Any, answer: dict[str, Any] | None = None) -> None:
-        self.others = [pickle.dumps(other) for other in others]
-        self.answer = answer
-        self.asked: list[tuple[str, int, str]] = []
-
-    def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((name, content["number"], content["operation"]))
-        assert content["timeout"] == timeout
-        return self.answer or {"state": Reply.GOOD, "parts": [content["part"], *self.others]}
+def no_call(*_: Any) -> Any:
+    raise AssertionError("nothing is sent")
 
 
-def group(scheduler: Scheduler, rank: int = 0) -> Group:
+@pytest.mark.parametrize(
+    ("operation", "says"),
+    [
+        (lambda group: group.allgather(bytes(MAX_OBJECT)), "expected 1048576 at most"),
+        (lambda group: group.broadcast(1, root=2), "no rank 2"),
+        *(
+            (partial(Group.barrier, timeout=value), "invalid timeout")
+            for value in (0, -1, math.inf, math.nan)
+        ),
+    ],
+)
+def test_what_is_refused(operation: Callable[[Group], Any], says: str) -> None:
+    """What operations do: tests/mpi/scripts/group.py and gangs_that_fail.py."""
     place = {"local_rank": 0, "local_size": 1, "node_rank": 0, "device": 0}
-    return Group(rank, ("h1", "h2"), scheduler, threading.Event(), **place, master=("10.0.0.1", 4000))
-
-
-def test_operations_are_numbered() -> None:
-    scheduler = Scheduler("theirs")
-    mine = group(scheduler)
-    mine.barrier()
-    assert mine.allgather("mine") == ["mine", "theirs"]
-    assert mine.broadcast("mine") == "mine"
-    assert mine.broadcast("mine", root=1) == "theirs"
-    assert scheduler.asked == [
-        (Call.EXCHANGE, 0, "barrier"),
-        (Call.EXCHANGE, 1, "allgather"),
-        (Call.EXCHANGE, 2, "broadcast from rank 0"),
-        (Call.EXCHANGE, 3, "broadcast from rank 1"),
-    ]
-    assert (
-        mine.broadcast(threading.Lock(), root=1) == "theirs"
-    )  # what others than the root give is not pickled
-
-
-def test_the_end_of_the_gang() -> None:
-    mine = group(Scheduler(answer={"state": Reply.OVER, "why": "rank 1 raised ValueError()"}))
-    assert not mine.cancelled
-    with pytest.raises(GangCancelledError, match=r"^barrier: the gang is cancelled: rank 1 raised"):
-        mine.barrier()
-    assert mine.cancelled
-
-
-def test_what_is_refused() -> None:
-    scheduler = Scheduler()
-    mine = group(scheduler)
-    with pytest.raises(ValueError, match="expected 1048576 at most"):
-        mine.allgather(bytes(1 << 20))
-    with pytest.raises(ValueError, match="no rank 2"):
-        mine.broadcast(1, root=2)
-    for timeout in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="invalid timeout"):
-            mine.barrier(timeout=timeout)
-    assert scheduler.asked == []
+    group = Group(0, ("h1", "h2"), no_call, threading.Event(), **place, master=("10.0.0.1", 4000))
+    with pytest.raises(ValueError, match=says):
+        operation(group)
 
 
 class Mute(Exception):

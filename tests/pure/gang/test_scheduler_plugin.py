@@ -1,6 +1,6 @@
-"""The scheduler's part of gangs, with a scheduler that is not there: starts, failures and the end of members.
+"""The scheduler's part of gangs, with a scheduler that is not there: starts that come late, lost workers and the end of members.
 
-Operations, gangs that overlap, members that hang and limits of the run: tests/mpi/test_spmd.py and tests/faults/test_gangs.py.
+All else: tests/mpi/test_spmd.py, its script gangs_that_fail.py, and tests/faults/test_gangs.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def left(plugin: Gangs, rank: int, *, spoilt: bool) -> None:
 class Cluster:
     """What the plugin uses of a scheduler; its nannies restart a worker when they are asked to kill one."""
 
-    def __init__(self, *names: str, nannies: bool = True) -> None:
+    def __init__(self, *names: str) -> None:
         self.handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
         self.can_end = True
@@ -36,13 +36,13 @@ class Cluster:
         self.killed: list[str] = []
         self.plugin = Gangs()
         for name in names:
-            self.add(name, nanny=nannies)
+            self.add(name)
 
-    def add(self, name: str, *, nanny: bool = True, generation: int = 1) -> None:
-        host, its_nanny = f"10.0.0.{name}", f"nanny-{name}" if nanny else None
+    def add(self, name: str, *, generation: int = 1) -> None:
+        host = f"10.0.0.{name}"
         address = f"tls://{host}:{generation}"
         self.workers[address] = SimpleNamespace(
-            name=name, address=address, host=host, nanny=its_nanny, resources={}
+            name=name, address=address, host=host, nanny=f"nanny-{name}", resources={}
         )
         if self.handlers:  # the plugin has started
             self.plugin.add_worker(self, address)  # type: ignore[arg-type]
@@ -90,18 +90,6 @@ def quick_return() -> AbstractContextManager[Any]:
     return patch.object(scheduler_plugin, "GANG_RETURN", 0.1)
 
 
-async def test_members_start_together() -> None:
-    cluster = Cluster("1", "2")
-    await cluster.begin()
-    assert (await cluster.opened("g"))["workers"] == ["tls://10.0.0.1:1", "tls://10.0.0.2:1"]
-    [first] = cluster.joining("g", 0)
-    await asyncio.sleep(0.01)
-    assert not first.done()
-    [second] = cluster.joining("g", 1)
-    for node, answer in enumerate((await first, await second)):
-        assert (answer["state"], answer["hosts"], answer["node_rank"]) == (Reply.GOOD, ["h0", "h1"], node)
-
-
 async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     cluster = Cluster("1", "2")
     await cluster.begin()
@@ -110,8 +98,6 @@ async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     assert (late["state"], late["late"]) == (Reply.OVER, True)
     assert late["why"].startswith("not started within 0.05 s: another gang has its workers. Fix: ")
     assert (await cluster.opened("third", "2"))["state"] == Reply.GOOD
-    missing = await cluster.opened("missing", "7", start_timeout=0.05)
-    assert missing["why"].startswith("not started within 0.05 s: no worker 7. Fix: ")
 
 
 async def test_members_that_do_not_come_in_time() -> None:
@@ -233,22 +219,3 @@ async def test_a_member_that_has_stopped_waiting() -> None:
     over = await plugin.exchange("g", 1, 0, "barrier", b"", 60)
     assert over["state"] == Reply.OVER
     assert "rank 0 has stopped waiting" in over["why"]
-
-
-async def test_workers_that_are_refused() -> None:
-    """The next gang can have them; a worker twice, and members that return early: tests/mpi/scripts/gangs_that_fail.py."""
-    cluster = Cluster("1", nannies=False)
-    await cluster.begin()
-    cluster.add("2")
-    refused = await cluster.opened("g")
-    assert refused["state"] == Reply.REFUSED
-    assert refused["why"].startswith("worker(s) 1 without a nanny")
-    assert (await cluster.opened("twice", "2", "tls://10.0.0.2:1"))["state"] == Reply.REFUSED
-    assert (await cluster.opened("other", "2"))["state"] == Reply.GOOD
-
-
-async def test_time_for_the_run() -> None:
-    cluster = Cluster("1", "2")
-    plugin = await cluster.running("g", 0, 1, timeout=0.05, grace=0.0)
-    left(plugin, 0, spoilt=False)
-    assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"
