@@ -6,7 +6,7 @@ import contextlib
 import math
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -127,17 +127,15 @@ class Group:
         call: Callable[[str, float, dict[str, Any]], dict[str, Any]],
         cancelled: threading.Event,
         *,
-        local_rank: int,
-        local_size: int,
-        node_rank: int,
+        place: Mapping[str, int],
         device: int | None,
         master: tuple[str, int],
     ) -> None:
         self.rank = rank
         self.size = len(hosts)
-        self.local_rank = local_rank
-        self.local_size = local_size
-        self.node_rank = node_rank
+        self.local_rank = place["local_rank"]
+        self.local_size = place["local_size"]
+        self.node_rank = place["node_rank"]
         self.hosts = hosts
         self.device = device
         self.master_addr, self.master_port = master

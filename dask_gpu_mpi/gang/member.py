@@ -97,13 +97,11 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
                 tuple(joined["hosts"]),
                 call,
                 cancelled,
-                local_rank=joined["local_rank"],
-                local_size=joined["local_size"],
-                node_rank=joined["node_rank"],
+                place=joined["place"],
                 device=device_of(worker.state.total_resources, os.environ),
                 master=(joined["master_addr"], int(agreed["parts"][0])),
             )
-            with environment(variables_of(group, joined["nodes"], interface_of(host))):
+            with environment(variables_of(group, joined["place"]["nodes"], interface_of(host))):
                 ended, result = _run(fn, group, args, failed)
             spoilt = torch_is_initialised()
         elif agreed["state"] == Reply.LATE:

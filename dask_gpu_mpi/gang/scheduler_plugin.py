@@ -127,14 +127,10 @@ class Gangs(SchedulerPlugin):
             found.leave(rank)
             self._changed.set()
             return _over(found)
-        member = found.members[rank]
         return {
             "state": Reply.GOOD,
             "hosts": found.hosts,
-            "local_rank": member.local_rank,
-            "local_size": member.local_size,
-            "node_rank": member.node_rank,
-            "nodes": member.nodes,
+            "place": found.members[rank].place,
             "master_addr": found.members[0].worker.host,
         }
 

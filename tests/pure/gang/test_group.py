@@ -31,8 +31,10 @@ def no_call(*_: Any) -> Any:
 )
 def test_what_is_refused(operation: Callable[[Group], Any], says: str) -> None:
     """What operations do: tests/mpi/scripts/group.py and gangs_that_fail.py."""
-    place = {"local_rank": 0, "local_size": 1, "node_rank": 0, "device": 0}
-    group = Group(0, ("h1", "h2"), no_call, threading.Event(), **place, master=("10.0.0.1", 4000))
+    place = {"local_rank": 0, "local_size": 1, "node_rank": 0}
+    group = Group(
+        0, ("h1", "h2"), no_call, threading.Event(), place=place, device=0, master=("10.0.0.1", 4000)
+    )
     with pytest.raises(ValueError, match=says):
         operation(group)
 

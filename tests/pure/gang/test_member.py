@@ -18,7 +18,7 @@ from dask_gpu_mpi.gang.member import device_of, variables_of
 def group(master: str) -> Group:
     hosts = tuple(f"h{rank}" for rank in range(8))
     place = {"local_rank": 1, "local_size": 4, "node_rank": 1}
-    return Group(5, hosts, lambda *_: {}, threading.Event(), **place, device=None, master=(master, 4000))
+    return Group(5, hosts, lambda *_: {}, threading.Event(), place=place, device=None, master=(master, 4000))
 
 
 @pytest.mark.parametrize("over", [False, True])
