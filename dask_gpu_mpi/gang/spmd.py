@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, packed
+from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, packed, run_member
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -212,8 +212,6 @@ class _Run:
             await self.client.cancel(futures, asynchronous=True)
 
     def _submit(self, rank: int, worker: str) -> Any:
-        from dask_gpu_mpi.gang.member import run_member
-
         return self.client.submit(
             run_member,
             self._name,
