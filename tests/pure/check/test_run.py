@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.failures import Failure, one_report, report_by, report_error
+from dask_gpu_mpi.base.failures import report_by, report_error
 from dask_gpu_mpi.base.timeouts import CHECK_START
 from dask_gpu_mpi.check.report import Evidence
 from dask_gpu_mpi.check.run import (
@@ -28,7 +28,6 @@ from dask_gpu_mpi.errors import (
     LauncherError,
     MpiMissingError,
     PlacementError,
-    Problem,
     StartupError,
     world_too_small,
 )
@@ -53,21 +52,6 @@ def test_the_line_of_an_error(error: DaskGpuMpiError, what: str) -> None:
     assert (finding.level, finding.what, finding.found) == ("error", what, "no")
     assert finding.fix
     assert (report.exit_code, report.seconds) == (1, 1.5)
-
-
-def test_a_line_for_each_problem_of_a_start() -> None:
-    full = Failure(Problem("/tmp is full", expected="space", fix="empty it", what="scratch"), 2)
-    failures = {1: full, 2: full, 3: Failure(Problem("no answer"))}
-    error = one_report(failures, {1: "h2", 2: "h2", 3: "h3"}, 4).error(reported=False)
-    error = Failure.of(error).error(reported=True)  # as it arrives on another rank
-    found = [
-        (one.what, one.found, one.fix, one.ranks, one.hosts) for one in report_of_failure(error, 0.0).findings
-    ]
-    other_fix = "correct the cause, and run check again"
-    assert found == [
-        ("scratch", "/tmp is full (expected space)", "empty it", (1, 2), ("h2",)),
-        ("start", "no answer", other_fix, (3,), ("h3",)),
-    ]
 
 
 def test_an_error_is_printed_once_by_whoever_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:

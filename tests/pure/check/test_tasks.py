@@ -1,4 +1,7 @@
-"""The tasks of a check in this process, with mocks of numba and of the worker; tests/gpu has the real ones."""
+"""The tasks of a check in this process, with mocks of numba and of the worker; tests/gpu has the real ones.
+
+A numba that is missing or hangs: tests/mpi/test_check.py; the last look: tests/ucx.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import contextlib
 import importlib.metadata
 import platform
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,6 @@ from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.tasks import (
     NOT_INSTALLED,
     PYTHON,
-    last_look,
     make_data,
     observe,
     pattern,
@@ -140,42 +141,6 @@ def test_what_a_gpu_computes_is_checked(cuda: Any, action: Any, kind: str, text:
     assert mock.used == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (ImportError("no llvmlite"), "import", "ImportError: no llvmlite"),
-        (ValueError("no libcuda.so"), "cuda", "ValueError: no libcuda.so"),  # which the kernel shows
-    ],
-)
-def test_numba_that_can_not_be_imported(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str, text: str
-) -> None:
-    def fails(name: str) -> Any:
-        raise error
-
-    monkeypatch.setattr(tasks.importlib, "import_module", fails)
-    result = run_kernel(("GPU-a",), 60)["GPU-a"]
-    assert (result.kind, result.text) == (kind, text)
-
-
-def test_what_hangs_is_reported_in_time(monkeypatch: pytest.MonkeyPatch, cuda: Any) -> None:
-    """The kernel on one of the GPUs, and the import."""
-    freed, used = threading.Event(), []
-
-    def hang(y: Any) -> None:
-        used.append(y)
-        if len(used) > 1:
-            freed.wait()
-
-    try:
-        cuda(hang)
-        assert [one.kind for one in run_kernel(("GPU-a", "GPU-b"), 2).values()] == ["", "late"]
-        monkeypatch.setattr(tasks.importlib, "import_module", lambda name: freed.wait())
-        assert [one.kind for one in run_kernel(("GPU-a", "GPU-b"), 0).values()] == ["slow", "slow"]
-    finally:
-        freed.set()
-
-
 @pytest.mark.parametrize("on_device", [True, False])
 def test_data_that_are_received(worker: SimpleNamespace, cuda: Any, on_device: bool) -> None:
     cuda()
@@ -203,11 +168,3 @@ def test_the_pattern_is_of_any_size() -> None:
     assert pattern(1, (1 << 20) + 10) == period + period[:10]
     assert len(pattern(1, 10)) == 10
     assert pattern(1, 10) != pattern(2, 10)
-
-
-def test_the_last_look(monkeypatch: pytest.MonkeyPatch, worker: SimpleNamespace) -> None:
-    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.worker_comm", ModuleType("without"))
-    assert last_look() == (0.5, {})
-    reasons = SimpleNamespace(without_ucx={"10.0.0.2": "no device"})
-    monkeypatch.setitem(sys.modules, "dask_gpu_mpi.network.worker_comm", reasons)  # type: ignore[arg-type]
-    assert last_look() == (0.5, {"10.0.0.2": "no device"})
