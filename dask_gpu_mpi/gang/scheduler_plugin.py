@@ -222,31 +222,28 @@ class Gangs(SchedulerPlugin):
 
     async def _find(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
         """The names of these workers, once all are connected."""
-        names: list[str] = []
-
-        def are_there() -> bool:
-            nonlocal names
+        while True:
             workers = self._scheduler.workers.values()
             names, missing = choose(wanted, workers)
             if wanted is None:
                 missing = self._coming_back(workers)
             if names and not missing:
-                return True
+                return names
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
-            return False
+            await self._change(LOST_INTERVAL)
 
-        while not await self._until(are_there, LOST_INTERVAL):
-            pass
-        return names
-
-    async def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until a condition is met that depends on workers; False: not in time."""
+    async def _change(self, timeout: float) -> None:
+        """Wait until a worker comes or goes or leaves its function, for so many seconds at most."""
+        self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
-        return condition()
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    async def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Wait until a condition is met that depends on workers, for so many seconds at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not condition() and (left := deadline - loop.time()) > 0:
+            await self._change(left)
 
     def _coming_back(self, there: Iterable[WorkerState]) -> list[str]:
         """Names of the workers of "all" that were lost a moment ago, which only a cluster of this package knows."""

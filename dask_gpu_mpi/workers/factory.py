@@ -222,12 +222,13 @@ def make_cuda_worker(
 ) -> tuple[Any, list[WatchedNanny]]:
     """Make a CUDAWorker with these keywords, and its nannies with these plugins.
 
-    Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
+    Raises an InputError if an option needs a module that is not installed.
     """
     from dask_cuda.plugins import CPUAffinity, CUDFSetup
 
     _check_modules(plan, options)
-    _make_directory(plan, options.get("rmm_log_directory"))
+    if directory := options.get("rmm_log_directory"):
+        make_folder(directory)  # RMM ends the worker if it does not exist
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
@@ -278,15 +279,3 @@ def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
                     "not installed there",
                     fix=f"install {package}, or leave the option out",
                 )
-
-
-def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
-    """Make the directory for RMM's logs: RMM ends the worker if it does not exist."""
-    try:
-        if directory:
-            make_folder(directory)
-    except OSError as error:
-        raise InputError(
-            f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "
-            "directory that can be written there)"
-        ) from None

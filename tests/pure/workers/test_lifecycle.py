@@ -131,6 +131,12 @@ MADE, FIX = (
             InputError,
             f"worker_options: {MADE}TypeError: no. Fix: {FIX}",
         ),
+        (
+            ["nthreads", "env"],
+            FileExistsError("x"),
+            InputError,
+            f"worker_options: {MADE}FileExistsError: x. Fix: {FIX}",
+        ),
         (["nthreads", "env"], OSError("no"), StartupError, f"{MADE}OSError: no"),
     ],
 )
