@@ -171,17 +171,6 @@ async def test_a_frame_that_never_comes_closes_the_connection(
             await comm.read()
 
 
-async def test_a_process_that_offers_nothing_stays_with_tls(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client, the scheduler or a nanny: what they ask of a worker never goes over UCX."""
-    monkeypatch.setattr(worker_comm._Connector, "comm_class", TLS)
-    async with pair() as comm:
-        assert not isinstance(comm, WorkerComm)
-        assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
-    assert network.sent == []
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
     network: Network, end: int, capsys: pytest.CaptureFixture[str]
