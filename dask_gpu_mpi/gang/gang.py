@@ -222,8 +222,6 @@ class Gang:
         self.hosts: list[str] = []
         #: Done when all members have joined.
         self.started: asyncio.Future[None] = loop.create_future()
-        #: Ends the gang if it has not started in time.
-        self.start_timer: asyncio.TimerHandle | None = None
         #: Done with the first failure, or by its client.
         self.over: asyncio.Future[GangEnd] = loop.create_future()
         #: Done when the workers are free again.
