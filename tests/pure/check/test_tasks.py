@@ -141,6 +141,15 @@ def test_what_a_gpu_computes_is_checked(cuda: Any, action: Any, kind: str, text:
     assert mock.used == [0, 1]
 
 
+def test_numba_that_fails_is_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> Any:
+        raise ValueError("no libcuda.so")
+
+    monkeypatch.setattr(tasks.importlib, "import_module", fails)
+    result = run_kernel(("GPU-a",), 60)["GPU-a"]
+    assert (result.kind, result.text) == ("cuda", "ValueError: no libcuda.so")
+
+
 @pytest.mark.parametrize("on_device", [True, False])
 def test_data_that_are_received(worker: SimpleNamespace, cuda: Any, on_device: bool) -> None:
     cuda()

@@ -212,6 +212,18 @@ async def test_progress_that_fails_ends_what_waits_for_it_and_goes_on(
         await asyncio.sleep(0.01)
 
 
+async def test_progress_goes_on_for_a_moment_after_a_transfer(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has been sent may still be in UCX's buffers. Idle workers: tests/ucx."""
+    monkeypatch.setattr(ucx_endpoint, "TICK", 60.0)
+    endpoint = await connected()
+    await endpoint.send(b"x")
+    sent = library.progressed
+    while library.progressed == sent:
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("fails", [RuntimeError("reset"), None], ids=["an error", "closed meanwhile"])
 async def test_a_transfer_that_fails(library: Library, fails: Exception | None) -> None:
     endpoint = await connected()

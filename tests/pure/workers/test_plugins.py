@@ -129,7 +129,7 @@ async def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin
         await asyncio.sleep(0.01)
 
 
-def test_each_transfer_has_its_bytes_once() -> None:
+def test_each_transfer_has_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(*starts: float) -> Any:
         """One that waited for transfers that began at these times."""
         transfers = [{"action": "transfer", "start": at, "source": "a"} for at in starts]
@@ -148,6 +148,12 @@ def test_each_transfer_has_its_bytes_once() -> None:
     plugin.transition("y", "executing", "error")
     plugin.transition("x", "executing", "memory")  # once more, as after a cancelled one
     assert [each["nbytes"] for name in tasks for each in tasks[name].startstops] == [10, 20, 30]
+    # what no task claims is forgotten
+    monkeypatch.setattr(TransferSizes, "MOST", 10)
+    log += [{"who": "a", "start": float(n), "total": 1} for n in range(100, 200)]
+    tasks["z"] = task(-1.0)
+    plugin.transition("z", "executing", "memory")
+    assert len(plugin._sizes) == 10
 
 
 @pytest.mark.parametrize("tasks", [{}, {"key": "a task"}])
