@@ -74,17 +74,21 @@ def test_a_node(
 
 
 class MockCuda(ModuleType):
-    """A mock of numba.cuda, whose kernels compute the right result, which `action` may spoil."""
+    """A mock of numba.cuda: it runs the kernel in some of its threads only, and computes the rest itself."""
 
     def __init__(self, action: Callable[[Any], None]) -> None:
         super().__init__("numba.cuda")
         self.action = action
         self.used: list[int] = []
+        self.thread = 0
         self.gpus = self
 
     def __getitem__(self, place: int) -> Any:
         self.used.append(place)
         return contextlib.nullcontext()
+
+    def grid(self, dimensions: int) -> int:
+        return self.thread
 
     def to_device(self, x: Any) -> Any:
         return x.view(DeviceArray)
@@ -95,6 +99,9 @@ class MockCuda(ModuleType):
     def jit(self, function: Any) -> Any:
         def launch(x: Any, y: Any) -> None:
             y[:] = 3 * x + numpy.arange(x.size)
+            for self.thread in (0, 1, x.size - 1, x.size):
+                y[self.thread : self.thread + 1] = -1
+                function(x, y)
             self.action(y)
 
         return defaultdict(lambda: launch)
