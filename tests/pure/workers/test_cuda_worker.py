@@ -16,7 +16,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import factory
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.plugins import InWorker
+from dask_gpu_mpi.workers.plugins import InWorker, StreamsBetweenWorkers
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -106,6 +106,8 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
     for spills in (False, True):
         (nanny,) = made(enable_cudf_spill=spills).nannies
         assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.plugins) is spills
+        (streams,) = [each for each in nanny.plugins if isinstance(each, StreamsBetweenWorkers)]
+        assert streams.has_gpu  # RMM is installed, too
 
 
 def test_the_users_options_win() -> None:
