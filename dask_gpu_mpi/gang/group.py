@@ -1,4 +1,4 @@
-"""One member of a gang: the `Group` that the user's function gets, the task in its worker that calls the function, its calls."""
+"""The `Group` that the function of a gang gets, the task that calls it in a worker, and their protocol with the scheduler."""
 
 from __future__ import annotations
 
