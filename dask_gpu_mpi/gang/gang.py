@@ -61,10 +61,8 @@ class GangMember:
 
     rank: int
     worker: WorkerState
-    local_rank: int
-    local_size: int
-    node_rank: int
-    nodes: int
+    #: Its local_rank, local_size and node_rank, as `Group` has them, and the number of nodes.
+    place: dict[str, int]
 
 
 def choose(wanted: Sequence[str] | None, workers: Iterable[WorkerState]) -> tuple[list[str], list[str]]:
@@ -92,17 +90,22 @@ def rank_members(workers: Iterable[WorkerState]) -> list[GangMember]:
     >>> names = {"0-1": "h2", "0-0": "h2", "10-0": "h1", "2-0": "h3"}
     >>> from types import SimpleNamespace as Worker
     >>> members = rank_members(Worker(name=name, host=host) for name, host in names.items())
-    >>> [(member.worker.name, member.local_rank, member.node_rank) for member in members]
+    >>> [(member.worker.name, member.place["local_rank"], member.place["node_rank"]) for member in members]
     [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
     """
     ordered = sorted(workers, key=lambda worker: natural(str(worker.name)))
     nodes = grouped(ordered, lambda worker: worker.host)
-    places = [
-        (worker, local_rank, len(there), node_rank, len(nodes))
-        for node_rank, there in enumerate(nodes)
-        for local_rank, worker in enumerate(there)
-    ]
-    return [GangMember(rank, *place) for rank, place in enumerate(places)]
+    members: list[GangMember] = []
+    for node_rank, there in enumerate(nodes):
+        for local_rank, worker in enumerate(there):
+            place = {
+                "local_rank": local_rank,
+                "local_size": len(there),
+                "node_rank": node_rank,
+                "nodes": len(nodes),
+            }
+            members.append(GangMember(len(members), worker, place))
+    return members
 
 
 class MismatchError(ValueError):
@@ -219,8 +222,6 @@ class Gang:
         self.hosts: list[str] = []
         #: Done when all members have joined.
         self.started: asyncio.Future[None] = loop.create_future()
-        #: Ends the gang if it has not started in time.
-        self.start_timer: asyncio.TimerHandle | None = None
         #: Done with the first failure, or by its client.
         self.over: asyncio.Future[GangEnd] = loop.create_future()
         #: Done when the workers are free again.

@@ -73,10 +73,8 @@ class Gangs(SchedulerPlugin):
         if client not in self._scheduler.clients:
             return {"state": Reply.REFUSED, "why": "its client is not connected"}
         made = self._gangs[gang] = Gang(gang, client, grace)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + start_timeout
-        made.start_timer = loop.call_at(deadline, self._too_late, made, start_timeout)
-        leasing = loop.create_task(self._lease_workers(made, workers))
+        self._begin(self._limit(made, start_timeout, timeout))
+        leasing = asyncio.create_task(self._lease_workers(made, workers))
         await _first(leasing, made.over)
         if made.over.done():
             leasing.cancel()
@@ -84,7 +82,6 @@ class Gangs(SchedulerPlugin):
         if (why := leasing.result()) is not None:
             self._end(made, GangEnd(why))
             return {"state": Reply.REFUSED, "why": why}
-        self._begin(self._limit_run(made, timeout))
         return {"state": Reply.GOOD, "workers": [member.worker.address for member in made.members]}
 
     async def watch(self, gang: str) -> dict[str, Any]:
@@ -127,14 +124,10 @@ class Gangs(SchedulerPlugin):
             found.leave(rank)
             self._changed.set()
             return _over(found)
-        member = found.members[rank]
         return {
             "state": Reply.GOOD,
             "hosts": found.hosts,
-            "local_rank": member.local_rank,
-            "local_size": member.local_size,
-            "node_rank": member.node_rank,
-            "nodes": member.nodes,
+            "place": found.members[rank].place,
             "master_addr": found.members[0].worker.host,
         }
 
@@ -226,31 +219,28 @@ class Gangs(SchedulerPlugin):
 
     async def _find(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
         """The names of these workers, once all are connected."""
-        names: list[str] = []
-
-        def are_there() -> bool:
-            nonlocal names
+        while True:
             workers = self._scheduler.workers.values()
             names, missing = choose(wanted, workers)
             if wanted is None:
                 missing = self._coming_back(workers)
             if names and not missing:
-                return True
+                return names
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
-            return False
+            await self._change(LOST_INTERVAL)
 
-        while not await self._until(are_there, LOST_INTERVAL):
-            pass
-        return names
-
-    async def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until a condition is met that depends on workers; False: not in time."""
+    async def _change(self, timeout: float) -> None:
+        """Wait until a worker comes or goes or leaves its function, for so many seconds at most."""
+        self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
-        return condition()
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    async def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Wait until a condition is met that depends on workers, for so many seconds at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not condition() and (left := deadline - loop.time()) > 0:
+            await self._change(left)
 
     def _coming_back(self, there: Iterable[WorkerState]) -> list[str]:
         """Names of the workers of "all" that were lost a moment ago, which only a cluster of this package knows."""
@@ -263,7 +253,9 @@ class Gangs(SchedulerPlugin):
         for name in gangs:
             self._gangs[name].granted.set()
 
-    def _too_late(self, gang: Gang, seconds: float) -> None:
+    async def _limit(self, gang: Gang, start_timeout: float, timeout: float | None) -> None:
+        """End a gang that has not started in time, or not ended."""
+        await _first(gang.started, gang.over, timeout=start_timeout)
         if not gang.started.done():
             waiting = ", ".join(str(member.worker.name) for member in gang.at(MemberStage.CALLED))
             why = (
@@ -271,12 +263,9 @@ class Gangs(SchedulerPlugin):
                 if waiting
                 else gang.waits_for
             )
-            text = f"not started within {seconds:g} s: {why}. Fix: a longer start_timeout, or wait for what is missing first"
-            self._end(gang, GangEnd(text, late=True))
-
-    async def _limit_run(self, gang: Gang, timeout: float | None) -> None:
-        await _first(gang.started, gang.over)
-        if timeout is not None:
+            fix = "a longer start_timeout, or wait for what is missing first"
+            self._end(gang, GangEnd(f"not started within {start_timeout:g} s: {why}. Fix: {fix}", late=True))
+        elif timeout is not None:
             await _first(gang.over, timeout=timeout)
             ranks = ", ".join(str(member.rank) for member in gang.at(MemberStage.JOINED))
             why = f"rank(s) {ranks} still ran" if ranks else "its results were not collected"
@@ -302,8 +291,6 @@ class Gangs(SchedulerPlugin):
         await asyncio.gather(*ending, return_exceptions=True)
         await self._until(lambda: not gang.to_end() and not self._away(gang), GANG_RETURN)
         self._note_differences(gang)
-        if gang.start_timer is not None:
-            gang.start_timer.cancel()  # it would keep the gang, and the exception of a member
         # its client may still be sending the tasks, and requests the failure afterwards
         self._settled[gang.name] = self._gangs.pop(gang.name)
         asyncio.get_running_loop().call_later(FORGET_AFTER, self._settled.pop, gang.name, None)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, packed
+from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, packed, run_member
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 START_TIMEOUT = 300.0
 #: Of the tasks of members, which run before all others.
 PRIORITY = 1_000_000
-#: Whether a thread is in a call.
-_thread = threading.local()
 
 
 def spmd(
@@ -90,7 +87,6 @@ def spmd(
     _check("workers", workers, workers is None or good, "a list of names or addresses, or None")
     _check("fn", fn, callable(fn), "a function")
     names = None if workers is None else [str(worker) for worker in workers]
-    _check("workers", workers, not names or len(set(names)) == len(names), "each worker once: it is one rank")
     limits = {
         "workers": names,
         "timeout": timeout,
@@ -100,21 +96,11 @@ def spmd(
     call = _Run(client, fn, args, limits)
     if client.asynchronous:
         return client.sync(call.run)
-    # in a signal's handler, for which the other call waits
-    if getattr(_thread, "calls", False):
-        raise InputError(
-            "spmd: another call of this thread has not ended",
-            expected="one at a time in a thread",
-            fix="write a checkpoint in the function itself, or call it in another thread",
-        )
-    _thread.calls = True
     try:
         return client.sync(call.run)
     except BaseException:
         call.abandon()  # if a signal's handler has raised it, the call itself continues in the event loop
         raise
-    finally:
-        _thread.calls = False
 
 
 def _check(name: str, value: object, good: bool, expected: str) -> None:
@@ -191,12 +177,10 @@ class _Run:
         try:
             await asyncio.wait({watching, all_fetched}, return_when=asyncio.FIRST_COMPLETED)
             if not watching.done():
-                failed = [task.exception() if task.done() else None for task in fetching]
-                if any(failed):
+                ended = ((rank, task.exception()) for rank, task in enumerate(fetching) if task.done())
+                rank, error = next((each for each in ended if each[1] is not None), (None, None))
+                if error is not None:
                     # Dask could not run a task or send its result; the scheduler may know of an earlier failure
-                    rank, error = next(
-                        (rank, error) for rank, error in enumerate(failed) if error is not None
-                    )
                     text = f"failed in Dask: {type(error).__name__}: {one_line(error)}"
                     await self._scheduler(Call.FAIL, text=text, rank=rank, error=packed(error)[1])
                 else:
@@ -212,8 +196,6 @@ class _Run:
             await self.client.cancel(futures, asynchronous=True)
 
     def _submit(self, rank: int, worker: str) -> Any:
-        from dask_gpu_mpi.gang.member import run_member
-
         return self.client.submit(
             run_member,
             self._name,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import dask
 from distributed import Nanny, Worker
+from distributed.comm.addressing import get_address_host
 
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.base.streams import environment, leave_deleted_directory
@@ -20,6 +21,14 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
+from dask_gpu_mpi.workers.plugins import (
+    ImportsOfScript,
+    InWorker,
+    NewProcess,
+    StreamsBetweenWorkers,
+    UcxBetweenWorkers,
+    plugins_of,
+)
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
     accepted_options,
@@ -96,14 +105,6 @@ def make_worker(
     `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
     device.
     """
-    from dask_gpu_mpi.workers.plugins import (
-        ImportsOfScript,
-        InWorker,
-        NewProcess,
-        StreamsBetweenWorkers,
-        plugins_of,
-    )
-
     cls: Any = worker_class_for(plan.kind, options.worker_class)
     given = options_for(cls, options.worker_options)
     ours: dict[str, Any] = {
@@ -125,7 +126,9 @@ def make_worker(
     }
     plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, Nanny):  # others run in this process
-        plugins += _ucx_plugin(plan, start)
+        # a CPU worker must not use the devices of the GPU workers on its rank
+        if start.transport.ucx is not WorkerUcx.OFF and not (plan.kind == "cpu" and start.beside_gpus):
+            plugins.append(_offer_of_ucx(plan, start))
         if start.protocol == Protocol.TLS:
             has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
             plugins.append(StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu))
@@ -156,23 +159,15 @@ def make_worker(
     return nanny, [nanny]
 
 
-def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
-    """The plugin by which the worker offers UCX to others; none for a CPU worker with GPU workers on its rank."""
-    transport = start.transport
-    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and start.beside_gpus):
-        return
-    from distributed.comm.addressing import get_address_host
-
-    from dask_gpu_mpi.workers.plugins import UcxBetweenWorkers
-
-    host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
+def _offer_of_ucx(plan: WorkerPlan, start: Start) -> UcxBetweenWorkers:
+    """The plugin by which the worker offers UCX to others."""
     # if no address was chosen, the job has joined a running cluster
     listens = start.listen or get_address_host(start.address)
-    yield UcxBetweenWorkers(
-        host_frames,
+    return UcxBetweenWorkers(
+        LARGE if start.transport.ucx is WorkerUcx.ALL else 0,
         loopback=listens == LOOPBACK,
-        leads=transport.between_nodes,
-        warned=bool(transport.warning),
+        leads=start.transport.between_nodes,
+        warned=bool(start.transport.warning),
         devices=plan.nics,
         system=os.environ.get(PREFERS_SYSTEM),
     )
@@ -221,18 +216,6 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
 # - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. `device_sizes` are of the worker's device.
 # - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 
-#: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
-MODULES = {
-    "rmm": (
-        "rmm_pool_size",
-        "rmm_managed_memory",
-        "rmm_async",
-        "rmm_track_allocations",
-        "rmm_allocator_external_lib_list",
-    ),
-    "cudf": ("enable_cudf_spill",),
-}
-
 
 def make_cuda_worker(
     cls: type, plan: WorkerPlan, options: Mapping[str, Any], ours: Iterable[Any]
@@ -280,17 +263,21 @@ def make_cuda_worker(
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
-    """Refuse options whose modules are not installed here."""
-    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
-    imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
-    for option, module in (*wanted.items(), *imports):
-        if find_spec(module.partition(".")[0]) is None:
-            package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
-            raise InputError(
-                f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
-                "not installed there",
-                fix=f"install {package}, or leave the option out",
-            )
+    """Refuse options whose modules are not installed here: CUDAWorker would print a traceback, or (cuDF) ignore the option."""
+    for option, value in options.items():
+        modules = list(value or ()) if option in MODULE_LISTS else []
+        if value and option == "enable_cudf_spill":
+            modules.append("cudf")
+        elif value and option.startswith("rmm_"):
+            modules.append("rmm")
+        for module in modules:
+            if find_spec(module.partition(".")[0]) is None:
+                package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
+                raise InputError(
+                    f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
+                    "not installed there",
+                    fix=f"install {package}, or leave the option out",
+                )
 
 
 def _make_directory(plan: WorkerPlan, directory: str | None) -> None:

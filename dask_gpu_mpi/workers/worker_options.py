@@ -350,41 +350,30 @@ def _check(asked: Mapping[str, Any], sizes: Mapping[str, int], worker: WorkerPla
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
     device. Managed memory may be more than the device has: none of this holds for it.
     """
-    if not (problem := _problem(asked, sizes, worker.device_memory, worker.device_free)):
-        return
-    option, text, fitting = problem
-    fits = _rounded_down(fitting)
     memory, free = worker.device_memory, worker.device_free
-    free_text = f"{free} bytes ({format_bytes(free)})" if free >= 0 else "unknown"
-    raise OptionError(
-        f"worker_options: {option} of worker {worker.name} on {worker.host} is {text}: GPU {worker.gpu_index} "
-        f"({worker.devices[0]}) has {memory} bytes ({format_bytes(memory)}), free: {free_text}",
-        expected=f"{fits!r} at most" if fits else "",
-        fix="" if fits else "end what uses this GPU, or leave the option out",
-    )
-
-
-def _problem(
-    options: Mapping[str, Any], sizes: Mapping[str, int], memory: int, free: int
-) -> tuple[str, str, int] | None:
-    """The option that can't be had, its size and why, and the bytes that could be had."""
-
-    def described(key: str) -> str:
-        return f"{options[key]!r} ({format_bytes(sizes[key])})"
-
-    for key in ("device_memory_limit", "rmm_maximum_pool_size"):
-        if sizes.get(key, 0) > memory:
-            return key, f"{described(key)}, more than its GPU has", memory
+    texts = {key: f"{asked.get(key)!r} ({format_bytes(size)})" for key, size in sizes.items()}
     pool, maximum = sizes.get("rmm_pool_size", 0), sizes.get("rmm_maximum_pool_size", 0)
-    available = memory if free < 0 else free
-    if pool > available:
-        limit = "its GPU has" if free < 0 else "is free"
-    elif 0 < maximum < pool:
-        limit = f"rmm_maximum_pool_size, {described('rmm_maximum_pool_size')}"
-    else:
-        return None
-    fits = int(PROPOSED_FRACTION * available)
-    return "rmm_pool_size", f"{described('rmm_pool_size')}, more than {limit}", min(fits, maximum or fits)
+    available, source = (memory, "its GPU has") if free < 0 else (free, "is free")
+    proposed = int(PROPOSED_FRACTION * available)
+    proposed = min(proposed, maximum or proposed)
+    of_maximum = f"rmm_maximum_pool_size, {texts.get('rmm_maximum_pool_size')}"
+    # each option, the bytes that it may have at most, what has so many, and the bytes that would fit
+    bounds = (
+        ("device_memory_limit", memory, "its GPU has", memory),
+        ("rmm_maximum_pool_size", memory, "its GPU has", memory),
+        ("rmm_pool_size", available, source, proposed),
+        ("rmm_pool_size", maximum or pool, of_maximum, proposed),
+    )
+    for option, most, limit, fitting in bounds:
+        if sizes.get(option, 0) > most:
+            fits = _rounded_down(fitting)
+            free_text = f"{free} bytes ({format_bytes(free)})" if free >= 0 else "unknown"
+            raise OptionError(
+                f"worker_options: {option} of worker {worker.name} on {worker.host} is {texts[option]}, more than {limit}: GPU "
+                f"{worker.gpu_index} ({worker.devices[0]}) has {memory} bytes ({format_bytes(memory)}), free: {free_text}",
+                expected=f"{fits!r} at most" if fits else "",
+                fix="" if fits else "end what uses this GPU, or leave the option out",
+            )
 
 
 def _rounded_down(size: int) -> str:

@@ -117,13 +117,13 @@ def test_members_return_while_the_scheduler_is_busy(mpirun: Mpi, monkeypatch: py
     """It is late, as Dask is: nothing is lost. Limits are a fraction here of those of a job, and so is the time it is busy."""
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
     body = """
-from dask_gpu_mpi.gang import member
+from dask_gpu_mpi.gang import group as of_package
 here = HERE
 def busy():
     open(os.path.join(here, "mark-busy"), "w").close()
     time.sleep(5)
 def return_when_it_is_busy(group):
-    member.ANSWER_SLACK = 1.0  # of what waits for less than this scheduler is busy
+    of_package.ANSWER_SLACK = 1.0  # of what waits for less than this scheduler is busy
     group.barrier()
     mark(f"runs-{group.rank}")
     while not marked("busy"):

@@ -200,7 +200,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.stream_handlers",
-        "agent/scheduler gang/member",
+        "agent/scheduler gang/group",
         _DISTRIBUTED,
         why="graphs wait until the scheduler has imported the libraries of the script; the scheduler tells the workers of a "
         "gang that it is over",

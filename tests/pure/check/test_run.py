@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.failures import Failure, one_report, report_by, report_error
+from dask_gpu_mpi.base.failures import report_by, report_error
 from dask_gpu_mpi.base.timeouts import CHECK_START
 from dask_gpu_mpi.check.report import Evidence
 from dask_gpu_mpi.check.run import (
@@ -29,7 +28,6 @@ from dask_gpu_mpi.errors import (
     LauncherError,
     MpiMissingError,
     PlacementError,
-    Problem,
     StartupError,
     world_too_small,
 )
@@ -54,21 +52,6 @@ def test_the_line_of_an_error(error: DaskGpuMpiError, what: str) -> None:
     assert (finding.level, finding.what, finding.found) == ("error", what, "no")
     assert finding.fix
     assert (report.exit_code, report.seconds) == (1, 1.5)
-
-
-def test_a_line_for_each_problem_of_a_start() -> None:
-    full = Failure(Problem("/tmp is full", expected="space", fix="empty it", what="scratch"), 2)
-    failures = {1: full, 2: full, 3: Failure(Problem("no answer"))}
-    error = one_report(failures, {1: "h2", 2: "h2", 3: "h3"}, 4).error(reported=False)
-    error = Failure.of(error).error(reported=True)  # as it arrives on another rank
-    found = [
-        (one.what, one.found, one.fix, one.ranks, one.hosts) for one in report_of_failure(error, 0.0).findings
-    ]
-    other_fix = "correct the cause, and run check again"
-    assert found == [
-        ("scratch", "/tmp is full (expected space)", "empty it", (1, 2), ("h2",)),
-        ("start", "no answer", other_fix, (3,), ("h3",)),
-    ]
 
 
 def test_an_error_is_printed_once_by_whoever_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,13 +106,12 @@ def test_the_workers_of_a_node_share_the_bytes() -> None:
 
 
 class MockClient:
-    """Runs tasks at once, in a thread, with the results that a test has chosen by function and worker; None: none comes."""
+    """Runs tasks at once, with the results that a test has chosen by function and worker; None: none comes."""
 
     loop = None
 
     def __init__(self, **results: Callable[[Any], Any]) -> None:
         self.results = results
-        self.pool = ThreadPoolExecutor(1)
 
     def submit(self, function: Any, *arguments: Any, workers: list[Any], **_: Any) -> Any:
         result = self.results[function.__name__](workers[0])
@@ -144,12 +126,11 @@ class MockFuture(SimpleNamespace):
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evidence]:
     def completed(futures: Any, **_: Any) -> Any:
-        late = False
-        for future in list(futures):
-            late |= future.status == "pending"
+        futures = list(futures)
+        for future in futures:
             if future.status != "pending":
                 yield future, (type, future.result, None) if future.status == "error" else future.result
-        if late:
+        if any(future.status == "pending" for future in futures):
             raise TimeoutError
 
     monkeypatch.setattr("distributed.as_completed", completed)
@@ -177,14 +158,15 @@ def kinds(found: Evidence) -> dict[Any, str]:
 def test_rounds_of_workers_without_a_problem(rounds: Callable[..., Evidence]) -> None:
     found = rounds()
     assert kinds(found) == {"GPU-h1-0": "", "GPU-h1-1": ""}
-    assert (found.clocks, found.without_ucx) == ({0: 0.25}, {0: {"10.0.0.2": "no device"}})
+    assert (found.silent, found.clocks, found.without_ucx) == ({}, {0: 0.25}, {0: {"10.0.0.2": "no device"}})
     assert [(one.on_device, one.seconds, one.error) for one in found.transfers] == [(True, 0.5, "")] * 2
-    assert found.silent == {}
-    without = rounds(kernel=False, receive=lambda name: Received(0.5, False, False))
-    assert kinds(without) == {}
-    assert [(one.on_device, one.error) for one in without.transfers] == [
-        (False, "the received data differ from the sent data")
-    ] * 2
+
+
+def test_rounds_without_kernels(rounds: Callable[..., Evidence]) -> None:
+    found = rounds(kernel=False, receive=lambda name: Received(0.5, False, False))
+    differ = "the received data differ from the sent data"
+    assert kinds(found) == {}
+    assert [(one.on_device, one.error) for one in found.transfers] == [(False, differ)] * 2
 
 
 @pytest.mark.parametrize(
@@ -193,6 +175,7 @@ def test_rounds_of_workers_without_a_problem(rounds: Callable[..., Evidence]) ->
 def test_rounds_without_a_worker_that_has_died(
     rounds: Callable[..., Evidence], result: Any, why: str
 ) -> None:
+    """One that does not inspect its node, or never ends: tests/mpi/test_check.py."""
     found = rounds(run_kernel=lambda name: {"GPU-h1-0": KernelResult()} if name == "0-0" else result)
     assert kinds(found) == {"GPU-h1-0": "", "GPU-h1-1": "died"}
     assert found.kernels["GPU-h1-1"].text == f"the worker's process has ended or hangs: {why}"
@@ -200,19 +183,6 @@ def test_rounds_without_a_worker_that_has_died(
     assert found.clocks == {0: 0.25}
 
 
-@pytest.mark.parametrize(
-    ("result", "why"), [(None, "no result within 8 s"), (OSError("no /proc"), "OSError: no /proc")]
-)
-def test_a_node_that_is_not_inspected(rounds: Callable[..., Evidence], result: Any, why: str) -> None:
-    found = rounds(observe=lambda name: result)
-    assert found.silent == {0: why}
-    assert (found.observations, found.clocks) == ({}, {})
-    assert kinds(found) == {}
-
-
 def test_transfers_that_do_not_end(rounds: Callable[..., Evidence]) -> None:
     found = rounds(receive=lambda name: None if name == "0-0" else ValueError("broken"))
-    assert [one.error for one in found.transfers] == [
-        "ValueError: broken",
-        "no result within 13 s",
-    ]
+    assert [one.error for one in found.transfers] == ["ValueError: broken", "no result within 13 s"]

@@ -9,25 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.gang.gang import (
-    Gang,
-    GangEnd,
-    Leases,
-    MemberStage,
-    MismatchError,
-    Rounds,
-    choose,
-    rank_members,
-)
-
-
-def worker(name: str, address: str = "", **resources: float) -> Any:
-    return SimpleNamespace(name=name, address=address, host="h", resources=resources)
+from dask_gpu_mpi.gang.gang import Gang, GangEnd, Leases, MemberStage, MismatchError, Rounds, rank_members
 
 
 async def test_deaths_and_who_runs_until_when() -> None:
     gang = Gang("g", "client", 5.0)
-    gang.assign(rank_members(worker(name) for name in "012"))
+    workers: Any = [SimpleNamespace(name=name, host="h") for name in "012"]
+    gang.assign(rank_members(workers))
     for rank in range(3):
         gang.join(rank, "h")
     gang.leave(0)
@@ -43,13 +31,6 @@ async def test_deaths_and_who_runs_until_when() -> None:
     gang.die(2)
     assert gang.to_end() == []
     assert (gang.died, gang.notes) == ({0, 1}, [(0, "died afterwards, which may be the cause")])
-
-
-def test_all_workers_with_a_gpu_where_there_are_some() -> None:
-    gpu, cpu = worker("0-0", "a", GPU=1), worker("0-cpu-0", "b")
-    assert choose(None, [gpu, cpu]) == (["0-0"], [])
-    assert choose(None, [cpu]) == (["0-cpu-0"], [])
-    assert choose(["0-cpu-0", "b", "a"], [gpu, cpu]) == (["0-cpu-0", "0-0"], [])
 
 
 @given(st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=12))

@@ -81,26 +81,21 @@ def test_the_interface_asked_for_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "wanted", "says"),
+    ("first", "second", "wanted", "says"),
     [
-        (
-            [[LO, eth(1)], [LO, Interface("eth0", "192.168.1.2", "192.168.1.0/24")]],
-            None,
-            "rank 0 on a: eth0 10.0.0.0/24; rank 1 on b: eth0 192.168.1.0/24",
-        ),
-        ([[LO, DOCKER], [LO, DOCKER]], None, "share no network"),  # a bridge never connects hosts
-        (
-            [[LO, ib(1)], [LO, eth(2)]],
-            "ib0",
-            "rank 1 on b has no network interface 'ib0' with an address (it has: eth0, lo). Fix: ",
-        ),
-        ([[LO], [LO]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
-        ([[LO6], [LO6]], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
+        ([LO, eth(1)], [LO, Interface("eth0", "192.168.1.2", "192.168.1.0/24")], None,
+         "rank 0 on a: eth0 10.0.0.0/24; rank 1 on b: eth0 192.168.1.0/24"),
+        ([LO, DOCKER], [LO, DOCKER], None, "share no network"),  # a bridge never connects hosts
+        ([LO, ib(1)], [LO, eth(2)], "ib0", "rank 1 on b has no network interface 'ib0' with an address (it has: eth0, lo)."),
+        ([LO], [LO], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
+        ([LO6], [LO6], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
     ],
-)
-def test_what_does_not(interfaces: list[list[Interface]], wanted: str | None, says: str) -> None:
+)  # fmt: skip
+def test_what_does_not(
+    first: list[Interface], second: list[Interface], wanted: str | None, says: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
-        choose_addresses(["a", "b"], dict(enumerate(interfaces)), [wanted] * 2)
+        choose_addresses(["a", "b"], {0: first, 1: second}, [wanted] * 2)
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,46 @@
-"""Listeners among strangers: half-open connections.
-
-Garbage, and what strangers do to a whole job: tests/intruders.
-"""
+"""Dask's listeners as a job has them; what strangers do to a whole job: tests/intruders."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import asyncio
+from collections.abc import Iterator
 
-from support.jobs.processes import run_python
-from support.jobs.scripts import script
+import dask
+import pytest
+from distributed import Security
+from distributed.comm import listen
+from distributed.comm.registry import backends
 
-#: A process of its own: what is tested changes all listeners of the process.
-BEGIN = script("pure/network/scripts/listeners.py")
-
-
-def told(main: str) -> Any:
-    """What `main(address)` returns beside a listener; nothing but warnings of one line is logged."""
-    done = run_python(BEGIN + main + "\nasyncio.run(run(main))")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return json.loads(done.stdout)
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.listeners import TLSBackend
+from support.mocks.comms import echo, pair, there_and_back
 
 
-HALF_OPEN = """
-async def main(address):
-    strangers = [half_open(address) for _ in range(50)]
-    answers = [await ask(address) for _ in range(3)]
-    start = time.monotonic()
-    for byte in b"\\x16\\x03\\x01\\x02":  # one is slow: the first bytes of a record
-        with contextlib.suppress(OSError):
-            strangers[0].sendall(bytes([byte]))
-        await asyncio.sleep(0.3)
-    closed = [await is_closed(stranger) for stranger in strangers]
-    return answers, all(closed), time.monotonic() - start, await ask(address)
-"""
+@pytest.fixture(autouse=True)
+def _ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(backends, "tls", TLSBackend())
+    with dask.config.set({**make_credentials(), "distributed.comm.timeouts.connect": "1s"}):
+        yield
 
 
-def test_half_open_and_slow_connections_end_at_the_deadline() -> None:
-    answers, closed, seconds, again = told(HALF_OPEN)
-    assert (answers, closed, again) == (["hello"] * 3, True, "hello")
-    assert seconds < 4
+async def test_half_open_and_slow_connections_end_at_the_deadline() -> None:
+    async with listen("tls://127.0.0.1:0", echo, **Security().get_listen_args("worker")) as listener:
+        host, port = listener.contact_address.removeprefix("tls://").split(":")
+        strangers = [await asyncio.open_connection(host, port) for _ in range(50)]
+        _, slow = strangers[0]
+        for byte in b"\x16\x03\x01":  # the first bytes of a record
+            slow.write(bytes([byte]))
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(10):
+            assert [await reader.read() for reader, _ in strangers] == [b""] * 50
+        for _, writer in strangers:
+            writer.close()
+    async with pair() as comm:
+        assert await there_and_back(comm, "hello") == "hello"
 
 
-TICKET = """
-async def main(address):
-    comm = await connect(address, timeout=5, **security.get_connection_args("client"))
-    await comm.write("hello")
-    return await comm.read(), comm.stream.socket.session.has_ticket
-"""
-
-
-def test_tls_makes_no_tickets_for_sessions_that_nobody_resumes() -> None:
+async def test_tls_makes_no_tickets_for_sessions_that_nobody_resumes() -> None:
     """A third of the time that the scheduler takes for a handshake."""
-    assert told(TICKET) == ["hello", False]
+    async with pair() as comm:
+        await there_and_back(comm, "hello")
+        assert not comm.stream.socket.session.has_ticket

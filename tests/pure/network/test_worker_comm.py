@@ -126,11 +126,11 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
 
     monkeypatch.setattr(worker_comm, "device_array", lambda size: DeviceMemory(bytes(size)))
     monkeypatch.setattr(worker_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
-    for name in ("loopback", "leads", "warned"):
-        monkeypatch.setattr(worker_comm.Ucx, name, False)
-    monkeypatch.setattr(worker_comm, "without_ucx", {})
-    monkeypatch.setattr(WorkerComm, "host_frames", 0)
-    monkeypatch.setattr(WorkerComm, "offers_ucx", False)
+    for owner, name, value in [
+        *((worker_comm.Ucx, name, False) for name in ("loopback", "leads", "warned")),
+        (worker_comm, "without_ucx", {}), (WorkerComm, "host_frames", 0), (WorkerComm, "offers_ucx", False),
+    ]:  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):
         use_ucx_between_workers(0)
@@ -176,17 +176,6 @@ async def test_a_frame_that_never_comes_closes_the_connection(
             await comm.read()
 
 
-async def test_a_process_that_offers_nothing_stays_with_tls(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client, the scheduler or a nanny: what they ask of a worker never goes over UCX."""
-    monkeypatch.setattr(worker_comm._Connector, "comm_class", TLS)
-    async with pair() as comm:
-        assert not isinstance(comm, WorkerComm)
-        assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
-    assert network.sent == []
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
     network: Network, end: int, capsys: pytest.CaptureFixture[str]
@@ -225,12 +214,9 @@ async def test_where_the_proof_is_wrong_the_connection_stays_tls(
     ("leads", "used"), [((True, True), True), ((True, False), False), ((False, False), False)]
 )
 async def test_between_nodes_ucx_is_used_if_it_leads_from_both(
-    network: Network,
-    leads: tuple[bool, bool],
-    used: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    network: Network, leads: tuple[bool, bool], used: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Else the connection stays TLS, as the job has said at its start."""
     places = iter(zip(("h1", "h2"), leads, strict=True))
     monkeypatch.setattr(worker_comm, "_place", lambda: next(places))

@@ -9,6 +9,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Nanny, Worker
+from distributed.diagnostics import nvml
 
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
@@ -52,59 +53,57 @@ async def make(
         (CPU, WorkerUcx.ALL, False, 65536),
     ],
 )
-async def test_who_offers_ucx(
-    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None, tmp_path: Path
-) -> None:
-    """Not CPU workers beside GPU workers, which must not touch their devices."""
-    nanny = await make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
-    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
-    assert all(each.ways["loopback"] for each in offers)
-
-
 @pytest.mark.parametrize(
     ("address", "host", "loopback"),
     [
+        ("tcp://127.0.0.1:1", "127.0.0.1", True),
         ("tls://127.0.0.1:1", None, True),  # the job has joined a cluster
         ("tls://10.0.0.1:1", "10.0.0.2", False),
     ],
 )
-async def test_ucx_stays_on_loopback_where_the_cluster_is(
-    address: str, host: str | None, loopback: bool, tmp_path: Path
-) -> None:
+async def test_who_offers_ucx(
+    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None,
+    address: str, host: str | None, loopback: bool, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Not CPU workers beside GPU workers, which must not touch their devices."""
     start = replace(START, address=address, listen=host)
-    nanny = await make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=start)
-    [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert offer.ways["loopback"] is loopback
+    nanny = await make(plan, Nanny, tmp_path, gpus=beside_gpus, ucx=ucx, start=start)
+    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    expected = [] if host_frames is None else [(host_frames, loopback)]
+    assert [(each.host_frames, each.ways["loopback"]) for each in offers] == expected
 
 
-async def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
-    nanny = await make(replace(CPU, memory_limit=0), Nanny, tmp_path, config={"probe": 1})
-    assert nanny.memory_manager.memory_limit is None
-    assert "CUDA_VISIBLE_DEVICES" not in nanny.env  # a job without GPUs: it keeps the devices that it sees
-    # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
-    assert nanny.worker_kwargs["metrics"] == {}
-    assert nanny.config["distributed.diagnostics.nvml"] is False
-    assert nanny.config["probe"] == 1
+class MyNanny(Nanny):
+    pass
 
 
-async def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Path) -> None:
-    class Mine(Nanny):
-        pass
-
-    for plan, cls in ((CPU, Mine), (GPU, Nanny)):
-        nanny = await make(plan, cls, tmp_path)
-        assert isinstance(nanny, cls)
-        assert "metrics" not in nanny.worker_kwargs
-        assert nanny.config["distributed.diagnostics.nvml"] is True
+@pytest.mark.parametrize(
+    ("plan", "cls", "measures"), [(CPU, Nanny, False), (CPU, MyNanny, True), (GPU, Nanny, True)]
+)
+async def test_a_nanny_measures_nothing_and_its_worker_what_is_configured(
+    plan: WorkerPlan, cls: type, measures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU worker asks nothing of GPUs: its metrics would ask RMM, which initialises CUDA."""
+    monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
+    nanny = await make(plan, cls, tmp_path, config={"probe": 1})
+    assert isinstance(nanny, cls)
+    assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
+    for name in ("tick", "ticks", "monitor"):
+        assert nanny.periodic_callbacks[name].callback_time > 1e9
+    assert "memory_monitor" in nanny.periodic_callbacks  # of its worker
+    expected = {key: dask.config.get(key) for key in UNMEASURED}
+    assert expected["distributed.diagnostics.nvml"] is True
+    assert not {*map(str, UNMEASURED.values())} & {*map(str, expected.values())}
+    expected |= {"probe": 1, "distributed.diagnostics.nvml": measures}
+    assert nanny.config.items() >= expected.items()
+    assert nanny.worker_kwargs.get("metrics") == (None if measures else {})
 
 
 async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     plan = replace(CPU, resources={"CPU": 2})
     mine = Label("mine")
-    nanny = await make(
-        plan, "auto", tmp_path, resources={"FOO": 1}, env={"MINE": "1"}, lifetime="1h", plugins=(mine,)
-    )
+    own = {"resources": {"FOO": 1}, "env": {"MINE": "1"}, "lifetime": "1h", "plugins": (mine,)}
+    nanny = await make(plan, "auto", tmp_path, **own)
     assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
     assert nanny.resources == {"CPU": 2, "FOO": 1}
     with dask.config.set({"distributed.worker.resources": {"JOB": 3}}):
@@ -116,10 +115,12 @@ async def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert Path(nanny.local_directory).parent == tmp_path
     labels = {one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label)}
     assert {label.text for label in labels} == {"mine", "[raised by worker a, rank 0 on host h]"}
-
-
-async def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(tmp_path: Path) -> None:
     assert (await make(CPU, Nanny, tmp_path, start=replace(START, limit=400.0))).death_timeout == 400.0
+    unlimited = await make(replace(CPU, memory_limit=0), Nanny, tmp_path)
+    assert unlimited.memory_manager.memory_limit is None
+    assert (
+        "CUDA_VISIBLE_DEVICES" not in unlimited.env
+    )  # a job without GPUs: it keeps the devices that it sees
 
 
 async def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> None:
@@ -130,8 +131,7 @@ async def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> 
 
     nanny = await make(CPU, "auto", tmp_path, rmm_pool_size=0.5, worker_class=Deep, deep=2, lifetime="1h")
     assert "rmm_pool_size" not in nanny.worker_kwargs
-    assert nanny.worker_kwargs["deep"] == 2
-    assert nanny.worker_kwargs["lifetime"] == "1h"
+    assert (nanny.worker_kwargs["deep"], nanny.worker_kwargs["lifetime"]) == (2, "1h")
     assert nanny.Worker is Deep
 
 
@@ -160,23 +160,3 @@ async def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> 
         "name": "a", "nthreads": 3, "memory_limit": 10**9, "local_directory": str(tmp_path), "protocol": "tcp",
         "interface": "ib0", "own": "x",
     }  # fmt: skip
-
-
-async def test_nannies_ask_nothing_of_nvml_and_workers_as_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from distributed.diagnostics import nvml
-
-    monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
-    configured = dask.config.get("distributed.diagnostics.nvml")
-    nanny = await make(GPU, Nanny, tmp_path)
-    assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
-    assert nvml.device_get_count() == 0
-    assert dask.config.get("distributed.diagnostics.nvml") is configured is True
-    for name in ("tick", "ticks", "monitor"):
-        assert nanny.periodic_callbacks[name].callback_time > 1e9
-    assert "memory_monitor" in nanny.periodic_callbacks  # of its worker
-    with dask.config.set(nanny.config):
-        found = {key: dask.config.get(key) for key in UNMEASURED}
-    assert found == {key: dask.config.get(key) for key in UNMEASURED}
-    assert not set(map(str, UNMEASURED.values())) & set(map(str, found.values()))

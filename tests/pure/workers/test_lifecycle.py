@@ -44,7 +44,7 @@ class Served:
 
     def __init__(self, *nannies: Nanny) -> None:
         self.nannies = nannies
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         #: Seconds that it takes to start, and to close.
         self.starting = self.closing = 0.0
         self.timeout: float | None = None
@@ -77,29 +77,23 @@ class Bench:
     """`Workers` of such workers, and what is reported."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
-        self.served: dict[str | int, Any] = {}
         self.ended: list[tuple[str | int, str | None]] = []
-        self.ending = 0
+        self.ending: list[bool] = []
         self.options = Options(shutdown_timeout=4.0)
 
         def make(plan: WorkerPlan, *given: Any) -> Any:
-            if isinstance(found := self.served[plan.name], Exception):
+            if isinstance(found := self.served[str(plan.name)], Exception):
                 raise found
             return found, [*found.nannies]
 
-        def set_ending() -> None:
-            self.ending += 1
-
         monkeypatch.setattr(lifecycle, "make_worker", make)
-        monkeypatch.setattr(logs, "set_ending", set_ending)
-        self.workers = Workers(
-            self.options, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)
-        )
+        monkeypatch.setattr(logs, "set_ending", lambda: self.ending.append(True))
+        timeline = Timeline("agent")
+        self.workers = Workers(self.options, str(scratch), timeline, lambda *given: self.ended.append(given))
 
-    async def start(self, **served: Any) -> None:
-        self.served |= served
-        self.begun = replace(START, workers=tuple(worker_plan(name) for name in served))
-        await self.workers.start(self.begun)
+    async def start(self, device: str | None = None, **served: Any) -> None:
+        self.served = served
+        await self.workers.start(replace(START, workers=tuple(worker_plan(name, device) for name in served)))
 
 
 @pytest.fixture
@@ -107,101 +101,92 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)
 
 
-async def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | None = None) -> str:
-    bench.served["a"] = served = Served(*nannies)
-    served.error, served.starting = error, 0.1
-    with pytest.raises(DaskGpuMpiError) as caught:
-        await bench.workers.start(replace(START, workers=(worker_plan("a", device),)))
-    return str(caught.value)
-
-
-async def test_they_start_together(bench: Bench) -> None:
-    one, two = Served(Nanny()), Served(Nanny())
-    one.waits_for, two.waits_for = two, one
-    await bench.start(a=one, b=two)
-
-
-async def test_the_address_for_other_nodes(bench: Bench) -> None:
+async def test_they_start_together_and_the_first_has_the_address_for_other_nodes(bench: Bench) -> None:
+    await bench.start(a=Served())  # a class of the user's has none
     assert bench.workers.address == ""
+    await bench.workers.close()
     nanny = Nanny(1)
     nanny.process.worker_address = "tls://10.0.0.1:5"
     nanny._address = "tls://10.0.0.1:6"
-    await bench.start(a=Served(nanny), b=Served())
+    one, two = Served(nanny), Served()
+    one.waits_for, two.waits_for = two, one
+    await bench.start(b=one, c=two)
     assert bench.workers.address == "tls://10.0.0.1:5"
 
 
-async def test_a_class_of_the_user_has_no_address(bench: Bench) -> None:
-    await bench.start(a=Served())
-    assert bench.workers.address == ""
+MADE, FIX = (
+    "worker a could not be made: ",
+    "correct or remove nthreads or env (--log-level info prints the traceback)",
+)
 
 
-async def test_what_a_class_raises_has_the_workers_name(bench: Bench) -> None:
-    with pytest.raises(DaskGpuMpiError, match="^worker a could not be made: TypeError: no$"):
-        await bench.start(a=TypeError("no"))
-    with pytest.raises(InputError, match="^ours$"):
-        await bench.start(a=InputError("ours"))
+@pytest.mark.parametrize(
+    ("options", "error", "cls", "says"),
+    [
+        ([], TypeError("no"), StartupError, f"{MADE}TypeError: no"),
+        ([], InputError("ours"), InputError, "ours"),
+        (
+            ["nthreads", "env"],
+            TypeError("no."),
+            InputError,
+            f"worker_options: {MADE}TypeError: no. Fix: {FIX}",
+        ),
+        (["nthreads", "env"], OSError("no"), StartupError, f"{MADE}OSError: no"),
+    ],
+)
+async def test_what_a_class_raises(
+    bench: Bench, options: list[str], error: Exception, cls: type[DaskGpuMpiError], says: str
+) -> None:
+    """A value that it refuses is an error of the user's input."""
+    bench.options.worker_options.update(dict.fromkeys(options))
+    with pytest.raises(cls) as caught:
+        await bench.start(a=error)
+    assert str(caught.value) == says
 
 
-async def test_a_value_that_the_class_refuses_is_an_input_error(bench: Bench, tmp_path: Path) -> None:
-    bench.options.worker_options.update({"nthreads": "many", "env": {}})
-    fix = r"\. Fix: correct or remove nthreads or env \(--log-level info prints the traceback\)$"
-    with pytest.raises(InputError, match="^worker_options: worker a could not be made: TypeError: no" + fix):
-        await bench.start(a=TypeError("no."))
-    with pytest.raises(StartupError, match="^worker a could not be made: OSError: no$"):
-        await bench.start(a=OSError("no"))
-    # its process has ended before the nanny read the error
-    (tmp_path / "last-output-12").write_text("Traceback\nTypeError: no\n")
-    nanny = Nanny()
-    nanny.process = SimpleNamespace(pid=12, process=None)
-    error = await error_of(bench, RuntimeError("Nanny failed to start worker process"), nanny)
-    assert error.startswith("worker_options: worker a did not start: TypeError: no. Fix: ")
-
-
-def not_started(cause: str = "the cause") -> RuntimeError:
+def not_started(cause: str) -> RuntimeError:
     error = RuntimeError("Nanny failed to start")
     error.__cause__ = OSError(cause)
     return error
 
 
+class Late(Nanny):
+    """Its process is there a moment later."""
+
+    polls = 0
+
+    @property
+    def process(self) -> Any:
+        self.polls += 1
+        return SimpleNamespace(pid=12, process=None) if self.polls > 1 else None
+
+    @process.setter
+    def process(self, value: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("error", "device", "options", "says"),
     [
-        ("the cause", "OSError: the cause"),
-        # in place of OpenSSL's words
-        (
-            "certificate verify failed: certificate is not yet valid (_ssl.c:1006)",
-            "the job's certificate is not valid yet",
-        ),
+        (not_started("certificate verify failed: certificate is not yet valid (_ssl.c:1006)"), None, {},
+         "worker a did not start: the job's certificate is not valid yet"),
+        (not_started("the cause"), "GPU-x", {},
+         "worker a (GPU GPU-x) did not start: OSError: the cause; its last output:\ntwo\nTypeError: no"),
+        # its process has ended before the nanny read the error
+        (RuntimeError("Nanny failed to start worker process"), None, {"nthreads": "many"},
+         "worker_options: worker a did not start: TypeError: no. Fix: "),
     ],
-    ids=["any", "a clock that is wrong"],
-)
+    ids=["a clock that is wrong", "with its last output", "a value of the user's"],
+)  # fmt: skip
 async def test_a_worker_that_does_not_start_is_reported_with_its_cause(
-    bench: Bench, cause: str, said: str
+    bench: Bench, tmp_path: Path, error: Exception, device: str | None, options: dict[str, Any], says: str
 ) -> None:
-    error = await error_of(bench, not_started(cause), Nanny())
-    assert error.startswith(f"worker a did not start: {said}")
-
-
-async def test_a_worker_that_does_not_start_is_reported_with_its_last_output(
-    bench: Bench, tmp_path: Path
-) -> None:
-    (tmp_path / "last-output-12").write_text("two\nlines\n")
-
-    class Late(Nanny):
-        """Its process is there a moment later."""
-
-        polls = 0
-
-        @property
-        def process(self) -> Any:
-            self.polls += 1
-            return SimpleNamespace(pid=12, process=None) if self.polls > 1 else None
-
-        @process.setter
-        def process(self, value: Any) -> None: ...
-
-    said = await error_of(bench, not_started(), Late(), device="GPU-x")
-    assert said == "worker a (GPU GPU-x) did not start: OSError: the cause; its last output:\ntwo\nlines"
+    (tmp_path / "last-output-12").write_text("two\nTypeError: no\n")
+    bench.options.worker_options.update(options)
+    served = Served(Late())
+    served.error, served.starting = error, 0.1
+    with pytest.raises(DaskGpuMpiError) as caught:
+        await bench.start(device, a=served)
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +226,7 @@ async def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
     served.timeout = None
     await bench.workers.close()
     assert served.timeout is None
-    assert bench.ending == 2
+    assert bench.ending == [True] * 2
     assert bench.workers.closing
     assert nanny.process.worker_dir is None  # its directory goes with the scratch
 

@@ -15,6 +15,7 @@ from typing import Any
 import dask
 import distributed
 import pytest
+from distributed.core import Status
 
 from dask_gpu_mpi.workers import lifecycle
 from dask_gpu_mpi.workers.factory import WatchedNanny, watched
@@ -31,7 +32,7 @@ class Nanny:
         #: Whether each process ends because somebody has asked for it.
         self.restarted = restarted
         self.closed: str | None = None
-        self.status = distributed.core.Status.running
+        self.status = Status.running
         #: By process id.
         self.exit_codes: dict[int, int | None] = {}
         self._spans: list[tuple[float, float]] = []
@@ -49,9 +50,6 @@ class Nanny:
         if self.pid is None:
             return None
         return SimpleNamespace(process=SimpleNamespace(exitcode=self.exit_codes.get(self.pid)))
-
-    def clock(self) -> float:
-        return self.now
 
     async def close(self, *, reason: str = "") -> str:
         self.closed = reason
@@ -78,7 +76,7 @@ def watch(
 
     monkeypatch.setattr(lifecycle.asyncio, "sleep", sleep)
     try:
-        return asyncio.run(watch_nanny(nanny, nanny.clock, on_death=on_death))
+        return asyncio.run(watch_nanny(nanny, lambda: nanny.now, on_death=on_death))
     except Over:
         return None
 
@@ -109,23 +107,25 @@ def test_five_deaths_within_two_minutes(
         assert nanny.now < lives[0][1] + seconds + 1
 
 
-@pytest.mark.parametrize("lifetime", [True, False])
-def test_each_death_is_told(lifetime: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker with a lifetime ends with exit code 0. Of another one that is a death: a task may have called exit(0)."""
+@pytest.mark.parametrize(
+    ("lifetime", "status", "deaths"),
+    [
+        # a worker with a lifetime ends with exit code 0; of another one that is a death: a task may have called exit(0)
+        (True, Status.running, [(1, -9), (2, 3), (4, None)]),
+        (False, Status.running, [(1, -9), (2, 3), (3, 0), (4, None)]),
+        # one that is retired: its nanny has no connection any more to tell of it, and would log a traceback
+        *((False, status, []) for status in (Status.closing_gracefully, Status.closing, Status.closed)),
+    ],
+)
+def test_each_death_is_told(
+    lifetime: bool, status: Status, deaths: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[int, int | None]] = []
     nanny = Nanny([(0.0, 10.0), (1.0, 10.0), (1.0, 10.0), (1.0, 10.0), (1.0, 2_000.0)])
     nanny.exit_codes = {1: -9, 2: 3, 3: 0, 4: None}
-    nanny.has_lifetime = lifetime
+    nanny.has_lifetime, nanny.status = lifetime, status
     assert watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: told.append((pid, code))) is None
-    assert told == [(1, -9), (2, 3), *([] if lifetime else [(3, 0)]), (4, None)]
-
-
-def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is retired: its nanny has no connection any more to tell of it, and would log a traceback."""
-    for status in ("closing_gracefully", "closing", "closed"):
-        nanny = Nanny([(0.0, 10.0), (1.0, 2_000.0)])
-        nanny.status = distributed.core.Status[status]
-        watch(nanny, monkeypatch, until=100, on_death=lambda pid, code: pytest.fail(f"told of {pid}"))
+    assert told == deaths
 
 
 @contextlib.asynccontextmanager
@@ -171,21 +171,18 @@ def make_mine(lifetime: str | None = None) -> Any:
     return watched(Mine)("tcp://127.0.0.1:1", lifetime=lifetime)
 
 
-def test_a_lifetime_is_known_from_the_argument_or_the_configuration() -> None:
-    assert not make_mine().has_lifetime
-    assert make_mine(lifetime="1h").has_lifetime
-    with dask.config.set({"distributed.worker.lifetime.duration": "1h"}):
-        assert make_mine().has_lifetime
-
-
 @pytest.mark.parametrize("by", ["method", "handler"])
-async def test_an_end_that_was_requested_is_recorded(by: str) -> None:
+async def test_an_end_that_was_requested_is_recorded_and_a_lifetime(by: str) -> None:
     nanny = make_mine()
     assert isinstance(nanny, Mine)
+    assert not nanny.has_lifetime
     await (nanny.handlers["kill"] if by == "handler" else nanny.kill)(reason="restart")
     assert (nanny.requested_ends, nanny.killed_for) == ({None}, ["restart"])
     assert await nanny.close(reason="the first") == await nanny.close(reason="later") == "closed"
     assert nanny.closed_for == "the first"
+    assert make_mine(lifetime="1h").has_lifetime
+    with dask.config.set({"distributed.worker.lifetime.duration": "1h"}):
+        assert make_mine().has_lifetime
 
 
 async def test_a_worker_is_restarted_in_a_directory_that_was_deleted(

@@ -15,6 +15,7 @@ from dask_gpu_mpi.workers import plugins
 from dask_gpu_mpi.workers.plugins import (
     Figures,
     ImportsOfScript,
+    InWorker,
     KeylessDump,
     Label,
     TransferSizes,
@@ -59,28 +60,30 @@ def test_a_worker_without_a_gpu_notes_what_to_do_where_cuda_finds_none(text: str
     assert pickle.loads(failed(RuntimeError("other"), gpu_fix="Fix: x")).__notes__ == [label]
 
 
-def test_the_label_names_the_worker_and_its_gpu() -> None:
-    labels: Any = [[*plugins_of(worker_plan("0-1", device), None)][-1] for device in ("GPU-01", None)]
-    place = "[raised by worker 0-1, rank 0 on host h"
-    assert [label.text for label in labels] == [f"{place}, GPU GPU-01]", f"{place}]"]
-    assert labels[0].gpu_fix == ""
-    assert "--default-workers gpu" in labels[1].gpu_fix
-
-
-def test_the_log_file_is_named_for_worker_host_and_gpu() -> None:
-    for device, name in {"GPU-0123456789abcdef": "worker-0-1-h-GPU-01234567", None: "worker-0-1-h"}.items():
-        file: Any = [*plugins_of(worker_plan("0-1", device), "/logs")][-1]
-        assert file.arguments == ("/logs", name)
-
-
-def dumped(state: Any, **kwargs: Any) -> Any:
-    """What a worker with the plugin says of itself."""
-    worker: Any = SimpleNamespace(handlers={"dump_state": lambda *, exclude=(): state})
-    KeylessDump().setup(worker)
-    return worker.handlers["dump_state"](**kwargs)
+@pytest.mark.parametrize(
+    ("device", "place", "file"),
+    [
+        ("GPU-0123456789abcdef", "rank 0 on host h, GPU GPU-0123456789abcdef]", "worker-0-1-h-GPU-01234567"),
+        (None, "rank 0 on host h]", "worker-0-1-h"),
+    ],
+)
+def test_the_worker_and_its_gpu_in_notes_and_in_the_name_of_its_log(
+    device: str | None, place: str, file: str
+) -> None:
+    *_, label, logs = plugins_of(worker_plan("0-1", device), "/logs")
+    assert isinstance(label, Label)
+    assert label.text == f"[raised by worker 0-1, {place}"
+    assert ("--default-workers gpu" in label.gpu_fix) is (device is None)
+    assert isinstance(logs, InWorker)
+    assert logs.arguments == ("/logs", file)
 
 
 def test_a_dump_has_no_key_and_all_the_rest() -> None:
+    def dumped(state: Any, **kwargs: Any) -> Any:
+        worker: Any = SimpleNamespace(handlers={"dump_state": lambda *, exclude=(): state})
+        KeylessDump().setup(worker)
+        return worker.handlers["dump_state"](**kwargs)
+
     key = "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n"
     config = {"distributed": {"comm": {"tls": {"worker": {"cert": "c", "key": key}}}}, "preload": [1]}
     found = dumped({"config": config, "tasks": {"a": 1}}, exclude=())
@@ -126,42 +129,31 @@ async def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin
         await asyncio.sleep(0.01)
 
 
-class TestTransferSizes:
-    @staticmethod
-    def worker(**tasks: tuple[float, ...]) -> Any:
-        """One whose tasks waited for transfers that began at these times."""
-        found = {
-            name: SimpleNamespace(
-                startstops=[{"action": "transfer", "start": at, "source": "a"} for at in starts]
-            )
-            for name, starts in tasks.items()
-        }
-        return SimpleNamespace(transfer_incoming_log=deque(), state=SimpleNamespace(tasks=found))
+def test_each_transfer_has_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(*starts: float) -> Any:
+        """One that waited for transfers that began at these times."""
+        transfers = [{"action": "transfer", "start": at, "source": "a"} for at in starts]
+        return SimpleNamespace(startstops=transfers)
 
-    def test_each_transfer_has_its_bytes_once(self) -> None:
-        worker = self.worker(x=(1.0, 2.0), y=(3.0,))
-        plugin = TransferSizes()
-        plugin.setup(worker)
-        log = worker.transfer_incoming_log
-        log += [{"who": "a", "start": start, "total": int(start * 10)} for start in (1.0, 2.0)]
-        plugin.transition("x", "executing", "released")
-        plugin.transition("gone", "executing", "memory")
-        assert "nbytes" not in worker.state.tasks["x"].startstops[0]
-        plugin.transition("x", "executing", "memory")
-        log.append({"who": "a", "start": 3.0, "total": 30})
-        plugin.transition("y", "executing", "error")
-        plugin.transition("x", "executing", "memory")  # once more, as after a cancelled one
-        found = [each["nbytes"] for task in ("x", "y") for each in worker.state.tasks[task].startstops]
-        assert found == [10, 20, 30]
-
-    def test_what_no_task_claims_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(TransferSizes, "MOST", 10)
-        worker = self.worker(x=(-1.0,))
-        plugin = TransferSizes()
-        plugin.setup(worker)
-        worker.transfer_incoming_log += [{"who": "a", "start": float(n), "total": 1} for n in range(100)]
-        plugin.transition("x", "executing", "memory")
-        assert len(plugin._sizes) == 10
+    log: deque[Any] = deque()
+    tasks = {"x": task(1.0, 2.0), "y": task(3.0)}
+    plugin = TransferSizes()
+    plugin.setup(SimpleNamespace(transfer_incoming_log=log, state=SimpleNamespace(tasks=tasks)))  # type: ignore[arg-type]
+    log += [{"who": "a", "start": start, "total": int(start * 10)} for start in (1.0, 2.0)]
+    plugin.transition("x", "executing", "released")
+    plugin.transition("gone", "executing", "memory")
+    assert "nbytes" not in tasks["x"].startstops[0]
+    plugin.transition("x", "executing", "memory")
+    log.append({"who": "a", "start": 3.0, "total": 30})
+    plugin.transition("y", "executing", "error")
+    plugin.transition("x", "executing", "memory")  # once more, as after a cancelled one
+    assert [each["nbytes"] for name in tasks for each in tasks[name].startstops] == [10, 20, 30]
+    # what no task claims is forgotten
+    monkeypatch.setattr(TransferSizes, "MOST", 10)
+    log += [{"who": "a", "start": float(n), "total": 1} for n in range(100, 200)]
+    tasks["z"] = task(-1.0)
+    plugin.transition("z", "executing", "memory")
+    assert len(plugin._sizes) == 10
 
 
 def test_a_worker_imports_before_it_registers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,16 +188,16 @@ def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.M
 
 def test_a_new_process_is_prepared_before_its_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     done = set()
-    for name in ("print_by_line", "ignore_signals", "die_with_parent", "set_up"):
+    steps = {"print_by_line", "ignore_signals", "die_with_parent", "set_up"}
+    for name in steps:
         monkeypatch.setattr(plugins, name, lambda *_, name=name, **__: done.add(name))
     monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: done.add("listeners"))
-    monkeypatch.setattr(
-        plugins, "current_process", lambda: SimpleNamespace(name=f"{plugins.WORKER_PROCESS} (from Nanny)")
-    )
+    named = SimpleNamespace(name=f"{plugins.WORKER_PROCESS} (from Nanny)")
+    monkeypatch.setattr(plugins, "current_process", lambda: named)
     monkeypatch.setenv("PYTHONSAFEPATH", plugins.SAFE_PATH)
     sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True))
     pickle.loads(sent)
-    assert done >= {"print_by_line", "ignore_signals", "die_with_parent", "set_up", "listeners"}
+    assert done == steps | {"listeners"}
     assert "PYTHONSAFEPATH" not in os.environ
     os.environ["PYTHONSAFEPATH"] = "1"  # the user's
     pickle.loads(sent)
@@ -219,9 +211,9 @@ def measured(worker: Any, plugin: Figures) -> dict[str, Any]:
     return asyncio.run(plugin.measure(worker))
 
 
-def worker(*totals: int, **more: Any) -> Any:
+def worker(*totals: int) -> Any:
     log = [{"total": total} for total in totals]
-    return SimpleNamespace(transfer_incoming_log=log, transfer_outgoing_bytes_total=5, data={}, **more)
+    return SimpleNamespace(transfer_incoming_log=log, transfer_outgoing_bytes_total=5, data={})
 
 
 def test_what_was_received_is_counted_once() -> None:
@@ -243,17 +235,13 @@ class DeviceSerialized:
     pass
 
 
-def test_device_memory_that_is_kept_in_host_memory() -> None:
-    host = SimpleNamespace(
-        weights={"a": 5, "b": 7, "c": 9}, d={"a": DeviceSerialized(), "b": "", "c": DeviceSerialized()}
-    )
-    data = SimpleNamespace(host_buffer=SimpleNamespace(fast=host))
-    assert spilled_from_device(data) == 14
+def test_device_memory_that_is_kept_in_host_memory(tmp_path: Any) -> None:
+    kept = {"a": DeviceSerialized(), "b": "", "c": DeviceSerialized()}
+    host = SimpleNamespace(weights={"a": 5, "b": 7, "c": 9}, d=kept)
+    assert spilled_from_device(SimpleNamespace(host_buffer=SimpleNamespace(fast=host))) == 14
     assert spilled_from_device({}) is None
     assert spilled_from_device(SimpleNamespace(host_buffer={})) is None  # no limit of host memory
-
-
-def test_dask_cudas_file_has_what_is_read(tmp_path: Any) -> None:
+    # as dask-cuda has it
     module = pytest.importorskip("dask_cuda.device_host_file")
     data = module.DeviceHostFile(str(tmp_path), device_memory_limit=1000, memory_limit=10_000)
     data["x"] = b"host"
@@ -283,9 +271,7 @@ def test_figures_of_its_gpus_and_bytes_over_nvlink_as_a_rate(monkeypatch: pytest
     assert [each[-2] for each in told] == [None, 12.0, 12.0, 12.0, 12.0, 22.0]
 
 
-def test_gpus_come_with_the_heartbeat_and_a_worker_without_one_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_come_with_the_heartbeat_if_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
     monkeypatch.setattr(plugins, "device_figures", lambda device, throughput: [int(device[-1])] + [None] * 8)
     assert [gpu[0] for gpu in measured(worker(), Figures(["GPU-1", "GPU-2"]))["gpus"]] == [1, 2]

@@ -24,7 +24,6 @@ from dask_gpu_mpi.workers.worker_options import (
     accepted_options,
     follow_cudf_spill,
     import_worker_class,
-    is_cuda_worker,
     is_dasks,
     options_for,
     read_worker_options,
@@ -88,18 +87,21 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "dgm_broken" not in sys.modules
 
 
-def test_gpu_workers_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_workers_without_dask_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     for cls in ("auto", "dask_cuda.CUDAWorker"):
         with pytest.raises(OptionError, match="not installed.* Fix: pip install .*distributed.Nanny"):
             worker_class_for("gpu", cls)
     assert worker_class_for("cpu", "auto") is distributed.Nanny
-
-
-def test_the_fix_where_dask_cuda_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # an unknown option is not about GPUs
+    assert refused("auto", memory_limt=1).endswith(
+        "Nanny has no option 'memory_limt'; did you mean 'memory_limit'? (expected an option of Nanny; those of CUDAWorker need "
+        "dask-cuda)"
+    )
+    # it is installed, and broken
     (tmp_path / "dask_cuda.py").write_text("import dgm_not_there")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "dask_cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "dask_cuda")
     with pytest.raises(OptionError, match=r"(?s)'dgm_not_there'\. Fix: pip install"):
         import_worker_class("dask_cuda.CUDAWorker")
 
@@ -110,20 +112,11 @@ def test_the_class_of_each_kind_of_worker() -> None:
         assert issubclass(worker_class_for("gpu", cls), CUDAWorker)
     assert worker_class_for("cpu", "distributed.Worker") is Worker
     assert worker_class_for("gpu", "distributed.Nanny") is Nanny
-
-
-def test_whose_class_it_is() -> None:
-    stranger = type("Nanny", (), {})  # somebody else's, of the same name
-    assert [is_dasks(cls) for cls in (CUDAWorker, Nanny, Worker)] == [True] * 3
-    assert not any(is_dasks(cls) for cls in (Mine, stranger, dict))
-    assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker)] == [True] * 2
-    assert not any(is_cuda_worker(cls) for cls in (Nanny, Open))
-
-
-def test_where_tasks_run() -> None:
     assert [tasks_run_in_agent(cls) for cls in ("distributed.Worker", Open)] == [True] * 2
     for cls in ("auto", "distributed.Nanny", Mine, "dask_cuda.CUDAWorker"):
         assert not tasks_run_in_agent(cls)
+    stranger = type("Nanny", (), {})  # somebody else's, of the same name
+    assert [is_dasks(cls) for cls in (*CLASSES, Mine, stranger)] == [True, True, True, False, False]
 
 
 def calls_of(cls: type, function: str) -> set[str]:
@@ -174,53 +167,35 @@ def refused(cls: type | str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_unknown_option_names_the_nearest(cls: type) -> None:
+def test_options_that_every_class_refuses(cls: type) -> None:
     assert f"{cls.__name__} has no option 'nthread'; did you mean 'nthreads'?" in refused(cls, nthread=1)
     assert "has no option" in refused(cls, zzzzz=1)
     assert "did you mean 'lifetime_restart'?" in refused(cls, lifetime_restarts=True)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_what_we_or_the_class_set(cls: type) -> None:
-    for name in (
-        "name",
-        "scheduler",
-        "scheduler_ip",
-        "scheduler_port",
-        "scheduler_file",
-        "security",
-        "protocol",
-    ):
+    ours = ("name", "scheduler", "scheduler_ip", "scheduler_port", "scheduler_file", "security", "protocol")
+    for name in ours:
         fix = f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}"
         assert fix in refused(cls, **{name: "x"})
-    assert refused(CUDAWorker, data={}).endswith("CUDAWorker sets 'data' itself. Fix: leave it out")
 
 
-def test_classes_of_the_users() -> None:
-    read_worker_options(Picky, {"one": 1, "two": "anything", "nthreads": 2})
-    assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
-    # its signature can't be read
-    for anything in (
-        Open,
-        type("Heir", (Open,), {}),
-        type("Written", (dict,), {"__await__": Nanny.__await__}),
-    ):
-        read_worker_options(anything, {"whatever": 1, "nthreads": "many"})
-    read_worker_options(Mine, {"mine": 1, "lifetime": "1h"})
-    assert "did you mean 'mine'" in refused(Mine, mines=1)
-    assert "has no option 'lifetime'" in refused(Narrow, lifetime="1h")
-    read_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5})
-    assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
-
-
-def test_unknown_option_without_dask_cuda_is_not_about_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dask_cuda", None)
-    with pytest.raises(OptionError) as caught:
-        read_worker_options("auto", {"memory_limt": 1})
-    assert str(caught.value) == (
-        "worker_options: Nanny has no option 'memory_limt'; did you mean 'memory_limit'? (expected an option "
-        "of Nanny; those of CUDAWorker need dask-cuda)"
-    )
+@pytest.mark.parametrize(
+    ("cls", "accepted", "unknown", "says"),
+    [
+        (CUDAWorker, {}, "data", "CUDAWorker sets 'data' itself. Fix: leave it out"),
+        (Picky, {"one": 1, "two": "anything", "nthreads": 2}, "too", "Picky has no option 'too'; did you mean 'two'?"),
+        (Mine, {"mine": 1, "lifetime": "1h"}, "mines", "did you mean 'mine'"),
+        (Narrow, {}, "lifetime", "has no option 'lifetime'"),
+        (MyCUDAWorker, {"rmm_pool_size": 0.5}, "rmm_asink", "did you mean 'rmm_async'"),
+        ("auto", {"rmm_pool_size": "1GB", "env": {"A": "1"}}, "rmm_pool_sise", "did you mean 'rmm_pool_size'"),
+        ("distributed.Nanny", {}, "rmm_pool_size", "Nanny has no option 'rmm_pool_size'"),
+        # signatures that can't be read
+        (Open, {"whatever": 1, "nthreads": "many"}, "", ""),
+        (type("Heir", (Open,), {}), {"whatever": 1, "nthreads": "many"}, "", ""),
+        (type("Written", (dict,), {"__await__": Nanny.__await__}), {"whatever": 1}, "", ""),
+    ],
+)  # fmt: skip
+def test_options_of_a_class(cls: type | str, accepted: dict[str, Any], unknown: str, says: str) -> None:
+    read_worker_options(cls, accepted)
+    assert not unknown or says in refused(cls, **{unknown: {}})
 
 
 def test_options_of_the_class_below_a_nanny() -> None:
@@ -245,12 +220,6 @@ def test_values_are_for_the_class_but_for_a_limit_that_kills_each_process(cls: t
         read_worker_options(cls, {"memory_limit": right})
 
 
-def test_auto_is_cudaworker_or_nanny() -> None:
-    read_worker_options("auto", {"rmm_pool_size": "1GB", "env": {"A": "1"}})
-    assert "did you mean 'rmm_pool_size'" in refused("auto", rmm_pool_sise=1)
-    assert "Nanny has no option 'rmm_pool_size'" in refused("distributed.Nanny", rmm_pool_size=1)
-
-
 def test_the_form_that_cudaworker_reads() -> None:
     options = {
         "preload": "a.py", "resources": {"FOO": 1, "BAR": 0.5}, "pre_import": "cudf, cupy",
@@ -265,25 +234,19 @@ def test_the_form_that_cudaworker_reads() -> None:
     assert json.dumps(options) == before
     for same in ({"preload": ["a"], "resources": "A=1", "pre_import": None}, {"preload": None}):
         assert options_for(CUDAWorker, same) == same
-    for other in (Nanny, Worker, Open):
-        assert options_for(other, {"preload": "a", "resources": "A=1"}) == {
-            "preload": "a",
-            "resources": "A=1",
-        }
+    same = {"preload": "a", "resources": "A=1"}
+    assert all(options_for(other, same) == same for other in (Nanny, Worker, Open))
 
 
-@pytest.mark.parametrize(("options", "loaded", "set_"), [({}, True, []), ({"enable_cudf_spill": True}, True, [("spill", True)]),
-                                                        ({"enable_cudf_spill": True}, False, [])])  # fmt: skip
+@pytest.mark.parametrize(("spills", "loaded"), [(False, True), (True, True), (True, False)])
 def test_a_process_that_unpickles_data_of_cudf_spills_as_the_workers_do(
-    options: dict[str, Any], loaded: bool, set_: list[Any], monkeypatch: pytest.MonkeyPatch
+    spills: bool, loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
     monkeypatch.setenv("CUDF_SPILL", "")  # given back afterwards
     monkeypatch.delenv("CUDF_SPILL")
-    monkeypatch.setitem(
-        sys.modules,
-        "cudf",
-        SimpleNamespace(set_option=lambda *given: found.append(given)) if loaded else None,
-    )
-    follow_cudf_spill(options)
-    assert (os.environ.get("CUDF_SPILL"), found) == ("on" if options else None, set_)
+    cudf = SimpleNamespace(set_option=lambda *given: found.append(given)) if loaded else None
+    monkeypatch.setitem(sys.modules, "cudf", cudf)  # type: ignore[arg-type]
+    follow_cudf_spill({"enable_cudf_spill": True} if spills else {})
+    assert os.environ.get("CUDF_SPILL") == ("on" if spills else None)
+    assert found == [("spill", True)] * (spills and loaded)
