@@ -65,18 +65,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def text_of(error: BaseException) -> str:
-    """The text of an exception; empty if its class, which may be the user's, fails to give one.
-
-    >>> text_of(ValueError("no such file"))
-    'no such file'
-    """
-    try:
-        return str(error)
-    except Exception:
-        return ""
-
-
 def natural(name: str) -> list[tuple[bool, int, str]]:
     """A sort key by which numbers in names count as numbers.
 

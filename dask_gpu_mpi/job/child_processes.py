@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -60,6 +61,18 @@ INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 #: these variables again (`forget_cluster`).
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
+
+
+def cluster_for_children(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Let the processes that the script starts find its cluster by these settings of Dask, until it is closed."""
+    try:
+        return contextlib.closing(ClusterFile(settings))
+    except (OSError, ValueError) as error:
+        say(
+            f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
+            "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
+        )
+        return contextlib.nullcontext()
 
 
 class ClusterFile:
@@ -171,22 +184,3 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-class ChildrenOfCluster:
-    """Lets the processes that the script starts find its cluster by these settings of Dask, until `release`."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._file: ClusterFile | None = None
-        try:
-            self._file = ClusterFile(settings)
-        except (OSError, ValueError) as error:
-            say(
-                f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
-                "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
-            )
-
-    def release(self) -> None:
-        """Processes that the script starts from now on do not find the cluster. May be called again."""
-        if self._file is not None:
-            self._file.close()

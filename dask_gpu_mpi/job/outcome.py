@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import printable, text_of
+from dask_gpu_mpi.base.text import printable
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
 # A rank with the script exits with the script's code. Errors of dask_gpu_mpi have their code (`dask_gpu_mpi.errors`).
@@ -47,16 +46,20 @@ def code_of_exception(error: BaseException) -> int:
 Outcome = tuple[str, int | None]
 
 _noted: Outcome | None = None
-#: Whether the error that has ended the script is being reported.
-_is_reporting = False
 
 
 class SignalExit(SystemExit):
-    """Ends the script after a signal. The script may catch it, and continue."""
+    """Ends the script after a signal, `called`: after the callback of `on_walltime`. The script may catch it, and continue.
 
-    def __init__(self, number: int, code: int) -> None:
+    >>> SignalExit(15).outcome, SignalExit(10, called=True).outcome
+    (('the job was sent SIGTERM', 143), ('its time was running out (SIGUSR1), and on_walltime has run', 75))
+    """
+
+    def __init__(self, number: int, *, called: bool = False) -> None:
+        name, code = signal.Signals(number).name, WALLTIME if called else code_of_signal(number)
         super().__init__(code)
-        self.outcome: Outcome = outcome_of_signal(number, code)
+        how = f"its time was running out ({name}), and on_walltime has run"
+        self.outcome: Outcome = (how if called else f"the job was sent {name}", code)
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
@@ -71,20 +74,8 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
         return error.outcome
     if isinstance(error, SystemExit):
         return "the script called sys.exit", code_of_exception(error)
-    first = printable(text_of(error).strip().partition("\n")[0][:300])
+    first = printable(str(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
-
-
-def outcome_of_signal(number: int, code: int) -> Outcome:
-    """The outcome of a script that was sent a signal.
-
-    >>> outcome_of_signal(15, 75)
-    ('its time was running out (SIGTERM), and on_walltime has run', 75)
-    """
-    name = signal.Signals(number).name
-    if code == WALLTIME:
-        return f"its time was running out ({name}), and on_walltime has run", code
-    return f"the job was sent {name}", code
 
 
 def note(outcome: Outcome) -> None:
@@ -108,22 +99,6 @@ def failure() -> int | None:
     return code or None
 
 
-@contextlib.contextmanager
-def reporting() -> Iterator[None]:
-    """The error that has ended the script is reported in this context: a signal changes neither its text nor its exit code."""
-    global _is_reporting
-    _is_reporting = True
-    try:
-        yield
-    finally:
-        _is_reporting = False
-
-
-def is_reporting() -> bool:
-    """Whether the script has ended by an error that is being reported."""
-    return _is_reporting
-
-
 # `sys.excepthook` while this process is part of a cluster.
 
 
@@ -144,10 +119,9 @@ class ExceptHook:
         # Python sets `last_value` before it calls this. A script may call the hook for an error that it has caught.
         if getattr(sys, "last_value", None) is error:
             note(outcome_of_error(error))
-        with reporting():
-            if not self._retired:
-                self._report(error)
-            self._before(kind, error, traceback)
+        if not self._retired:
+            self._report(error)
+        self._before(kind, error, traceback)
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, DaskGpuMpiError) and not error.of_script:

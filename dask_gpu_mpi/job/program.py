@@ -58,8 +58,7 @@ def run_script(program: Program) -> None:
     except BaseException as error:
         outcome.note(outcome.outcome_of_error(error))
         error = error.with_traceback(_from_script(error.__traceback__))
-        with outcome.reporting():
-            sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(outcome.code_of_exception(error)) from None
 
 

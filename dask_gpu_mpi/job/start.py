@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +165,8 @@ def _enter(
             if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
                 _has_met = True
                 child = world_of(environ, import_path(), forks=by_command)
-            agent = _start_agent(environ)
+            with _agent_starts():
+                agent = AgentProcess(environ)
             options = read_options()
             timeline.lap("read the options")
             keepalive = None if plan_only else start_cuda_keepalive(options, environ)
@@ -233,17 +234,6 @@ def _enter(
         for name in [name for name in os.environ if name not in kept]:
             del os.environ[name]
     return joined, started, signals
-
-
-def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
-    if not sys.executable:
-        raise InputError(
-            f"this process has no path of Python: sys.executable is {sys.executable!r}",
-            expected="the path of a Python program",
-            fix="set sys.executable before initialize()",
-        )
-    with _agent_starts():
-        return AgentProcess(environ)
 
 
 @contextlib.contextmanager
@@ -334,8 +324,6 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and KILL some seconds later, so the script's `finally` must not be interrupted.
     # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
     install(number, lambda *_: None)
-    if outcome.is_reporting():
-        return  # the script has ended, and can't receive an exception
     from dask_gpu_mpi.job.session import State, current_end
 
     end = current_end()
@@ -349,6 +337,6 @@ def on_signal(number: int, frame: FrameType | None) -> None:
             if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))
             raise
-    stopped = outcome.SignalExit(number, outcome.code_of_signal(number))
+    stopped = outcome.SignalExit(number)
     outcome.note(stopped.outcome)
     raise stopped

@@ -13,7 +13,6 @@ from dask_gpu_mpi.base.text import (
     parse_bytes,
     parse_memory_limit,
     printable,
-    text_of,
 )
 from dask_gpu_mpi.errors import OptionError
 from support.mocks.inputs import GIB
@@ -48,14 +47,6 @@ def test_text_of_others_moves_no_cursor_and_is_xml() -> None:
         assert printable(text) == text
     for letter in "\x1b\n\0\x9b\udcff\u202e\ufffe\u2028":
         assert printable(f"a{letter}b") == "a\ufffdb"
-
-
-def test_an_exception_that_can_not_say_what_it_is() -> None:
-    class Broken(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert text_of(Broken()) == ""
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import (
     RANK_PID,
-    ChildrenOfCluster,
     ClusterFile,
+    cluster_for_children,
     forget_cluster,
     mark_children,
     refuse_children,
@@ -35,9 +35,7 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
 
     monkeypatch.setattr(module, "ClusterFile", full)
     before = dict(os.environ)
-    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
-    for _ in range(2):
-        children.release()
+    with cluster_for_children({"scheduler-address": "tls://h:1"}):
         assert os.environ == before
     said = capsys.readouterr().err
     assert "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the" in said

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error, outcome_of_signal
+from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error
 from support.jobs.processes import run_python
 
 
@@ -26,8 +26,8 @@ from support.jobs.processes import run_python
         (MemoryError(), "MemoryError", 1),
         (KeyboardInterrupt(), "KeyboardInterrupt", 130),
         (InputError("wrong"), "InputError: wrong", 2),
-        (SignalExit(15, 143), "the job was sent SIGTERM", 143),
-        (SignalExit(10, 75), "its time was running out (SIGUSR1), and on_walltime has run", 75),
+        (SignalExit(15), "the job was sent SIGTERM", 143),
+        (SignalExit(10, called=True), "its time was running out (SIGUSR1), and on_walltime has run", 75),
     ],
     ids=ascii,
 )
@@ -39,8 +39,8 @@ def test_outcome_of_an_exception(error: BaseException, text: str, code: int) -> 
     ("uncaught", "notes", "code"),
     [
         (None, [], None),
-        (None, [("a", 1), outcome_of_signal(15, 143)], 143),  # what is noted last counts
-        (None, [outcome_of_signal(15, 75), ("the script ended", 0)], None),
+        (None, [("a", 1), SignalExit(15).outcome], 143),  # what is noted last counts
+        (None, [SignalExit(15, called=True).outcome, ("the script ended", 0)], None),
         (ValueError(), [("a", 3)], 1),
     ],
 )

@@ -87,7 +87,7 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
 
     end = make_end(member)
     monkeypatch.setattr(end, part, interrupted)
-    end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
+    end._undo.callback(DaskSettings({"scheduler-address": "tls://nowhere"}).take_back)
     with pytest.raises(KeyboardInterrupt):
         end.close()
     assert (done(member), dask.config.get("scheduler-address", None)) == ([False], None)

@@ -225,30 +225,6 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
     assert is_ours(LOST)
 
 
-@pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("where", ["hook", "run_script"])
-def test_a_signal_while_the_error_of_the_script_is_reported(where: str) -> None:
-    """The script has ended by it, with its exit code."""
-
-    class Failing(Exception):
-        def __str__(self) -> str:
-            signal.raise_signal(signal.SIGTERM)
-            return "no"
-
-    module.prepare_process()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    module.handle_signal(signal.SIGTERM)
-    if where == "hook":
-        sys.excepthook(Failing, Failing("no"), None)
-    else:
-        with outcome.reporting():
-            str(Failing())
-    assert not outcome.is_reporting()
-    module.handle_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        signal.raise_signal(signal.SIGTERM)
-
-
 @pytest.mark.parametrize(
     ("reason", "raised"),
     [
