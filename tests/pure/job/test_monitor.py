@@ -155,19 +155,6 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
         assert timeouts.empty()
 
 
-def test_it_looks_at_the_clock_once_somebody_asks_for_the_walltime(
-    member: Any, clock: Any, sent: list[int]
-) -> None:
-    walltime = Walltime({}, None, lambda *_: None)
-    clock.now = clock.end
-    with running(member, walltime) as monitor:
-        first_round(member)
-        walltime.call_back(print, 30.0)
-        monitor.wake()
-        assert member.round.wait(LIMIT)
-    assert sent == [signal.SIGTERM]
-
-
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_cluster_that_is_lost_ends_the_script(ours: bool, member: Any, sent: list[int]) -> None:
     """By a signal that a script's handler of SIGTERM does not take for the end of its time, if that is possible."""
@@ -205,17 +192,6 @@ def test_the_end_of_the_launcher_ends_the_script(
             launcher.stdin.close()  # it ends
             until(lambda: sent)
     assert sent == [signal.SIGTERM]
-
-
-def test_descriptors_that_the_script_closes(member: Any) -> None:
-    """The rank looks at that, again and again."""
-    member.pump = lambda timeout: member.round.set()
-    with running(member) as monitor:
-        os.close(member.fd)
-        monitor.wake()
-        for _ in range(3):
-            assert member.round.wait(LIMIT)
-            member.round.clear()
 
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
