@@ -86,18 +86,8 @@ class Rank:
     def own_world(self, comm: Any, environ: Any, host: str, *, starts: bool) -> Any:
         return comm or ("own" if starts or sys.modules.get("mpi4py.MPI") is LOADED else None)
 
-    def entering(
-        self,
-        environ: Any,
-        signals: Any,
-        timeline: Any,
-        deadline: float,
-        world: Any,
-        options: Any,
-        agent: Any,
-        failure: Any = None,
-        check: Any = None,
-    ) -> Any:
+    def entering(self, *given: Any) -> Any:
+        environ, _, _, deadline, world, options, agent, failure, check = given
         self.environ, self.options, self.failure = environ, options, failure
         self.seconds = deadline - time.monotonic()
         self.world = world()
