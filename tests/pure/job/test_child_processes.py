@@ -125,17 +125,6 @@ def test_elsewhere_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPat
     assert environ() == before
 
 
-def test_a_descriptor_that_the_script_has_closed(tmp_path: Path) -> None:
-    file = ClusterFile(SETTINGS)
-    number = int(file.path.rpartition("/")[2])
-    with (tmp_path / "mine").open("w") as mine:
-        os.dup2(mine.fileno(), number)  # of the script, by the same number
-        file.close()
-    os.write(number, b"whole")
-    os.close(number)
-    assert (tmp_path / "mine").read_text() == "whole"
-
-
 USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"
 
 

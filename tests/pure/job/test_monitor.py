@@ -11,7 +11,6 @@ import os
 import queue
 import select
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dask_gpu_mpi.base.signals import LOST, install
+from dask_gpu_mpi.base.signals import install
 from dask_gpu_mpi.job import monitor as module
 from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
@@ -153,45 +152,6 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
         monitor.wake()
         assert timeouts.get(timeout=LIMIT) == 3000.0
         assert timeouts.empty()
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_cluster_that_is_lost_ends_the_script(ours: bool, member: Any, sent: list[int]) -> None:
-    """By a signal that a script's handler of SIGTERM does not take for the end of its time, if that is possible."""
-    if ours:
-        install(LOST, lambda *_: None)
-    member.on_message = lambda: setattr(member.ending, "lost", "the scheduler")
-    with running(member):
-        os.write(member.says, b"x")
-        until(lambda: sent)
-    assert sent == [LOST if ours else signal.SIGTERM]
-
-
-def test_a_script_that_does_not_end_is_ended(
-    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exits: queue.Queue[int] = queue.Queue()
-    monkeypatch.setattr(module, "LOST_GRACE", 0.05)
-    monkeypatch.setattr(os, "_exit", exits.put)
-    member.ending.lost = "the scheduler"
-    with running(member) as monitor:
-        monitor.wake()
-        assert exits.get(timeout=LIMIT) == 1
-    assert (sent, member.dropped) == ([signal.SIGTERM], 1)
-    assert "script still running 0.05 s after the cluster was lost; terminating it" in capsys.readouterr().err
-
-
-def test_the_end_of_the_launcher_ends_the_script(
-    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as launcher:
-        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
-        member.launched = member.gone = True
-        with running(member):
-            assert launcher.stdin is not None
-            launcher.stdin.close()  # it ends
-            until(lambda: sent)
-    assert sent == [signal.SIGTERM]
 
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:

@@ -128,22 +128,6 @@ def see_the_same(*words: str | bytes, cwd: Path, **how: Any) -> None:
     assert seen[1] == seen[0]
 
 
-HOSTILE = ["a b.py", "quote'\"$(x).py", "line\nbreak.py", "emoji \N{SNAKE}.py", "-dash.py", b"latin-\xe4.py"]
-
-
-@pytest.mark.parametrize(
-    ("name", "utf8"), [*((name, "") for name in HOSTILE), *((name, "0") for name in HOSTILE[3::2])], ids=ascii
-)
-def test_any_name_is_a_name(tmp_path: Path, name: str | bytes, utf8: str) -> None:
-    """In UTF-8 and in ASCII."""
-    script = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
-    with open(script, "w") as file:
-        file.write(SELF)
-    see_the_same(
-        script, cwd=tmp_path, environ={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
-    )
-
-
 #: How Python finds its program, where `SELF` is a script, in a folder, in a zip file, and in modules and packages.
 PROGRAMS = {
     "script": ("s.py",),
