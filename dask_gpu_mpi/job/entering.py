@@ -121,7 +121,6 @@ class Entering:
         self._failed_at = time.monotonic()
         self._is_told = False
         self._agent_is_lost = False
-        self._interrupted = False
         #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
         self._gathered: dict[int, Failure] = {}
         self._gathers_until = 0.0
@@ -217,8 +216,7 @@ class Entering:
             agent = self._agent
             self._wait(self._world.fileno(), None if agent is None or agent.lost else agent.fd)
             self._end_without_launcher()
-            if not self._interrupted and (failure := self._signal_failure()) is not None:
-                self._interrupted = True
+            if (failure := self._signal_failure()) is not None:
                 if self._meeting.missing:  # nobody else waits for ranks that have not come
                     raise self._alone(failure.error(reported=False))
                 self._fail(failure)

@@ -170,6 +170,23 @@ def test_a_rank_that_serves_until_the_job_ends(leave_open: bool, member: Make, c
     assert clock.now < 101.0
 
 
+@pytest.mark.parametrize("code", [0, 75])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_signal_where_the_program_goes_on_is_raised_again(
+    own: bool, code: int, member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own, or that of another rank; but all ranks end with the code of a script that has written its checkpoint."""
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    monkeypatch.setattr(module, "is_ours", lambda number: True)
+    heard = [(Kind.END, (code, None if own else 15))], [ENDED]
+    rank, agent = member(*heard, leave_open=True, got=(15, 100.0) if own else None)
+    with pytest.raises(SystemExit, match=str(code)) if code else contextlib.nullcontext():
+        assert rank.serve() == 0
+    assert raised == ([] if code else [15])
+    assert agent.sent[-1] == "given back"
+
+
 @pytest.mark.parametrize(
     ("passed", "busy", "leaves"), [(-0.5, False, False), (0.1, False, True), (0.1, True, False)]
 )
