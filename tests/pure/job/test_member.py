@@ -6,6 +6,7 @@ The hub's part: tests/pure/agent.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
