@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
 from dask_gpu_mpi.machine.nvidia import own_contexts
@@ -155,7 +156,7 @@ def _enter(
     keepalive = None
     agent: AgentProcess | None = None
     options: Options | None = None
-    failure: DaskGpuMpiError | None = None
+    failure: Failure | None = None
     child: World | None = None
     from dask_gpu_mpi.mpi.world import World, own_world, world_of
 
@@ -173,7 +174,7 @@ def _enter(
             with _agent_starts():
                 agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
-            failure = error
+            failure = Failure.of(error)
             if agent is not None:
                 agent.close(1.0)
                 agent = None

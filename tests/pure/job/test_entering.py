@@ -208,7 +208,8 @@ class Job:
     def begin(self, rank: int) -> threading.Thread:
         def run() -> None:
             start = self.environ, self.signals[rank], Timeline("rank"), time.monotonic() + self.seconds
-            failure = self.failures.get(rank)
+            error = self.failures.get(rank)
+            failure = None if error is None else Failure.of(error)
             agent: Any = self.agents[rank] if failure is None else None
             options = self.options if failure is None else None
             world: Callable[[], World] = lambda: self.worlds[rank]  # noqa: E731

@@ -507,3 +507,17 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
     told = capsys.readouterr().err
     for name in ("first", "second"):
         assert f"could not remove all of {tmp_path / name} within 10 s" in told
+
+
+@pytest.mark.usefixtures("handlers")
+def test_the_abort_after_a_failure_is_not_interrupted(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher, since another rank has failed as well."""
+    rank, _ = member(leave_open=True)
+    codes: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("no exception while the job is aborted"))
+    monkeypatch.setattr(module.outcome, "failure", lambda: 3)
+    monkeypatch.setattr(
+        rank.joined.world, "abort", lambda code: (signal.raise_signal(signal.SIGTERM), codes.append(code))
+    )
+    rank.abort_after_failure()
+    assert codes == [3]
