@@ -555,3 +555,17 @@ def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     text = "MPI did not come together" if why == "deadline" else "SIGINT came while the cluster started"
     assert [line[: len(text)] for line in job.printed] == [text] * printed
     assert ended == [130 if why == "signal" else 1]
+
+
+def test_a_launcher_that_is_gone_takes_the_rank_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exits(code: int) -> None:
+        raise JobEnded
+
+    job = Job(1, environ=SAMPLES["srun"])
+    monkeypatch.setattr(job.worlds[0], "size", 0)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "_exit", exits)
+    assert isinstance(job.run()[0], JobEnded)
+    assert capsys.readouterr().err.count(") has ended, and this rank with it. Fix: ") == 1
