@@ -50,7 +50,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class FakeMember:
     """A rank whose agent says something when the test writes to `says`."""
 
-    launched = gone = False
+    launched = False
     for_script: int | None = None
 
     def __init__(self) -> None:
@@ -58,7 +58,6 @@ class FakeMember:
         self.ending = Ending()
         self.joined = SimpleNamespace(options=Options(shutdown_timeout=1.0))
         self.sent: list[Any] = []
-        self.dropped = 0
         #: Called with each message; a round of the monitor is over.
         self.on_message: Callable[[], Any] = lambda: None
         self.round = threading.Event()
@@ -76,10 +75,7 @@ class FakeMember:
 
     def launcher_gone(self) -> bool:
         self.round.set()
-        return self.gone
-
-    def drop_agent(self, timeout: float) -> None:
-        self.dropped += 1
+        return False
 
 
 @pytest.fixture
