@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class FakeMember:
     """A rank whose agent says something when the test writes to `says`."""
 
-    launched = False
+    launched = gone = False
     for_script: int | None = None
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class FakeMember:
 
     def launcher_gone(self) -> bool:
         self.round.set()
-        return False
+        return self.gone
 
 
 @pytest.fixture
@@ -148,6 +149,19 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
         monitor.wake()
         assert timeouts.get(timeout=LIMIT) == 3000.0
         assert timeouts.empty()
+
+
+def test_the_end_of_the_launcher_ends_the_script(
+    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as launcher:
+        monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+        member.launched = member.gone = True
+        with running(member):
+            assert launcher.stdin is not None
+            launcher.stdin.close()  # it ends
+            until(lambda: sent)
+    assert sent == [signal.SIGTERM]
 
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
