@@ -93,6 +93,17 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
     assert (done(member), dask.config.get("scheduler-address", None)) == ([False], None)
 
 
+def test_a_child_that_the_script_forks_ends_nothing(member: Mock) -> None:
+    end = make_end(member)
+    pid = os.fork()
+    if not pid:
+        end.close()
+        end.end()
+        os._exit(len(done(member)) if end.closed else 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not end.closed
+
+
 @pytest.mark.usefixtures("handlers")
 def test_a_signal_is_an_exit_unless_the_cluster_is_lost(
     member: Mock, monkeypatch: pytest.MonkeyPatch
