@@ -100,12 +100,6 @@ def running(member: Any, walltime: Walltime | None = None) -> Iterator[Monitor]:
     assert [thread for thread in threading.enumerate() if "monitor" in thread.name] == []
 
 
-def first_round(member: Any) -> None:
-    """Wait until the monitor waits, for the first time or again."""
-    assert member.round.wait(LIMIT)
-    member.round.clear()
-
-
 def pass_on(member: Any, number: int) -> None:
     """Another rank was sent this signal."""
     heard = threading.Event()
