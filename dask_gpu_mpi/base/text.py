@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+#: Digits of the longest number at the end of a name that is folded.
+MOST_DIGITS = 18
 #: Places that a list has before it counts the others.
 MOST_PLACES = 8
 
@@ -137,7 +139,7 @@ def fold_names(names: Iterable[str]) -> str:
     for name in dict.fromkeys(names):
         stem = name.rstrip("0123456789")
         digits = name[len(stem) :]
-        if not digits:
+        if not 0 < len(digits) <= MOST_DIGITS:
             plain.append(name)
             continue
         # A padded number only folds with others of its width, so that the names can be expanded again.
