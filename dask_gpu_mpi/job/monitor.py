@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
 import signal
@@ -85,10 +86,10 @@ class Walltime:
         # queries the batch system now, and not when time is short
         self._due = None if self._end is None else self._end - before
 
-    def seconds_until_due(self) -> float | None:
-        """Seconds until `check` is to be called; None: it has nothing to do."""
+    def seconds_until_due(self) -> float:
+        """Seconds until `check` is to be called; infinite: it has nothing to do."""
         if self._callback is None:
-            return None
+            return math.inf
         left = CHECKING if self._warned or self._due is None else max(0.0, self._due - time.time()) + 0.01
         return min(CHECKING, left)
 
@@ -170,18 +171,12 @@ class Monitor:
         """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
         member = self._member
         poller = select.poll()
-        fds = [
-            each.fd for each in (self._wake, self._launcher) if each.is_ours
-        ]  # the script may have closed them
+        # the script may have closed them
+        fds = [each.fd for each in (self._wake, self._launcher) if each.is_ours]
         for fd in (*fds, member.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        due = [
-            seconds
-            for seconds in (member.seconds_until_due(), self._walltime.seconds_until_due())
-            if seconds is not None
-        ]
-        poller.poll(1000 * min([LOOKING, *due]))
+        poller.poll(1000 * min(LOOKING, member.seconds_until_due(), self._walltime.seconds_until_due()))
         if self._wake.is_ours:
             with contextlib.suppress(OSError):  # it was not woken
                 os.eventfd_read(self._wake.fd)

@@ -6,6 +6,7 @@ The hub's part: tests/pure/agent.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -269,7 +270,7 @@ def test_an_agent_that_dies_again_and_again(
             assert len(started) == number  # not before it is time
         clock.now += delay + 0.01
         hear(rank)
-        assert (len(started), rank.seconds_until_due()) == (number + 1, None)
+        assert (len(started), rank.seconds_until_due()) == (number + 1, math.inf)
         *first, (kind, entry) = started[-1].sent
         assert first == [("begin", False), "configure"]
         assert (kind, entry.again, entry.workers) == (Kind.ENTER, True, number < len(DELAYS))
@@ -365,7 +366,7 @@ def test_an_agent_that_dies_after_the_end_is_no_news(
     agent.lost = True
     hear(rank)
     assert state(rank).endswith("closed done")
-    assert (rank.seconds_until_due(), capsys.readouterr().err) == (None, "")
+    assert (rank.seconds_until_due(), capsys.readouterr().err) == (math.inf, "")
 
 
 @pytest.mark.parametrize(

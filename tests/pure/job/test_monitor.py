@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import queue
 import select
@@ -63,8 +64,8 @@ class FakeMember:
         self.on_message: Callable[[], Any] = lambda: None
         self.round = threading.Event()
 
-    def seconds_until_due(self) -> float | None:
-        return None
+    def seconds_until_due(self) -> float:
+        return math.inf
 
     def pump(self, timeout: float) -> None:
         if self.fd >= 0 and select.select([self.fd], [], [], timeout)[0]:
@@ -290,7 +291,7 @@ def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Any, sent: l
     assert not walltime.run_callback(signal.SIGTERM, None)
     clock.now = 2000.0
     walltime.check()  # nobody has asked for it
-    assert walltime.seconds_until_due() is None
+    assert walltime.seconds_until_due() == math.inf
     walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
     for clock.now, times, seconds in ((900.0, 0, 1.0), (969.8, 0, 0.21), (970.5, 1, 1.0), (971.0, 1, 1.0)):
         walltime.check()
