@@ -192,7 +192,7 @@ class Member:
                 self._on_lost_rank_0(cut_off=payload)
             case Kind.BUSY:
                 self._script_cleans_up = True
-            case Kind.SIGNAL if joined.is_client and self._has_client:
+            case Kind.SIGNAL if self._has_script:
                 self.for_script = payload
             case Kind.CLIENT:
                 self.had_client = True
@@ -250,14 +250,11 @@ class Member:
             self._hang_up()
             of = ", and the scheduler with it" if self.joined.has_scheduler else ""
             self._on_lost_cluster(f"{text}{of}")
-        elif self._restarts < len(DELAYS):
-            delay = DELAYS[self._restarts]
-            say(f"{text}; restarting it in {delay:g} s")
+        elif self._restarts <= len(DELAYS):
+            delay = (*DELAYS, 0.0)[self._restarts]
+            removed = f"rank {self.rank} removed, continuing with the other ranks"
+            say(f"{text}; {f'restarting it in {delay:g} s' if delay else removed}")
             self._restart_due = time.monotonic() + delay
-            self._restarts += 1
-        elif self._restarts == len(DELAYS):
-            say(f"{text}; rank {self.rank} removed, continuing with the other ranks")
-            self._restart_due = time.monotonic()
             self._restarts += 1
         else:  # nothing is left to hear of the job's end
             ending.end()

@@ -48,8 +48,8 @@ class Walltime:
         self._numbers = [signal.SIGTERM, *([getattr(signal, f"SIG{signal_name}")] if signal_name else [])]
         self._on_signal = on_signal
         self._callback: Callable[[], Any] | None = None
-        #: When time is short, in seconds since the epoch; None: unknown.
-        self._due: float | None = None
+        #: When time is short, in seconds since the epoch.
+        self._due = math.inf
         #: Whether this process has been sent the signal because time is short.
         self._warned = False
         #: Whether a handler of the script's has replaced ours, of which one warning is enough.
@@ -84,14 +84,13 @@ class Walltime:
         # First: a signal may come during the query.
         self._callback = callback
         # queries the batch system now, and not when time is short
-        self._due = None if self._end is None else self._end - before
+        self._due = math.inf if self._end is None else self._end - before
 
     def seconds_until_due(self) -> float:
         """Seconds until `check` is to be called; infinite: it has nothing to do."""
         if self._callback is None:
             return math.inf
-        left = CHECKING if self._warned or self._due is None else max(0.0, self._due - time.time()) + 0.01
-        return min(CHECKING, left)
+        return min(CHECKING, math.inf if self._warned else max(0.0, self._due - time.time()) + 0.01)
 
     def check(self) -> None:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
@@ -104,7 +103,7 @@ class Walltime:
                     f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
                     "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
                 )
-        if not self._warned and self._due is not None and time.time() > self._due:
+        if not self._warned and time.time() > self._due:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
 
