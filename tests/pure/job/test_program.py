@@ -219,46 +219,6 @@ def test_tracebacks_and_modules_that_are_not_found_are_pythons(
     assert ours.returncode == python.returncode == 1
 
 
-#: Processes of multiprocessing find the program's function again, and leave its main part alone.
-SPAWNS = """
-import multiprocessing, pickle
-
-def double(x):
-    return 2 * x
-
-if __name__ == "__main__":
-    assert pickle.loads(pickle.dumps(double)) is double
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.map(double, [1, 2, 3]))
-"""
-
-
-THREAD = """
-import pickle, threading
-def f(): return 5
-go = threading.Event()
-threading.Thread(target=lambda: (go.wait(10), print(pickle.loads(pickle.dumps(f))()))).start()
-go.set()
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "output"),
-    [
-        (SPAWNS, PROGRAMS["script"], b"[2, 4, 6]\n"),
-        (SPAWNS, PROGRAMS["module of a package"], b"[2, 4, 6]\n"),
-        (THREAD, ("-m", "s"), b"5\n"),
-        (THREAD, ("-c", THREAD), b"5\n"),
-    ],
-    ids=["pool of a script", "pool of a module", "thread of a module", "thread of code"],
-)
-def test_functions_of_main_are_pickled(
-    tmp_path: Path, text: str, words: tuple[str, ...], output: bytes
-) -> None:
-    _, ours = run_both(*words, cwd=tmp_path, environ=make_programs(tmp_path, text))
-    assert (ours.stdout, ours.returncode) == (output, 0), ours.stderr.decode()
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
