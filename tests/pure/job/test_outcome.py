@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,29 +88,6 @@ def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.C
     assert (seen, capsys.readouterr().err) == ([], "dask_gpu_mpi: error: no such thing\n")
     outcome.retire()
     assert sys.excepthook is before
-
-
-def test_a_hook_around_ours_stays_and_runs_once(
-    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome.install(lambda: "rank 1 failed:")
-    inner, wrapped = sys.excepthook, []
-
-    def around(*args: Any) -> None:
-        wrapped.append(args[1])
-        inner(*args)
-
-    sys.excepthook = around
-    outcome.retire()
-    assert sys.excepthook is around
-    error = ValueError("x")
-    report(error)
-    assert (wrapped, seen, capsys.readouterr().err) == ([error], [error], "")
-    for _ in range(2):  # further clusters, of which the last is still there
-        outcome.install(lambda: "rank 1 failed:")
-    report(error)
-    assert (wrapped, seen) == ([error] * 2, [error] * 2)
-    assert capsys.readouterr().err == "dask_gpu_mpi: rank 1 failed:\n"
 
 
 @pytest.mark.parametrize(
