@@ -298,6 +298,9 @@ def check_replaceable(path: Path) -> None:
 @contextlib.contextmanager
 def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
     """A new file with a name that nobody can guess, removed at the end: its folder, its future name, its name, a descriptor."""
+    # /dev/stdout, for instance: the rest of the output would go to a file without a name
+    if _is_output(path):
+        raise OSError(errno.EINVAL, "the output of this process goes there", path)
     with located(path) as (folder, name):
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
@@ -313,6 +316,15 @@ def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
+
+
+def _is_output(path: Path) -> bool:
+    """Whether standard output or standard error of this process goes to this file."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return True
+    return False
 
 
 def remove(path: Path) -> None:

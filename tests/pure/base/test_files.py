@@ -25,6 +25,7 @@ from dask_gpu_mpi.base.files import (
     remove,
     replace,
 )
+from support.jobs.processes import run_python
 
 EVE, OWNER = 54321, 54322
 two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -211,6 +212,25 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
         replace("/dev/null", b"")
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
     assert path.read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_own_output_is_not_replaced(tmp_path: Path, descriptor: int) -> None:
+    """The rest of the output would be in a file without a name."""
+    path, link = tmp_path / "file", f"/dev/fd/{descriptor}"
+    code = f"""
+import os; os.dup2(os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY), {descriptor}); os.write({descriptor}, b"text")
+from dask_gpu_mpi.base.files import replace
+for name in ({str(path)!r}, {link!r}):
+    try:
+        replace(name, b"x")
+    except OSError as error:
+        assert error.strerror == "the output of this process goes there"
+    else:
+        os._exit(1)
+os._exit(0)"""
+    assert run_python(code).returncode == 0
+    assert path.read_text() == "text"
 
 
 def test_removing(tmp_path: Path) -> None:
