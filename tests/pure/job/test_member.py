@@ -19,11 +19,12 @@ import pytest
 from dask_gpu_mpi.base.timeouts import TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import member as module
-from dask_gpu_mpi.job.member import DELAYS, Ending, Member
+from dask_gpu_mpi.job.member import DELAYS, Ending, Member, configuration
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Entry, Kind
 from support.mocks.clocks import Clock
+from support.mocks.launchers import SAMPLES
 
 Message = tuple[Kind, Any]
 END: Message = (Kind.END, (0, None))
@@ -514,3 +515,18 @@ def test_the_abort_after_a_failure_is_not_interrupted(member: Make, monkeypatch:
     )
     rank.abort_after_failure()
     assert codes == [3]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "leave_open", "ends"),
+    [
+        ("srun", False, True),
+        ("srun", True, False),
+        ("dask-gpu-mpi launch", False, False),
+        (None, False, False),
+    ],
+)
+def test_who_ends_the_programs_of_the_script(launcher: str | None, leave_open: bool, ends: bool) -> None:
+    """An agent, unless `launch` does it for its ranks, or the program goes on."""
+    environ = SAMPLES[launcher] if launcher else {}
+    assert configuration(Options(), environ, leave_open=leave_open).ends_programs is ends
