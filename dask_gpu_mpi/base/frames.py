@@ -114,7 +114,7 @@ class FrameReader:
         #: This side is closed, by other code of this process.
         self.taken = False
         self._held = Held(fd)
-        self._is_socket = fd >= 0 and stat.S_ISSOCK(os.fstat(fd).st_mode)
+        self._is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
         self._buffer = bytearray()
         #: Descriptors that have come with frames.
         self.fds: list[int] = []

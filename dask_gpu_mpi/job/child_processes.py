@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -49,7 +50,7 @@ def refuse_children() -> None:
 
 # The script's children find the cluster by its address and credentials, in a file of Dask's configuration.
 #
-# ``DASK_CONFIG``, which Dask reads after all other files, has its path. It is a file without a name, if possible in memory, which
+# ``DASK_CONFIG``, which Dask reads after all other files, has its path. It is a file without a name, in memory, which
 # the rank has open: ``/proc/PID/fd/N`` leads to it, for processes of the same user on the same node. So there is no file to
 # remove at the end, and no key is ever in a folder, an environment or a command line.
 
@@ -60,6 +61,18 @@ INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 #: these variables again (`forget_cluster`).
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
+
+
+def cluster_for_children(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Let the processes that the script starts find its cluster by these settings of Dask, until it is closed."""
+    try:
+        return contextlib.closing(ClusterFile(settings))
+    except (OSError, ValueError) as error:
+        say(
+            f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
+            "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
+        )
+        return contextlib.nullcontext()
 
 
 class ClusterFile:
@@ -137,20 +150,14 @@ def _overriding(environ: Iterable[str], settings: Mapping[str, Any]) -> Iterator
 
 
 def _nameless_file(text: str) -> int:
-    """The descriptor of a new file with this text, which is readable for its owner only and in no folder."""
+    """The descriptor of a new file in memory with this text, which is readable for its owner only and in no folder."""
     import tempfile
 
-    def in_folder(folder: str) -> int:
-        with tempfile.TemporaryFile("w", encoding="utf-8", dir=folder) as file:
-            file.write(text)
-            file.flush()
-            # high, since a program by which the script replaces itself still has the path, and would read its own file there
-            return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
-
-    try:
-        return in_folder(SHARED_MEMORY)
-    except OSError:  # there is none, or it is full
-        return in_folder(tempfile.gettempdir())
+    with tempfile.TemporaryFile("w", encoding="utf-8", dir=SHARED_MEMORY) as file:
+        file.write(text)
+        file.flush()
+        # high, since a program by which the script replaces itself still has the path, and would read its own file there
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
 
 
 def _forget_settings(config: Any, path: str, own: str | None) -> None:
@@ -171,22 +178,3 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-class ChildrenOfCluster:
-    """Lets the processes that the script starts find its cluster by these settings of Dask, until `release`."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._file: ClusterFile | None = None
-        try:
-            self._file = ClusterFile(settings)
-        except (OSError, ValueError) as error:
-            say(
-                f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
-                "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
-            )
-
-    def release(self) -> None:
-        """Processes that the script starts from now on do not find the cluster. May be called again."""
-        if self._file is not None:
-            self._file.close()

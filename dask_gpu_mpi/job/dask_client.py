@@ -91,6 +91,9 @@ _address: str | None = None
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
+#: Whether the script has computed without a client since it has a session: Dask calls `_callback` for such computations only.
+_computed_locally = False
+_callback: Any = None
 #: Whether `initialize` has returned False in this process.
 _returned_false = False
 #: The warnings that were printed: one of each is enough.
@@ -149,10 +152,18 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
     twice, by this and by `Session.close`.
     """
-    global _address, _made_client, _before_shutdown, _returned_false
+    from dask.callbacks import Callback
+
+    global _address, _made_client, _before_shutdown, _returned_false, _computed_locally, _callback
     _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
-    _local_computation.begin()
+    _computed_locally, _callback = False, Callback(start=_note_computation)
+    _callback.register()
     _replace_methods()
+
+
+def _note_computation(graph: Any) -> None:
+    global _computed_locally
+    _computed_locally = True
 
 
 def refuse_clients() -> None:
@@ -223,7 +234,7 @@ def prefer_no_cluster() -> None:
     """The job's cluster is over, and the script may start another one."""
     global _address, _at_start
     _address = _at_start = None
-    _local_computation.end()
+    _callback.unregister()
 
 
 def made_client() -> bool:
@@ -231,38 +242,9 @@ def made_client() -> bool:
     return _made_client
 
 
-class _LocalComputation:
-    """Notes whether this process computes with Dask without a client; Dask calls `Callback` for such computations only."""
-
-    def __init__(self) -> None:
-        self.seen = False
-        self._callback: Any = None
-
-    def begin(self) -> None:
-        """Note those from now on."""
-        from dask.callbacks import Callback
-
-        self.end()
-        self.seen = False
-        self._callback = Callback(start=self._note)
-        self._callback.register()
-
-    def end(self) -> None:
-        """Note no more of them. May be called again."""
-        if self._callback is not None:
-            self._callback.unregister()
-            self._callback = None
-
-    def _note(self, graph: Any) -> None:
-        self.seen = True
-
-
-_local_computation = _LocalComputation()
-
-
 def computed_locally() -> bool:
     """Whether this process has computed with Dask, and without a client, since it has a session."""
-    return _local_computation.seen
+    return _computed_locally
 
 
 #: Sections of Dask's configuration that scheduler and workers read.

@@ -90,42 +90,33 @@ class Joined:
     importing: threading.Thread | None = None
 
 
+@dataclass
 class Entering:
-    """One rank's way into the job, until the `deadline` (``time.monotonic()``) of its start.
+    """One rank's way into the job."""
 
-    `environ`: with the launcher's variables. `signals`: one that comes ends the start on all ranks. `world` makes the launcher's.
-    `options`: None if they can't be read, and `agent`: None if there is none; then `failure` is the reason.
-    ``check(rank)`` raises an InputError if this rank can't do its part.
-    """
+    #: With the launcher's variables.
+    environ: Mapping[str, str]
+    #: One that comes ends the start on all ranks.
+    signals: Signals
+    timeline: Timeline
+    #: Of the start (``time.monotonic()``).
+    deadline: float
+    #: Makes the launcher's world.
+    make_world: Callable[[], World]
+    #: None if they can't be read, or if there is no agent; then `failure` is the reason.
+    options: Options | None
+    agent: AgentProcess | None
+    failure: Failure | None = None
+    #: ``check(rank)`` raises an InputError if this rank can't do its part.
+    check: Callable[[int], None] | None = None
 
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        signals: Signals,
-        timeline: Timeline,
-        deadline: float,
-        world: Callable[[], World],
-        options: Options | None,
-        agent: AgentProcess | None,
-        failure: DaskGpuMpiError | None = None,
-        check: Callable[[int], None] | None = None,
-    ) -> None:
-        self._environ = environ
-        self._signals = signals
-        self._timeline = timeline
-        self._deadline = deadline
+    def __post_init__(self) -> None:
         self._host = socket.gethostname()
-        self._make_world = world
         self._world = World()
-        self._options = options
-        self._agent = agent
-        self._check = check
-        self._failure = None if failure is None else Failure.of(failure)
         #: When it failed (``time.monotonic()``), and whether the others know.
         self._failed_at = time.monotonic()
         self._is_told = False
         self._agent_is_lost = False
-        self._interrupted = False
         #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
         self._gathered: dict[int, Failure] = {}
         self._gathers_until = 0.0
@@ -153,11 +144,11 @@ class Entering:
                 # A defect of ours: the others can't know, and would wait for this rank.
                 traceback.print_exc()
                 code = 1
-            if self._agent is not None:
-                self._agent.close(1.0)
+            if self.agent is not None:
+                self.agent.close(1.0)
             if code:
                 self._world.abort(code)
-                end_job(code, self._environ)
+                end_job(code, self.environ)
             self._world.end()
             if (
                 self._importing is not None
@@ -170,8 +161,8 @@ class Entering:
     def _meet(self) -> None:
         """Wait until the ranks of this job are known, and begin the meeting."""
         try:
-            self._world = world = self._make_world()
-            watch = NeighbourWatch(os.getpid(), self._deadline)
+            self._world = world = self.make_world()
+            watch = NeighbourWatch(os.getpid(), self.deadline)
             while not world.size:
                 self._wait(world.fileno())
                 world.receive()
@@ -181,18 +172,18 @@ class Entering:
                     raise self._alone(failure.error(reported=False))
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
-            error.reported = wait_for_rank_0_to_report(self._environ)
+            error.reported = wait_for_rank_0_to_report(self.environ)
             raise
-        self._timeline.lap("import mpi4py, MPI_Init")
+        self.timeline.lap("import mpi4py, MPI_Init")
         rank, size = world.rank, world.size
         try:
             if world.is_whole:
-                cross_check(self._environ, size, rank, self._host, library=world.library)
-            if self._check is not None and self._failure is None:
-                self._check(rank)
+                cross_check(self.environ, size, rank, self._host, library=world.library)
+            if self.check is not None and self.failure is None:
+                self.check(rank)
         except DaskGpuMpiError as error:
             self._fail(Failure.of(error))
-        options = self._options
+        options = self.options
         if options is not None and rank == options.script_rank:
             self._importing = threading.Thread(target=_import_for_script, daemon=True)
             self._importing.start()
@@ -202,12 +193,12 @@ class Entering:
     def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
         """An error of a rank that can't communicate, which aborts the job; rank 0 reports it first, if all have it."""
         error.fatal = True
-        if not launchers.speaks(self._environ):
+        if not launchers.speaks(self.environ):
             time.sleep(FAILED_GRACE)
         return error
 
     def _end_without_launcher(self) -> None:
-        if launchers.detect(self._environ) is not None and os.getppid() != _PARENT:
+        if launchers.detect(self.environ) is not None and os.getppid() != _PARENT:
             report_lost_launcher(os.getpid(), _PARENT)
             flush()
             os._exit(1)
@@ -224,11 +215,10 @@ class Entering:
 
     def _until_over(self) -> Any:
         while True:
-            agent = self._agent
+            agent = self.agent
             self._wait(self._world.fileno(), None if agent is None or agent.lost else agent.fd)
             self._end_without_launcher()
-            if not self._interrupted and (failure := self._signal_failure()) is not None:
-                self._interrupted = True
+            if (failure := self._signal_failure()) is not None:
                 if self._meeting.missing:  # nobody else waits for ranks that have not come
                     raise self._alone(failure.error(reported=False))
                 self._fail(failure)
@@ -250,43 +240,43 @@ class Entering:
         """Do what can be done now."""
         meeting, is_first = self._meeting, self._world.rank == COORDINATOR
         if is_first and not meeting.missing:
-            if self._failure is None and self._entry is None:
+            if self.failure is None and self._entry is None:
                 self._invite()
-            if self._failure is not None and not self._leader_knows() and not self._gathered:
-                self._gathered[COORDINATOR] = self._failure
+            if self.failure is not None and not self._leader_knows() and not self._gathered:
+                self._gathered[COORDINATOR] = self.failure
                 self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == self._world.size and meeting.open:
                 meeting.send_all(Kind.CLOSE)
                 meeting.close()
-        if self._failure is not None and not self._is_told and not is_first:
+        if self.failure is not None and not self._is_told and not is_first:
             self._tell()
         all_failed = len(self._gathered) == self._world.size
         if self._gathered and (all_failed or time.monotonic() > self._gathers_until):
             failure = one_report(self._gathered, meeting.hosts, self._world.size)
             # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
             alone = self._world.size == 1
-            error = failure.error(reported=alone and wait_for_rank_0_to_report(self._environ))
+            error = failure.error(reported=alone and wait_for_rank_0_to_report(self.environ))
             report_error(error)
             self._spread(failure, fatal=False)
             raise error
 
     def _leader_knows(self) -> bool:
         """On rank 0: whether its agent leads the start, and has been told of the failure of this rank."""
-        if self._agent is None or self._agent_is_lost or self._entry is None:
+        if self.agent is None or self._agent_is_lost or self._entry is None:
             return False
-        if not self._is_told and self._failure is not None:
+        if not self._is_told and self.failure is not None:
             self._is_told = True
-            self._agent.send(Kind.FAILED, (COORDINATOR, self._failure))
+            self.agent.send(Kind.FAILED, (COORDINATOR, self.failure))
         return True
 
     def _tell(self) -> None:
         """On another rank: send rank 0 this rank's failure, as soon as that is possible."""
         rank = self._world.rank
-        assert self._failure is not None  # called after a failure
-        if self._agent is not None and not self._agent_is_lost and rank in self._entered:
-            self._agent.send(Kind.FAILED, (rank, self._failure))
+        assert self.failure is not None  # called after a failure
+        if self.agent is not None and not self._agent_is_lost and rank in self._entered:
+            self.agent.send(Kind.FAILED, (rank, self.failure))
         elif self._meeting.open and not self._meeting.missing:
-            self._meeting.send(COORDINATOR, Kind.FAILED, self._failure)
+            self._meeting.send(COORDINATOR, Kind.FAILED, self.failure)
         else:
             return
         self._is_told = True
@@ -294,8 +284,8 @@ class Entering:
 
     def _fail(self, failure: Failure) -> None:
         """Note that this rank can't take part; the first reason counts."""
-        if self._failure is None:
-            self._failure = failure
+        if self.failure is None:
+            self.failure = failure
             self._failed_at = time.monotonic()
 
     def _spread(self, failure: Failure, *, fatal: bool) -> None:
@@ -309,7 +299,7 @@ class Entering:
         meeting = self._meeting
         ranks = sorted(meeting.here)
         hellos = [meeting.here[rank] for rank in ranks]
-        config = make_credentials(job_end=end_time(self._environ))
+        config = make_credentials(job_end=end_time(self.environ))
         size = len(ranks)
         hub: tuple[str, int] = ("", 0)
         sock: socket.socket | None = None
@@ -347,8 +337,8 @@ class Entering:
         fds: Sequence[int] = (),
     ) -> None:
         """Let the agent enter the job, at its hub."""
-        assert self._agent is not None  # otherwise this rank has failed
-        self._timeline.lap("join the ranks")
+        assert self.agent is not None  # otherwise this rank has failed
+        self.timeline.lap("join the ranks")
         self._entry = Entry(
             self._world.rank,
             self._world.size,
@@ -356,9 +346,9 @@ class Entering:
             config,
             dict(hosts or {}),
             closes_launcher=not self._world.is_own,
-            steps=self._timeline.take(),
+            steps=self.timeline.take(),
         )
-        self._agent.send(Kind.ENTER, self._entry, fds=fds)
+        self.agent.send(Kind.ENTER, self._entry, fds=fds)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -370,9 +360,9 @@ class Entering:
             case Kind.FAILED if is_first:
                 if self._gathered:
                     self._gathered.setdefault(source, payload)
-                elif self._agent is not None and not self._agent_is_lost:
-                    self._agent.send(Kind.FAILED, (source, payload))
-            case Kind.ENTER if not is_first and self._agent is not None and self._failure is None:
+                elif self.agent is not None and not self._agent_is_lost:
+                    self.agent.send(Kind.FAILED, (source, payload))
+            case Kind.ENTER if not is_first and self.agent is not None and self.failure is None:
                 self._enter((payload.address, payload.port), payload.config)
             case Kind.FAIL if not is_first:
                 raise payload[0].error(reported=True)
@@ -383,7 +373,7 @@ class Entering:
         rank = self._world.rank
         match kind:
             case Kind.PREPARED:
-                self._timeline.lap("wait for the agent")
+                self.timeline.lap("wait for the agent")
             case Kind.ENTERED:
                 self._entered.add(rank)
                 if rank != COORDINATOR:
@@ -395,7 +385,7 @@ class Entering:
                 if rank == COORDINATOR and rank not in self._entered:  # it can't lead the start
                     self._agent_is_lost = True
             case Kind.START:
-                self._deadline = max(self._deadline, time.monotonic() + payload)
+                self.deadline = max(self.deadline, time.monotonic() + payload)
             case Kind.GONE:
                 time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
                 found = "the connection to its agent has ended while the cluster started"
@@ -412,12 +402,12 @@ class Entering:
 
     def _have_ended(self, payload: tuple[Failure, bool]) -> bool:
         """On rank 0: let its agent tell the others how the start ends; returns whether they all end then."""
-        if self._agent is None:
+        if self.agent is None:
             return False
-        self._agent.send(Kind.FAIL, payload)
+        self.agent.send(Kind.FAIL, payload)
         until = time.monotonic() + UNHEARD + 1.0
-        while not self._agent.lost and time.monotonic() < until:
-            for kind, code in self._agent.events(POLL):
+        while not self.agent.lost and time.monotonic() < until:
+            for kind, code in self.agent.events(POLL):
                 if kind == Kind.ENDED:
                     return not code
         return False
@@ -438,7 +428,7 @@ class Entering:
         has_scheduler: bool,
         scheduler_file: tuple[str, str] | None,
     ) -> Joined:
-        options, agent, world = self._options, self._agent, self._world
+        options, agent, world = self.options, self.agent, self._world
         assert options is not None  # a rank that has joined has both
         assert agent is not None
         assert self._entry is not None
@@ -453,14 +443,14 @@ class Entering:
             time.sleep(0.002)
         self._meeting.close()
         world.end()  # the script's process has no child that it has not started
-        self._timeline.lap("wait for the other ranks")
+        self.timeline.lap("wait for the other ranks")
         return Joined(
             world.rank,
             world.size,
             self._host,
             agent,
             options,
-            self._environ,
+            self.environ,
             cluster,
             is_client,
             has_scheduler,
@@ -473,8 +463,8 @@ class Entering:
 
     def _done(self, outcome: Any) -> Any:
         """The start has ended without a cluster for this rank."""
-        if self._agent is not None:
-            self._agent.close(1.0)
+        if self.agent is not None:
+            self.agent.close(1.0)
         if outcome == 1:
             say(
                 f"warning: rank {self._world.rank} of {self._world.size} on {self._host}: the cluster started without "
@@ -490,14 +480,14 @@ class Entering:
 
     def _signal_failure(self) -> Failure | None:
         """The failure that a signal has made of the start; None: there was none."""
-        if self._signals.got is None:
+        if self.signals.got is None:
             return None
-        number = self._signals.got[0]
+        number = self.signals.got[0]
         return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
 
     def _check_deadlines(self, now: float) -> None:
         """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
-        meeting, rank, over = self._meeting, self._world.rank, now - self._deadline
+        meeting, rank, over = self._meeting, self._world.rank, now - self.deadline
         is_first = rank == COORDINATOR
         if meeting.missing and over > 0:
             if not self._asked_neighbours:
@@ -507,7 +497,7 @@ class Entering:
             if over > NAME_MISSING + in_place_of_rank_0(rank):
                 raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
             return
-        if is_first and over > 0 and rank not in self._entered and self._failure is None:
+        if is_first and over > 0 and rank not in self._entered and self.failure is None:
             self._fail(
                 Failure(
                     Problem(
@@ -529,12 +519,12 @@ class Entering:
             raise self._lost_rank_0()
         if (
             not self._gathered
-            and self._failure is not None
+            and self.failure is not None
             and not meeting.missing
             and now > self._failed_at + UNHEARD
         ):
             # rank 0 has noticed the end of the agent, or it is lost itself
-            error = self._failure.error(reported=not self._is_told)
+            error = self.failure.error(reported=not self._is_told)
             error.fatal = True
             raise error
 

@@ -7,6 +7,7 @@ before.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import signal
@@ -110,7 +111,8 @@ class Member:
         self._script_cleans_up = False
         self._signal_reported = False
         self._restarts = 0
-        self._restart_due: float | None = None
+        #: When another agent is to be started (``time.monotonic()``).
+        self._restart_due = math.inf
         #: Scratch of agents that have ended, which could not be removed in time.
         self._left: list[str] = []
         #: The connections to the hub of this rank's agents: the present one's is the last.
@@ -127,9 +129,9 @@ class Member:
         agent = self.joined.agent
         return -1 if agent is None or agent.lost else agent.fd
 
-    def seconds_until_due(self) -> float | None:
-        """Seconds until `pump` has something to do without a message; None: nothing is due."""
-        return None if self._restart_due is None else max(0.0, self._restart_due - time.monotonic())
+    def seconds_until_due(self) -> float:
+        """Seconds until `pump` has something to do without a message; infinite: nothing is due."""
+        return max(0.0, self._restart_due - time.monotonic())
 
     def send(self, kind: Kind, payload: Any = None) -> None:
         """Send the hub a message, through this rank's agent."""
@@ -139,11 +141,7 @@ class Member:
     def pump(self, timeout: float) -> None:
         """Handle what has happened; waits at most `timeout` seconds for it."""
         with self._lock:
-            if (
-                self._restart_due is not None
-                and time.monotonic() > self._restart_due
-                and not self.ending.stopped
-            ):
+            if time.monotonic() > self._restart_due and not self.ending.stopped:
                 self._start_agent()
             agent = self.joined.agent
             if agent is None:
@@ -160,7 +158,7 @@ class Member:
         for line in self._lines[-1:]:
             if line.is_ours:
                 poller.register(line.fd, select.POLLIN)
-        if poller.poll(1000 * timeout) and self._restart_due is not None:
+        if poller.poll(1000 * timeout) and self._restart_due < math.inf:
             self._restart_due = 0.0
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
@@ -194,7 +192,7 @@ class Member:
                 self._on_lost_rank_0(cut_off=payload)
             case Kind.BUSY:
                 self._script_cleans_up = True
-            case Kind.SIGNAL if joined.is_client and self._has_client:
+            case Kind.SIGNAL if self._has_script:
                 self.for_script = payload
             case Kind.CLIENT:
                 self.had_client = True
@@ -252,14 +250,11 @@ class Member:
             self._hang_up()
             of = ", and the scheduler with it" if self.joined.has_scheduler else ""
             self._on_lost_cluster(f"{text}{of}")
-        elif self._restarts < len(DELAYS):
-            delay = DELAYS[self._restarts]
-            say(f"{text}; restarting it in {delay:g} s")
+        elif self._restarts <= len(DELAYS):
+            delay = (*DELAYS, 0.0)[self._restarts]
+            removed = f"rank {self.rank} removed, continuing with the other ranks"
+            say(f"{text}; {f'restarting it in {delay:g} s' if delay else removed}")
             self._restart_due = time.monotonic() + delay
-            self._restarts += 1
-        elif self._restarts == len(DELAYS):
-            say(f"{text}; rank {self.rank} removed, continuing with the other ranks")
-            self._restart_due = time.monotonic()
             self._restarts += 1
         else:  # nothing is left to hear of the job's end
             ending.end()
@@ -298,7 +293,7 @@ class Member:
 
     def _start_agent(self) -> None:
         """Start another agent; once it is `PREPARED`, it enters the job again."""
-        self._restart_due = None
+        self._restart_due = math.inf
         joined = self.joined
         try:
             agent = AgentProcess(joined.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
 import signal
@@ -47,8 +48,8 @@ class Walltime:
         self._numbers = [signal.SIGTERM, *([getattr(signal, f"SIG{signal_name}")] if signal_name else [])]
         self._on_signal = on_signal
         self._callback: Callable[[], Any] | None = None
-        #: When time is short, in seconds since the epoch; None: unknown.
-        self._due: float | None = None
+        #: When time is short, in seconds since the epoch.
+        self._due = math.inf
         #: Whether this process has been sent the signal because time is short.
         self._warned = False
         #: Whether a handler of the script's has replaced ours, of which one warning is enough.
@@ -83,14 +84,13 @@ class Walltime:
         # First: a signal may come during the query.
         self._callback = callback
         # queries the batch system now, and not when time is short
-        self._due = None if self._end is None else self._end - before
+        self._due = math.inf if self._end is None else self._end - before
 
-    def seconds_until_due(self) -> float | None:
-        """Seconds until `check` is to be called; None: it has nothing to do."""
+    def seconds_until_due(self) -> float:
+        """Seconds until `check` is to be called; infinite: it has nothing to do."""
         if self._callback is None:
-            return None
-        left = CHECKING if self._warned or self._due is None else max(0.0, self._due - time.time()) + 0.01
-        return min(CHECKING, left)
+            return math.inf
+        return min(CHECKING, math.inf if self._warned else max(0.0, self._due - time.time()) + 0.01)
 
     def check(self) -> None:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
@@ -103,7 +103,7 @@ class Walltime:
                     f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
                     "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
                 )
-        if not self._warned and self._due is not None and time.time() > self._due:
+        if not self._warned and time.time() > self._due:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -170,18 +170,12 @@ class Monitor:
         """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
         member = self._member
         poller = select.poll()
-        fds = [
-            each.fd for each in (self._wake, self._launcher) if each.is_ours
-        ]  # the script may have closed them
+        # the script may have closed them
+        fds = [each.fd for each in (self._wake, self._launcher) if each.is_ours]
         for fd in (*fds, member.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        due = [
-            seconds
-            for seconds in (member.seconds_until_due(), self._walltime.seconds_until_due())
-            if seconds is not None
-        ]
-        poller.poll(1000 * min([LOOKING, *due]))
+        poller.poll(1000 * min(LOOKING, member.seconds_until_due(), self._walltime.seconds_until_due()))
         if self._wake.is_ours:
             with contextlib.suppress(OSError):  # it was not woken
                 os.eventfd_read(self._wake.fd)

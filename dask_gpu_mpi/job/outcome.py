@@ -52,11 +52,17 @@ _is_reporting = False
 
 
 class SignalExit(SystemExit):
-    """Ends the script after a signal. The script may catch it, and continue."""
+    """Ends the script after a signal, `called`: after the callback of `on_walltime`. The script may catch it, and continue.
 
-    def __init__(self, number: int, code: int) -> None:
+    >>> SignalExit(15).outcome, SignalExit(10, called=True).outcome
+    (('the job was sent SIGTERM', 143), ('its time was running out (SIGUSR1), and on_walltime has run', 75))
+    """
+
+    def __init__(self, number: int, *, called: bool = False) -> None:
+        name, code = signal.Signals(number).name, WALLTIME if called else code_of_signal(number)
         super().__init__(code)
-        self.outcome: Outcome = outcome_of_signal(number, code)
+        how = f"its time was running out ({name}), and on_walltime has run"
+        self.outcome: Outcome = (how if called else f"the job was sent {name}", code)
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
@@ -73,18 +79,6 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
         return "the script called sys.exit", code_of_exception(error)
     first = printable(text_of(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
-
-
-def outcome_of_signal(number: int, code: int) -> Outcome:
-    """The outcome of a script that was sent a signal.
-
-    >>> outcome_of_signal(15, 75)
-    ('its time was running out (SIGTERM), and on_walltime has run', 75)
-    """
-    name = signal.Signals(number).name
-    if code == WALLTIME:
-        return f"its time was running out ({name}), and on_walltime has run", code
-    return f"the job was sent {name}", code
 
 
 def note(outcome: Outcome) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from dask_gpu_mpi.base.timeouts import REASON_TIMEOUT
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.announcement import all_warnings, card
-from dask_gpu_mpi.job.child_processes import ChildrenOfCluster
+from dask_gpu_mpi.job.child_processes import cluster_for_children
 from dask_gpu_mpi.job.dask_client import (
     DaskSettings,
     abandon_clients,
@@ -83,9 +82,8 @@ class ClientEnd:
         self._quiet = quiet
         self._monitor = Monitor(member, self.walltime)
         self._reporter: Reporter | None = None
-        self._settings: DaskSettings | None = None
-        self._children: ChildrenOfCluster | None = None
-        self._silenced: list[logging.Logger] = []
+        #: Restores the process: the script continues without the cluster.
+        self._undo = contextlib.ExitStack()
         _current_end = self
 
     @property
@@ -102,6 +100,7 @@ class ClientEnd:
         register_defaults(dask.config)
         follow_cudf_spill(self.member.joined.options.worker_options)
         prefer_cluster(self._address, self._fetch_record)
+        self._undo.callback(prefer_no_cluster)
         cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
         # The cluster of another job has another dashboard, and workers that are not in this plan.
@@ -110,8 +109,8 @@ class ClientEnd:
             settings["distributed.dashboard.link"] = link_template(cluster.dashboard or "", template)
             assert cluster.plan is not None  # the client rank is given it
             settings |= shuffle_settings(cluster.plan)
-        self._settings = DaskSettings(settings)
-        self._children = ChildrenOfCluster(settings)
+        self._undo.callback(DaskSettings(settings).take_back)
+        self._undo.enter_context(cluster_for_children(settings))
         self._monitor.start()
         if options.recorded:
             self._make_reporter()
@@ -148,7 +147,7 @@ class ClientEnd:
         if self.member.ending.lost is not None:
             raise ClusterLostError(self.member.ending.lost, reported=True)
         called = self.walltime.run_callback(number, frame)
-        end = outcome.SignalExit(number, outcome.WALLTIME if called else outcome.code_of_signal(number))
+        end = outcome.SignalExit(number, called=called)
         outcome.note(end.outcome)
         raise end
 
@@ -193,21 +192,15 @@ class ClientEnd:
         member.pump_until(lambda: member.ending.stopped or not has_lost_client(), limit)
 
     def _silence(self) -> None:
-        self._silenced = silence_dask()
+        for logger in silence_dask():
+            self._undo.callback(setattr, logger, "disabled", False)
 
     def _end_member(self, *, final: bool) -> None:
         _, code = self._outcome()
         self.member.end(final=final, code=outcome.failure() if code is None else code)
 
     def _restore(self) -> None:
-        """Restore the process: the script continues without the cluster."""
-        prefer_no_cluster()
-        if self._settings is not None:
-            self._settings.take_back()
-        if self._children is not None:
-            self._children.release()
-        for logger in self._silenced:
-            logger.disabled = False
+        self._undo.close()
         # A DaskGpuMpiError that is being raised, perhaps through a `finally`, still needs the hook.
         if self.member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             outcome.retire()

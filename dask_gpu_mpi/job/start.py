@@ -11,17 +11,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
 from dask_gpu_mpi.machine.nvidia import own_contexts
@@ -160,7 +161,7 @@ def _enter(
     keepalive = None
     agent: AgentProcess | None = None
     options: Options | None = None
-    failure: DaskGpuMpiError | None = None
+    failure: Failure | None = None
     child: World | None = None
     from dask_gpu_mpi.mpi.world import World, own_world, world_of
 
@@ -170,14 +171,15 @@ def _enter(
             if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
                 _has_met = True
                 child = world_of(environ, import_path(), forks=by_command)
-            agent = _start_agent(environ)
+            with _agent_starts():
+                agent = AgentProcess(environ)
             options = read_options()
             timeline.lap("read the options")
             keepalive = None if plan_only else start_cuda_keepalive(options, environ)
             with _agent_starts():
                 agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
-            failure = error
+            failure = Failure.of(error)
             if agent is not None:
                 agent.close(1.0)
                 agent = None
@@ -238,17 +240,6 @@ def _enter(
         for name in [name for name in os.environ if name not in kept]:
             del os.environ[name]
     return joined, started, signals
-
-
-def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
-    if not sys.executable:
-        raise InputError(
-            f"this process has no path of Python: sys.executable is {sys.executable!r}",
-            expected="the path of a Python program",
-            fix="set sys.executable before initialize()",
-        )
-    with _agent_starts():
-        return AgentProcess(environ)
 
 
 @contextlib.contextmanager
@@ -354,6 +345,6 @@ def on_signal(number: int, frame: FrameType | None) -> None:
             if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))
             raise
-    stopped = outcome.SignalExit(number, outcome.code_of_signal(number))
+    stopped = outcome.SignalExit(number)
     outcome.note(stopped.outcome)
     raise stopped

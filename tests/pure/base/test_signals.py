@@ -215,25 +215,22 @@ def test_all_is_as_it_was_afterwards_and_faulthandler_goes_on(dumps: Any) -> Non
     assert dumps() == 2
 
 
-def test_a_handler_of_ours_for_faulthandlers_signal_gives_it_back(dumps: Any) -> None:
+@pytest.mark.parametrize("older_than_python", [False, True])
+def test_a_handler_of_ours_for_faulthandlers_signal_gives_it_back(
+    older_than_python: bool, dumps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if older_than_python:
+        ask = signal.getsignal
+        monkeypatch.setattr(signal, "getsignal", lambda n: None if n == signal.SIGUSR1 else ask(n))
+    assert Action.now(signal.SIGUSR1).in_c
     replaced = install(signal.SIGUSR1, lambda *_: None)
-    assert is_ours(signal.SIGUSR1)
+    assert is_ours(signal.SIGUSR1) is not older_than_python
     os.kill(os.getpid(), signal.SIGUSR1)
     replaced.restore()
-    assert dumps() == 0
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert dumps() == 1
-
-
-def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = signal.getsignal
-    monkeypatch.setattr(signal, "getsignal", lambda n: None if n == signal.SIGUSR1 else ask(n))
-    assert Action.now(signal.SIGUSR1).in_c
-    before = install(signal.SIGUSR1, lambda *_: None)
-    before.restore()
     signals = Signals()
     signals.take()
     signals.give_back()
+    assert dumps() == 0
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 1
 

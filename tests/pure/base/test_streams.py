@@ -38,30 +38,27 @@ os._exit(0 if read > 2 and there and child == 0 else 1)
     assert python(code, redirection).returncode == 0
 
 
-def test_a_line_is_written_at_once() -> None:
-    code = (
-        "import os; from dask_gpu_mpi.base import streams; streams.print_by_line(); "
-        "print('one'); print('half', end=''); os._exit(0)"
-    )
-    assert python(code, "").stdout == "one\n"
-    assert python(code.replace("os._exit", "streams.flush(); os._exit"), "").stdout == "one\nhalf"
+HALF = "print_by_line(); print('one'); print('half', end=''); {}os._exit(0)"
+SAID = "open_missing(); say('a word'); print('out')"
+IN_PLACE = (
+    "err = sys.stderr; print('before', end=' ', file=err); say('caf\\xe9 \\udcff'); print('after', file=err)"
+)
 
 
-@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
-def test_what_can_not_be_said_fails_nobody(redirection: str) -> None:
-    done = python(
-        "from dask_gpu_mpi.base.streams import open_missing, say; open_missing(); say('a word'); print('out')",
-        redirection,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
-
-
-def test_a_line_is_said_in_its_place() -> None:
-    code = (
-        "import sys; from dask_gpu_mpi.base.streams import say\n"
-        "print('before', end=' ', file=sys.stderr); say('caf\\xe9 \\udcff'); print('after', file=sys.stderr)"
-    )
-    assert python(code, "").stderr == "before dask_gpu_mpi: café \\udcff\nafter\n"
+@pytest.mark.parametrize(
+    ("code", "redirection", "out", "err"),
+    [
+        (HALF.format(""), "", "one\n", ""),
+        (HALF.format("flush(); "), "", "one\nhalf", ""),
+        (SAID, "2>/dev/full", "out\n", ""),  # what can't be said fails nobody
+        (SAID, "2>&-", "out\n", ""),
+        (IN_PLACE, "", "", "before dask_gpu_mpi: café \\udcff\nafter\n"),
+    ],
+)
+def test_what_arrives_and_in_which_order(code: str, redirection: str, out: str, err: str) -> None:
+    names = "flush, open_missing, print_by_line, say"
+    done = python(f"import os, sys; from dask_gpu_mpi.base.streams import {names}; {code}", redirection)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
 
 
 def test_what_the_script_has_put_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

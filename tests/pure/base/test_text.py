@@ -59,7 +59,7 @@ def test_an_exception_that_can_not_say_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["100", "100 MB", "100M", "5kB", "5.4 kB", "1kiB", "1e6", "1e6 kB", "MB", "5 GB", "7Ti"]
+    "text", ["0", "100", "100 MB", "100M", "5kB", "5.4 kB", "1kiB", "1e6", "1e6 kB", "MB", "5 GB", "7Ti"]
 )
 def test_bytes_are_read_as_dask_reads_them(text: str) -> None:
     utils = pytest.importorskip("dask.utils")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -16,8 +15,8 @@ import pytest
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import (
     RANK_PID,
-    ChildrenOfCluster,
     ClusterFile,
+    cluster_for_children,
     forget_cluster,
     mark_children,
     refuse_children,
@@ -30,17 +29,13 @@ from support.jobs.processes import run_python
 def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(module, "ClusterFile", full)
+    monkeypatch.setattr(module, "SHARED_MEMORY", "/nowhere")
     before = dict(os.environ)
-    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
-    for _ in range(2):
-        children.release()
+    with cluster_for_children({"scheduler-address": "tls://h:1"}):
         assert os.environ == before
     said = capsys.readouterr().err
-    assert "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the" in said
+    assert "can't connect with a plain Client(): [Errno 2] No such file or directory" in said
+    assert ". Fix: start the job with --scheduler-file FILE" in said
 
 
 def test_a_child_of_a_rank_starts_no_cluster() -> None:
@@ -110,32 +105,6 @@ def test_children_read_the_settings_while_it_is_open() -> None:
         file.close()
     assert environ() == before
     assert not os.path.exists(file.path)
-
-
-def test_elsewhere_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = environ()
-    monkeypatch.setattr(module, "SHARED_MEMORY", "/proc")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    file = ClusterFile(SETTINGS)
-    assert os.stat(file.path).st_dev == tmp_path.stat().st_dev
-    assert list(tmp_path.iterdir()) == []
-    assert "scheduler-address: tls://h:1" in Path(file.path).read_text()
-    file.close()
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    with pytest.raises(OSError, match="No such file"):
-        ClusterFile(SETTINGS)
-    assert environ() == before
-
-
-def test_a_descriptor_that_the_script_has_closed(tmp_path: Path) -> None:
-    file = ClusterFile(SETTINGS)
-    number = int(file.path.rpartition("/")[2])
-    with (tmp_path / "mine").open("w") as mine:
-        os.dup2(mine.fileno(), number)  # of the script, by the same number
-        file.close()
-    os.write(number, b"whole")
-    os.close(number)
-    assert (tmp_path / "mine").read_text() == "whole"
 
 
 USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import pytest
@@ -58,39 +55,10 @@ def test_a_lost_client(clients: list[Client]) -> None:
     assert dask_client.has_lost_client()
 
 
-def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
-    here, quiet = logging.getLogger("distributed.probe"), logging.getLogger("distributed.quiet")
-    quiet.disabled = True
-    silenced = dask_client.silence_dask()
-    try:
-        assert here in silenced
-        assert here.disabled
-        assert quiet not in silenced
-        assert dask_client.silence_dask() == []
-    finally:
-        for logger in [*silenced, quiet]:
-            logger.disabled = False
-
-
 SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}
 
 
 pytestmark = pytest.mark.usefixtures("dask_config")
-
-
-def test_taken_back() -> None:
-    dask.config.set({"gpu-probe": "mine"})
-
-    def state() -> Any:  # an empty set of defaults stays
-        return copy.deepcopy((dask.config.config, [*filter(None, dask.config.defaults)]))
-
-    before = state()
-    for _ in range(2):
-        settings = DaskSettings(SETTINGS)
-        assert {key: dask.config.get(key) for key in SETTINGS} == SETTINGS
-        for _ in range(2):
-            settings.take_back()
-            assert state() == before
 
 
 def test_a_refresh_keeps_them_until_then_and_what_the_script_has_set_since_stays() -> None:

@@ -33,8 +33,6 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
-    LauncherError,
-    MpiMissingError,
     OptionError,
     Problem,
     StartupError,
@@ -210,7 +208,8 @@ class Job:
     def begin(self, rank: int) -> threading.Thread:
         def run() -> None:
             start = self.environ, self.signals[rank], Timeline("rank"), time.monotonic() + self.seconds
-            failure = self.failures.get(rank)
+            error = self.failures.get(rank)
+            failure = None if error is None else Failure.of(error)
             agent: Any = self.agents[rank] if failure is None else None
             options = self.options if failure is None else None
             world: Callable[[], World] = lambda: self.worlds[rank]  # noqa: E731
@@ -329,37 +328,52 @@ def test_a_late_rank_that_the_cluster_has_started_without(capsys: pytest.Capture
 # -- failures: one report
 
 
-@pytest.mark.parametrize(
-    ("failing", "where"), [((1,), "rank 1 of 2 on h: "), ((0, 1), ""), ((0,), "rank 0 of 2 on h: ")]
-)
-def test_options_that_some_ranks_can_not_use(failing: tuple[int, ...], where: str) -> None:
-    error = Job(2, dict.fromkeys(failing, BAD)).report()
-    assert (str(error), error.exit_code) == (f"{where}{BAD}", 2)
-    assert isinstance(error, OptionError)
-
-
-def test_a_rank_that_can_not_do_its_part() -> None:
-    job = Job()
-
-    def check(rank: int) -> None:
-        if rank == 1:
-            raise InputError("no such script")
-
-    job.check = check
-    assert str(job.report()) == "rank 1 of 2 on h: no such script"
-
-
-def test_an_interface_that_a_rank_does_not_have() -> None:
-    assert "has no network interface 'none'" in str(Job(interface="none").report())
+#: Why one rank can't take part: its error and the exit code.
+FAILURES = {
+    "options": (str(BAD), 2),
+    "its part": ("no such script", 2),
+    "agent died": ("the agent ended before it was ready (exit code 9). Fix: read its output above; out of memory, most often", 1),
+    "agent reports": ("no such class", 2),
+    "signal": ("SIGTERM came while the cluster started", 143),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_agent_that_dies_before_it_is_ready(rank: int) -> None:
-    job = Job()
-    job.agents[rank].lost = True
+@pytest.mark.parametrize("why", FAILURES)
+def test_a_failure_of_one_rank_is_the_error_of_all(why: str, rank: int) -> None:
+    job = Job(2, {rank: BAD} if why == "options" else None)
+    text, code = FAILURES[why]
+
+    def check(each: int) -> None:
+        if each == rank:
+            raise InputError(text)
+
+    def interrupt(agent: Agent) -> None:
+        job.entered.add(1)
+        agent.say(Kind.ENTERED, None)
+        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once both have met
+
+    if why == "its part":
+        job.check = check
+    elif why == "agent died":
+        job.agents[rank].lost = True
+    elif why == "agent reports":
+        job.instead[rank, Kind.ENTER] = lambda agent: None  # the invitation may have come before
+        job.agents[rank].say(Kind.PREPARED, "/scratch")
+        job.agents[rank].say(Kind.FAILED, Failure.of(InputError(text)))
+    elif why == "signal":
+        job.instead = {
+            (0, Kind.ENTER): lambda agent: agent.say(Kind.ENTERED, None),
+            (1, Kind.ENTER): interrupt,
+        }
     error = job.report()
-    assert str(error).startswith(f"rank {rank} of 2 on h: the agent ended before it was ready (exit code 9)")
-    assert isinstance(error, StartupError)
+    assert (str(error), error.exit_code) == (f"rank {rank} of 2 on h: {text}", code)
+    assert isinstance(error, OptionError if why == "options" else InputError if code == 2 else StartupError)
+
+
+def test_a_failure_of_all_ranks_and_one_that_rank_0_finds() -> None:
+    assert str(Job(2, {0: BAD, 1: BAD}).report()) == str(BAD)
+    assert "has no network interface 'none'" in str(Job(interface="none").report())
 
 
 def test_rank_0s_agent_that_dies_before_all_are_connected_to_it() -> None:
@@ -373,16 +387,6 @@ def test_rank_0s_agent_that_dies_before_all_are_connected_to_it() -> None:
     assert "rank 0 of 2 on h: the agent of this rank ended while the cluster started" in str(job.report())
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_what_an_agent_reports(rank: int) -> None:
-    job = Job()
-    job.instead[rank, Kind.ENTER] = lambda agent: None  # the invitation may have come before
-    job.agents[rank].say(Kind.PREPARED, "/scratch")
-    job.agents[rank].say(Kind.FAILED, Failure.of(InputError("no such class")))
-    error = job.report()
-    assert (str(error), error.exit_code) == (f"rank {rank} of 2 on h: no such class", 2)
-
-
 def test_an_agent_of_rank_0_that_can_not_lead_the_job() -> None:
     """Rank 0 reports it then, and the agents of others still wait for an answer of the hub."""
     job, begun = Job(), time.monotonic()
@@ -392,23 +396,6 @@ def test_an_agent_of_rank_0_that_can_not_lead_the_job() -> None:
     error = job.report()
     assert (str(error), error.exit_code) == ("rank 0 of 2 on h: no such scheduler file", 2)
     assert time.monotonic() - begun < 3 * module.GATHER_FAILURES
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_while_the_cluster_starts(rank: int) -> None:
-    """It is the failure of the rank that was sent it, on all."""
-    job = Job()
-
-    def enter_last(agent: Agent) -> None:
-        job.entered.add(1)
-        agent.say(Kind.ENTERED, None)
-        job.signals[rank].got = (signal.SIGTERM, 0.0)  # once both have met
-
-    job.instead[0, Kind.ENTER] = lambda agent: agent.say(Kind.ENTERED, None)
-    job.instead[1, Kind.ENTER] = enter_last
-    error = job.report()
-    assert str(error) == f"rank {rank} of 2 on h: SIGTERM came while the cluster started"
-    assert error.exit_code == 143
 
 
 def test_rank_0_that_fails_once_its_agent_leads_the_start_tells_it_once() -> None:
@@ -457,18 +444,6 @@ def test_rank_0_reports_a_rank_that_has_not_come(
     assert [job.agents[rank].closed for rank in (0, 1)] == [1, 1]
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_another_rank_reports_that_rank_0_has_not_come(rank: int, ended: list[int]) -> None:
-    """Later than rank 0 would report, and later than the ranks before it, which may be silent as well."""
-    left = 0.4
-    job = Job(4, seconds=left - NAME_MISSING - in_place_of_rank_0(rank))
-    begun = time.monotonic()
-    assert isinstance(job.run(rank)[0], JobEnded)
-    assert time.monotonic() - begun >= left
-    (line,) = job.printed
-    assert line.startswith("no response from rank 0 of 4 before the start-up timeout")
-
-
 def silent_rank_0(job: Job) -> None:
     """Rank 0 comes to the meeting, and does nothing more."""
     meeting = Meeting(job.worlds[0], Hello("h", b""))
@@ -484,17 +459,23 @@ def silent_rank_0(job: Job) -> None:
     OPEN.append(lambda: thread.join(LIMIT))
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_rank_0_that_is_lost_is_reported_by_one_rank_after_the_other(rank: int, ended: list[int]) -> None:
-    left = 0.4
-    job = Job(3, seconds=left - RANK_0_LOST - in_place_of_rank_0(rank) + RANK_0_GRACE)
-    silent_rank_0(job)
+@pytest.mark.parametrize(
+    ("rank", "has_come"), [(1, False), (2, False), (3, False), (1, True), (2, True)], ids=str
+)
+def test_rank_0_that_is_silent_is_reported_by_one_rank_after_the_other(
+    rank: int, has_come: bool, ended: list[int]
+) -> None:
+    """Later than rank 0 would report, and later than the ranks before it, which may be silent as well."""
+    left, after = 0.4, RANK_0_LOST - RANK_0_GRACE if has_come else NAME_MISSING
+    job = Job(4, seconds=left - after - in_place_of_rank_0(rank))
+    if has_come:
+        silent_rank_0(job)
     begun = time.monotonic()
     assert isinstance(job.run(rank)[0], JobEnded)
     assert time.monotonic() - begun >= left
-    assert [line.partition(" (")[0] for line in job.printed] == [
-        "rank 0: no response before the start-up timeout"
-    ]
+    (line,) = job.printed
+    found = "rank 0: no response" if has_come else "no response from rank 0 of 4"
+    assert line.startswith(f"{found} before the start-up timeout (startup_timeout)")
     assert (job.aborts, ended) == ([1], [1])
 
 
@@ -554,20 +535,6 @@ def test_a_defect_does_not_leave_other_ranks_waiting(
 # -- MPI that does not come
 
 
-@pytest.mark.parametrize("error", [MpiMissingError("mpi4py is not installed"), LauncherError("no PMIx")])
-@pytest.mark.parametrize(("launcher", "reported"), [(None, False), ("srun", True)])
-def test_without_mpi_one_rank_of_a_host_reports(
-    error: InputError, launcher: str | None, reported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(1, environ=SAMPLES[launcher] if launcher else None)
-    monkeypatch.setattr(job.worlds[0], "size", 0)
-    monkeypatch.setattr(job.worlds[0], "receive", lambda: exec("raise error", {"error": error}))
-    (raised,) = job.run()
-    assert raised is error
-    assert (error.reported, job.agents[0].closed, job.aborts) == (reported, 1, [])
-    error.reported = False
-
-
 @pytest.mark.parametrize(
     ("launcher", "why", "printed"),
     [(None, "signal", 1), ("srun", "signal", 1), (None, "deadline", 1), ("srun", "deadline", 0)],
@@ -602,17 +569,3 @@ def test_a_launcher_that_is_gone_takes_the_rank_with_it(
     monkeypatch.setattr(os, "_exit", exits)
     assert isinstance(job.run()[0], JobEnded)
     assert capsys.readouterr().err.count(") has ended, and this rank with it. Fix: ") == 1
-
-
-@pytest.mark.parametrize(("launcher", "printed"), [("srun", 0), ("a launcher with PMI", 1)])
-def test_worlds_of_one_below_a_foreign_launcher_report_once(launcher: str, printed: int) -> None:
-    """Each takes itself for rank 0."""
-    environ = {**SAMPLES[launcher]}
-    if printed:
-        environ |= {"PMI_RANK": "0", "PMI_LOCAL_RANK": "0"}
-    job = Job(1, environ=environ)
-    (error,) = job.run()
-    assert isinstance(error, LauncherError)
-    assert error.reported
-    assert len(job.printed) == printed
-    assert "MPI (mock) started as a singleton" in str(error)

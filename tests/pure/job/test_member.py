@@ -6,7 +6,7 @@ The hub's part: tests/pure/agent.
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -19,11 +19,12 @@ import pytest
 from dask_gpu_mpi.base.timeouts import TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import member as module
-from dask_gpu_mpi.job.member import DELAYS, Ending, Member
+from dask_gpu_mpi.job.member import DELAYS, Ending, Member, configuration
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Entry, Kind
 from support.mocks.clocks import Clock
+from support.mocks.launchers import SAMPLES
 
 Message = tuple[Kind, Any]
 END: Message = (Kind.END, (0, None))
@@ -161,19 +162,15 @@ def test_exit_code_of_a_rank_without_the_script() -> None:
 # -- ranks without the script
 
 
-def test_a_rank_that_serves_until_the_job_ends(member: Make, clock: Clock) -> None:
-    """The script's session may be closed long before."""
-    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], [], [END], [], [ENDED])
+@pytest.mark.parametrize("leave_open", [False, True])
+def test_a_rank_that_serves_until_the_job_ends(leave_open: bool, member: Make, clock: Clock) -> None:
+    """The script's session may be closed long before. If the program goes on, that is the end."""
+    end = [] if leave_open else [[END], []]
+    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], *end, [ENDED], leave_open=leave_open)
     assert rank.serve() == 0
     assert agent.sent == ["closed", "given back"]
     assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
     assert clock.now < 101.0
-
-
-def test_where_the_program_goes_on_after_the_cluster(member: Make) -> None:
-    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], [ENDED], leave_open=True)
-    assert rank.serve() == 0
-    assert agent.sent == ["closed", "given back"]
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -207,20 +204,6 @@ def test_a_rank_leaves_some_seconds_after_its_signal_if_the_script_does_not_clea
     assert agent.sent == [(Kind.SIGNAL, 15), *told, "closed", "given back"]
     assert capsys.readouterr().err == ""
     assert clock.now < 101.0
-
-
-def test_a_rank_whose_launcher_is_gone(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exits(code: int) -> None:
-        raise SystemExit(f"at once: {code}")
-
-    rank, agent = member([], environ={"PMI_RANK": "1", "PMI_SIZE": "3"})
-    other, _ = member()  # of no launcher
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    monkeypatch.setattr(os, "_exit", exits)
-    with pytest.raises(SystemExit, match="at once: 1"):
-        rank.serve()
-    assert agent.sent[0] == "closed"
-    assert not other.launcher_gone()
 
 
 # -- the client's rank
@@ -288,7 +271,7 @@ def test_an_agent_that_dies_again_and_again(
             assert len(started) == number  # not before it is time
         clock.now += delay + 0.01
         hear(rank)
-        assert (len(started), rank.seconds_until_due()) == (number + 1, None)
+        assert (len(started), rank.seconds_until_due()) == (number + 1, math.inf)
         *first, (kind, entry) = started[-1].sent
         assert first == [("begin", False), "configure"]
         assert (kind, entry.again, entry.workers) == (Kind.ENTER, True, number < len(DELAYS))
@@ -301,15 +284,6 @@ def test_an_agent_that_dies_again_and_again(
         *(f"{begin}restarting it in {seconds} s" for seconds in (0.5, 2, 8)),
         f"{begin}rank 1 removed, continuing with the other ranks",
     ]
-
-
-def test_an_agent_that_is_lost_while_the_script_goes_on_without_the_cluster(member: Make) -> None:
-    """Nobody else would tell the rank of the job's end."""
-    rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)])
-    hear(rank, 2)
-    agent.lost = True
-    assert rank.serve() == 0
-    assert state(rank) == "stopped ended closed done"
 
 
 def test_a_rank_that_waits_with_its_next_agent_starts_it_when_the_hub_has_something_to_say(
@@ -383,49 +357,38 @@ def test_an_agent_that_dies_after_the_end_is_no_news(
     hear(rank)
     agent.lost = True
     hear(rank)
-    assert state(rank).endswith("closed done")
-    assert (rank.seconds_until_due(), capsys.readouterr().err) == (None, "")
+    assert state(rank) == "stopped ended closed done"  # nobody else would tell the rank of the job's end
+    assert (rank.seconds_until_due(), capsys.readouterr().err) == (math.inf, "")
+    assert rank.serve() == 0
 
 
 @pytest.mark.parametrize(
-    ("is_client", "has_client", "then"),
+    ("rank", "is_client", "has_client", "then"),
     [
-        (True, True, "stopped closed done"),  # its script goes on, and raises
-        (False, True, "stopped ended closed done"),
-        (True, False, "stopped ended closed done"),
+        (0, True, True, "stopped closed done"),  # its script goes on, and raises
+        (0, False, True, "stopped ended closed done"),
+        (0, True, False, "stopped ended closed done"),
+        (1, False, True, "stopped ended closed done"),
     ],
 )
 def test_an_agent_without_which_the_cluster_is_lost(
-    is_client: bool,
-    has_client: bool,
-    then: str,
-    member: Make,
-    capsys: pytest.CaptureFixture[str],
+    rank: int, is_client: bool, has_client: bool, then: str, member: Make, monkeypatch: Any, capsys: Any
 ) -> None:
-    """With rank 0's the scheduler and the hub are lost."""
-    this, agent = member(rank=0, is_client=is_client, has_client=has_client)
+    """With rank 0's the scheduler and the hub are lost. The scheduler file goes with the agent that has written it."""
+    removed: list[Any] = []
+    monkeypatch.setattr(module, "remove_scheduler_file", lambda *file: removed.append(file))
+    file = ("/scheduler.json", "Scheduler-1")
+    this, agent = member(rank=rank, is_client=is_client, has_client=has_client, scheduler_file=file)
     agent.lost = True
     hear(this)
-    why = "the agent of rank 0 on h1 ended (exit code 9), and the scheduler with it"
-    assert (state(this), this.ending.lost) == (then, why)
+    why = f"the agent of rank {rank} on h1 ended (exit code 9), and the scheduler with it"
+    assert (state(this), this.ending.lost) == (then, None if rank else why)  # rank 0 reports it
     assert capsys.readouterr().err.startswith(f"dask_gpu_mpi: error: {why}: the cluster is lost. Fix: ")
-    if "ended" in then:
+    assert removed == [file]
+    if "ended" in then and not rank:
         with pytest.raises(ClusterLostError, match="ended") as caught:
             this.serve()
         assert caught.value.reported
-
-
-def test_the_scheduler_file_goes_with_the_agent_that_has_written_it(
-    member: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    removed: list[Any] = []
-    monkeypatch.setattr(module, "remove_scheduler_file", lambda *file: removed.append(file))
-    rank, agent = member(scheduler_file=("/scheduler.json", "Scheduler-1"))
-    agent.lost = True
-    hear(rank)
-    assert removed == [("/scheduler.json", "Scheduler-1")]
-    assert (state(rank), rank.ending.lost) == ("stopped ended closed done", None)  # rank 0 reports it
-    assert "ended (exit code 9), and the scheduler with it: the cluster is lost" in capsys.readouterr().err
 
 
 # -- the hub, or the cluster, is lost
@@ -467,11 +430,8 @@ def test_a_job_without_a_script_whose_cluster_is_lost(code: int, raises: bool, m
         this, _ = member([(Kind.END, (code, None))], [ENDED], rank=rank, has_client=False)
         with pytest.raises(ClusterLostError) if raises and not rank else contextlib.nullcontext():
             assert this.serve() == 0
-
-
-def test_a_signal_ends_a_job_without_a_script(member: Make) -> None:
-    rank, _ = member([(Kind.END, (0, 15))], [ENDED], rank=0, has_client=False, is_client=True)
-    assert rank.serve() == 143
+    this, _ = member([(Kind.END, (0, 15))], [ENDED], rank=0, has_client=False, is_client=True)
+    assert this.serve() == 143
 
 
 # -- ends that are not in order
@@ -544,31 +504,29 @@ def test_scratch_that_can_not_be_removed_in_time_is_named(
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize(("failed", "code"), [(None, None), (SystemExit(0), None), (SystemExit(3), 3)])
-def test_a_program_that_fails_after_its_cluster_ends_the_other_ranks(
-    failed: SystemExit | None,
-    code: int | None,
-    member: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """They may wait for it in MPI, which is the program's own."""
+def test_the_abort_after_a_failure_is_not_interrupted(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher, since another rank has failed as well."""
+    rank, _ = member(leave_open=True)
     codes: list[int] = []
-    monkeypatch.setattr(module.outcome, "_noted", None)
-    rank, agent = member(is_client=True, leave_open=True)
     signal.signal(signal.SIGTERM, lambda *_: pytest.fail("no exception while the job is aborted"))
-
-    def abort(code: int) -> None:
-        signal.raise_signal(signal.SIGTERM)  # of the launcher, since another rank has failed as well
-        codes.append(code)
-
-    monkeypatch.setattr(rank.joined.world, "abort", abort)
-    agent.answers = {Kind.OVER: [END, ENDED]}
-    with contextlib.suppress(SystemExit), contextlib.ExitStack() as function:  # of `execute`
-        function.callback(rank.end, final=True)
-        if failed is not None:
-            raise failed
+    monkeypatch.setattr(module.outcome, "failure", lambda: 3)
+    monkeypatch.setattr(
+        rank.joined.world, "abort", lambda code: (signal.raise_signal(signal.SIGTERM), codes.append(code))
+    )
     rank.abort_after_failure()
-    assert codes == [code] * (code is not None)
-    told = "error: rank 1 of 3 has failed (exit code 3), and other ranks may wait for it in MPI; aborting the job"
-    assert (told in capsys.readouterr().err) is bool(codes)
+    assert codes == [3]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "leave_open", "ends"),
+    [
+        ("srun", False, True),
+        ("srun", True, False),
+        ("dask-gpu-mpi launch", False, False),
+        (None, False, False),
+    ],
+)
+def test_who_ends_the_programs_of_the_script(launcher: str | None, leave_open: bool, ends: bool) -> None:
+    """An agent, unless `launch` does it for its ranks, or the program goes on."""
+    environ = SAMPLES[launcher] if launcher else {}
+    assert configuration(Options(), environ, leave_open=leave_open).ends_programs is ends

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import queue
 import select
@@ -20,7 +21,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dask_gpu_mpi.base.signals import LOST, install
+from dask_gpu_mpi.base.signals import install
 from dask_gpu_mpi.job import monitor as module
 from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
@@ -59,13 +60,12 @@ class FakeMember:
         self.ending = Ending()
         self.joined = SimpleNamespace(options=Options(shutdown_timeout=1.0))
         self.sent: list[Any] = []
-        self.dropped = 0
         #: Called with each message; a round of the monitor is over.
         self.on_message: Callable[[], Any] = lambda: None
         self.round = threading.Event()
 
-    def seconds_until_due(self) -> float | None:
-        return None
+    def seconds_until_due(self) -> float:
+        return math.inf
 
     def pump(self, timeout: float) -> None:
         if self.fd >= 0 and select.select([self.fd], [], [], timeout)[0]:
@@ -78,9 +78,6 @@ class FakeMember:
     def launcher_gone(self) -> bool:
         self.round.set()
         return self.gone
-
-    def drop_agent(self, timeout: float) -> None:
-        self.dropped += 1
 
 
 @pytest.fixture
@@ -102,12 +99,6 @@ def running(member: Any, walltime: Walltime | None = None) -> Iterator[Monitor]:
     finally:
         monitor.stop()
     assert [thread for thread in threading.enumerate() if "monitor" in thread.name] == []
-
-
-def first_round(member: Any) -> None:
-    """Wait until the monitor waits, for the first time or again."""
-    assert member.round.wait(LIMIT)
-    member.round.clear()
 
 
 def pass_on(member: Any, number: int) -> None:
@@ -155,45 +146,6 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
         assert timeouts.empty()
 
 
-def test_it_looks_at_the_clock_once_somebody_asks_for_the_walltime(
-    member: Any, clock: Any, sent: list[int]
-) -> None:
-    walltime = Walltime({}, None, lambda *_: None)
-    clock.now = clock.end
-    with running(member, walltime) as monitor:
-        first_round(member)
-        walltime.call_back(print, 30.0)
-        monitor.wake()
-        assert member.round.wait(LIMIT)
-    assert sent == [signal.SIGTERM]
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_cluster_that_is_lost_ends_the_script(ours: bool, member: Any, sent: list[int]) -> None:
-    """By a signal that a script's handler of SIGTERM does not take for the end of its time, if that is possible."""
-    if ours:
-        install(LOST, lambda *_: None)
-    member.on_message = lambda: setattr(member.ending, "lost", "the scheduler")
-    with running(member):
-        os.write(member.says, b"x")
-        until(lambda: sent)
-    assert sent == [LOST if ours else signal.SIGTERM]
-
-
-def test_a_script_that_does_not_end_is_ended(
-    member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exits: queue.Queue[int] = queue.Queue()
-    monkeypatch.setattr(module, "LOST_GRACE", 0.05)
-    monkeypatch.setattr(os, "_exit", exits.put)
-    member.ending.lost = "the scheduler"
-    with running(member) as monitor:
-        monitor.wake()
-        assert exits.get(timeout=LIMIT) == 1
-    assert (sent, member.dropped) == ([signal.SIGTERM], 1)
-    assert "script still running 0.05 s after the cluster was lost; terminating it" in capsys.readouterr().err
-
-
 def test_the_end_of_the_launcher_ends_the_script(
     member: Any, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,17 +157,6 @@ def test_the_end_of_the_launcher_ends_the_script(
             launcher.stdin.close()  # it ends
             until(lambda: sent)
     assert sent == [signal.SIGTERM]
-
-
-def test_descriptors_that_the_script_closes(member: Any) -> None:
-    """The rank looks at that, again and again."""
-    member.pump = lambda timeout: member.round.set()
-    with running(member) as monitor:
-        os.close(member.fd)
-        monitor.wake()
-        for _ in range(3):
-            assert member.round.wait(LIMIT)
-            member.round.clear()
 
 
 def test_it_ends_with_an_agent_that_has_ended_with_its_cluster(member: Any) -> None:
@@ -350,7 +291,7 @@ def test_the_signal_comes_in_time_and_the_callback_runs_once(clock: Any, sent: l
     assert not walltime.run_callback(signal.SIGTERM, None)
     clock.now = 2000.0
     walltime.check()  # nobody has asked for it
-    assert walltime.seconds_until_due() is None
+    assert walltime.seconds_until_due() == math.inf
     walltime.call_back(lambda: calls.append("checkpoint"), 30.0)
     for clock.now, times, seconds in ((900.0, 0, 1.0), (969.8, 0, 0.21), (970.5, 1, 1.0), (971.0, 1, 1.0)):
         walltime.check()

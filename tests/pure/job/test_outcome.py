@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error, outcome_of_signal
+from dask_gpu_mpi.job.outcome import SignalExit, failure, note, noted, outcome_of_error
 from support.jobs.processes import run_python
 
 
@@ -26,8 +25,8 @@ from support.jobs.processes import run_python
         (MemoryError(), "MemoryError", 1),
         (KeyboardInterrupt(), "KeyboardInterrupt", 130),
         (InputError("wrong"), "InputError: wrong", 2),
-        (SignalExit(15, 143), "the job was sent SIGTERM", 143),
-        (SignalExit(10, 75), "its time was running out (SIGUSR1), and on_walltime has run", 75),
+        (SignalExit(15), "the job was sent SIGTERM", 143),
+        (SignalExit(10, called=True), "its time was running out (SIGUSR1), and on_walltime has run", 75),
     ],
     ids=ascii,
 )
@@ -39,8 +38,8 @@ def test_outcome_of_an_exception(error: BaseException, text: str, code: int) -> 
     ("uncaught", "notes", "code"),
     [
         (None, [], None),
-        (None, [("a", 1), outcome_of_signal(15, 143)], 143),  # what is noted last counts
-        (None, [outcome_of_signal(15, 75), ("the script ended", 0)], None),
+        (None, [("a", 1), SignalExit(15).outcome], 143),  # what is noted last counts
+        (None, [SignalExit(15, called=True).outcome, ("the script ended", 0)], None),
         (ValueError(), [("a", 3)], 1),
     ],
 )
@@ -89,29 +88,6 @@ def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.C
     assert (seen, capsys.readouterr().err) == ([], "dask_gpu_mpi: error: no such thing\n")
     outcome.retire()
     assert sys.excepthook is before
-
-
-def test_a_hook_around_ours_stays_and_runs_once(
-    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome.install(lambda: "rank 1 failed:")
-    inner, wrapped = sys.excepthook, []
-
-    def around(*args: Any) -> None:
-        wrapped.append(args[1])
-        inner(*args)
-
-    sys.excepthook = around
-    outcome.retire()
-    assert sys.excepthook is around
-    error = ValueError("x")
-    report(error)
-    assert (wrapped, seen, capsys.readouterr().err) == ([error], [error], "")
-    for _ in range(2):  # further clusters, of which the last is still there
-        outcome.install(lambda: "rank 1 failed:")
-    report(error)
-    assert (wrapped, seen) == ([error] * 2, [error] * 2)
-    assert capsys.readouterr().err == "dask_gpu_mpi: rank 1 failed:\n"
 
 
 @pytest.mark.parametrize(

@@ -140,22 +140,6 @@ def see_the_same(*words: str | bytes, cwd: Path, **how: Any) -> None:
     assert seen[1] == seen[0]
 
 
-HOSTILE = ["a b.py", "quote'\"$(x).py", "line\nbreak.py", "emoji \N{SNAKE}.py", "-dash.py", b"latin-\xe4.py"]
-
-
-@pytest.mark.parametrize(
-    ("name", "utf8"), [*((name, "") for name in HOSTILE), *((name, "0") for name in HOSTILE[3::2])], ids=ascii
-)
-def test_any_name_is_a_name(tmp_path: Path, name: str | bytes, utf8: str) -> None:
-    """In UTF-8 and in ASCII."""
-    script = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
-    with open(script, "w") as file:
-        file.write(SELF)
-    see_the_same(
-        script, cwd=tmp_path, environ={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
-    )
-
-
 #: How Python finds its program, where `SELF` is a script, in a folder, in a zip file, and in modules and packages.
 PROGRAMS = {
     "script": ("s.py",),
@@ -245,46 +229,6 @@ def test_tracebacks_and_modules_that_are_not_found_are_pythons(
     python, ours = run_both(*given, cwd=tmp_path, environ=environ)
     assert ours.stderr.decode() == python.stderr.decode()
     assert ours.returncode == python.returncode == 1
-
-
-#: Processes of multiprocessing find the program's function again, and leave its main part alone.
-SPAWNS = """
-import multiprocessing, pickle
-
-def double(x):
-    return 2 * x
-
-if __name__ == "__main__":
-    assert pickle.loads(pickle.dumps(double)) is double
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.map(double, [1, 2, 3]))
-"""
-
-
-THREAD = """
-import pickle, threading
-def f(): return 5
-go = threading.Event()
-threading.Thread(target=lambda: (go.wait(10), print(pickle.loads(pickle.dumps(f))()))).start()
-go.set()
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "output"),
-    [
-        (SPAWNS, PROGRAMS["script"], b"[2, 4, 6]\n"),
-        (SPAWNS, PROGRAMS["module of a package"], b"[2, 4, 6]\n"),
-        (THREAD, ("-m", "s"), b"5\n"),
-        (THREAD, ("-c", THREAD), b"5\n"),
-    ],
-    ids=["pool of a script", "pool of a module", "thread of a module", "thread of code"],
-)
-def test_functions_of_main_are_pickled(
-    tmp_path: Path, text: str, words: tuple[str, ...], output: bytes
-) -> None:
-    _, ours = run_both(*words, cwd=tmp_path, environ=make_programs(tmp_path, text))
-    assert (ours.stdout, ours.returncode) == (output, 0), ours.stderr.decode()
 
 
 @pytest.mark.parametrize(

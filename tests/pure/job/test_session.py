@@ -78,6 +78,18 @@ def test_the_end_is_told_once(
         session.spmd(print)
 
 
+@pytest.mark.parametrize("report", [None, "report.json"])
+def test_a_report_is_written_at_the_end_if_it_was_requested(report: str | None, member: Mock) -> None:
+    """Not if the script has written one by `Session.report`."""
+    member.joined.options = Options(report=report, shutdown_timeout=1.0)
+    end = make_end(member)
+    reporter: Any = Mock()
+    end._reporter = reporter
+    end.close()
+    assert reporter.begin.called is (report is not None)
+    assert reporter.finish.called
+
+
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
 def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
     part: str, member: Mock, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +99,7 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
 
     end = make_end(member)
     monkeypatch.setattr(end, part, interrupted)
-    end._settings = DaskSettings({"scheduler-address": "tls://nowhere"})
+    end._undo.callback(DaskSettings({"scheduler-address": "tls://nowhere"}).take_back)
     with pytest.raises(KeyboardInterrupt):
         end.close()
     assert (done(member), dask.config.get("scheduler-address", None)) == ([False], None)

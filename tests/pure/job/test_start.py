@@ -25,9 +25,10 @@ import distributed
 import pytest
 
 from dask_gpu_mpi import connect
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import LOST, is_ours
 from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job import start as module
@@ -54,7 +55,7 @@ class Rank:
         self.environ: Any = None
         self.seconds = 0.0
         self.options: Options | None = None
-        self.failure: DaskGpuMpiError | None = None
+        self.failure: Failure | None = None
         self.world: Any = None
         self.agents: list[Any] = []
         #: Worlds behind a child process or `launch`, and whether that may be a fork.
@@ -86,24 +87,14 @@ class Rank:
     def own_world(self, comm: Any, environ: Any, host: str, *, starts: bool) -> Any:
         return comm or ("own" if starts or sys.modules.get("mpi4py.MPI") is LOADED else None)
 
-    def entering(
-        self,
-        environ: Any,
-        signals: Any,
-        timeline: Any,
-        deadline: float,
-        world: Any,
-        options: Any,
-        agent: Any,
-        failure: Any = None,
-        check: Any = None,
-    ) -> Any:
+    def entering(self, *given: Any) -> Any:
+        environ, _, _, deadline, world, options, agent, failure, check = given
         self.environ, self.options, self.failure = environ, options, failure
         self.seconds = deadline - time.monotonic()
         self.world = world()
         assert (agent is None) is (failure is not None)
         if failure is not None:
-            raise failure
+            raise failure.error(reported=False)
         check(0)
         return SimpleNamespace(run=lambda: self.outcome)
 
@@ -153,11 +144,12 @@ def test_what_goes_wrong_before_a_rank_enters_is_its_failure(
         monkeypatch.setattr(module, "begin_agent", fails)
     with pytest.raises(InputError if where == "options" else StartupError) as caught:
         module.plan_of_allocation(fails if where == "options" else lambda: CPUS)
-    assert caught.value is rank.failure
+    assert rank.failure is not None
+    assert str(caught.value) == str(rank.failure.problem)
     assert [agent.close.called for agent in rank.agents] == [True] * (where != "agent")
     assert rank.seconds == pytest.approx(WITHOUT_OPTIONS, abs=5.0)
     if where != "options":
-        assert "could not start the agent of this rank (Too many open files). Fix: " in str(rank.failure)
+        assert "could not start the agent of this rank (Too many open files). Fix: " in str(caught.value)
 
 
 @pytest.mark.parametrize("mpi", ["child", "comm", "goes on", "imported"])
