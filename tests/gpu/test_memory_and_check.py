@@ -111,7 +111,7 @@ def test_context_before_the_cluster(mpirun: Mpi, gpus: Any) -> None:
 
 def test_check(mpirun: Mpi, gpus: Any) -> None:
     """The preflight runs a kernel on each GPU, and transfers the memory of GPUs; it leaves none in use."""
-    done = mpirun.run([*COMMAND, "check", "--json"], 2, timeout=100)
+    done = mpirun.run([*COMMAND, "check", "--json"], 2)
     data = json.loads(done.stdout)
     (host,) = data["hosts"]
     assert [gpu["uuid"] for gpu in host["gpus"]] == list(gpus.uuids)

@@ -258,7 +258,7 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     worker_options = json.dumps({"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"})
     words = ("--protocol", "tcp", "--scheduler-file", str(file), "--worker-options", worker_options)
     job = mpirun.start([*COMMAND, *words], 1)
-    job.wait_for("ready after", 60, stream="stderr")
+    job.wait_for("ready after", stream="stderr")
     found = subprocess.run(
         [
             *(sys.executable, "-m", "dask_cuda.benchmarks.local_cupy", "--scheduler-file", str(file)),
@@ -290,6 +290,6 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     assert "tcp" in found.stdout.lower()
     with contextlib.suppress(ProcessLookupError):
         job.launcher.wait(30)
-    done = job.wait(30)
+    done = job.wait()
     assert done.rc == 0
     gpus.check_idle()

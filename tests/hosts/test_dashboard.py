@@ -16,7 +16,6 @@ import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.clusters import CLIENT, until
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, SimHost, make_gpus
@@ -86,11 +85,10 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     """From h1, which can reach the job's first node, h2, by way of the login host, h3."""
     pytest.importorskip("selenium")
-    gpus = {name: make_gpus(1, host=name, memory=80 * GIB) for name in ("h2", "h3")}
-    environ = gpu_environ({name: SimHost(found) for name, found in gpus.items()})
-    environ |= {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
-    job = mpirun.start(SCRIPT, 2, command=[], env=environ, bed=hosts, hosts=["h2", "h3"])
-    job.wait_for("FACTS", 60)
+    gpus = {name: SimHost(make_gpus(1, host=name, memory=80 * GIB)) for name in ("h2", "h3")}
+    env = {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
+    job = mpirun.start(SCRIPT, 2, command=[], env=env, gpus=gpus, bed=hosts, hosts=["h2", "h3"])
+    job.wait_for("FACTS")
     printed = re.search(r"from your computer: (.*)\n.*dashboard at (\S+)", job.stderr)
     assert printed is not None
     assert printed[1] == "ssh -N -L 8787:127.0.0.1:8787 -J h3 h2"
@@ -116,5 +114,4 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
     for name in ("individual-gpu-memory", "individual-gpu-utilization", "gpu"):
         (workers, indices) = found[name]["rows"][0]
         assert (len(set(workers)), len(indices)) == (2, 2), found[name]
-    (job.directory / "go-on").touch()
-    job.wait(30).check()
+    job.go_on()

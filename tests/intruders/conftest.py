@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.bed.hosts import TestBed
 from support.intruders.jobs import ATTACKS, IN_MEETING, Attacked, attack_meeting, attacked, start
+from support.jobs.clusters import network_of
 from support.jobs.mpi import Mpi
 
 #: Another user, whom every system has.
@@ -91,10 +91,5 @@ def on_one_host(mpi: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **opti
 
 def networks_of(bed: TestBed, count: int) -> dict[str, str]:
     """Address of each of the first hosts, by its network."""
-    return {network(bed, host): f"10.77.0.{number}" for number, host in enumerate(bed.hosts[:count], 1)}
-
-
-def network(bed: TestBed, host: str) -> str:
-    """A host's network, as `listeners.Place` names it."""
-    pid = (bed.state / f"{host}.holder").read_text().split()[0]
-    return os.readlink(Path("/proc") / pid / "ns" / "net")
+    hosts = enumerate(bed.hosts[:count], 1)
+    return {network_of(bed.holder(host)): f"10.77.0.{number}" for number, host in hosts}

@@ -96,8 +96,7 @@ def test_mpi_listens_only_while_the_ranks_meet(
     assert seen.keys() == children
     assert len(children) == 2
     assert job.processes(r"dask_gpu_mpi\.mpi\.world") == {}
-    (job.directory / "go-on").touch()
-    job.wait(30).check(0)
+    job.go_on()
     with capsys.disabled():
         spans = ", ".join(f"{last - first:.2f} s" for first, last in seen.values())
         print(

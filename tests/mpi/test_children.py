@@ -78,7 +78,7 @@ def test_every_kind_of_process(mpirun: Mpi, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("mine: 7")
     env = {"DASK_CONFIG": str(own)}
-    done = mpirun.run(CHILDREN, 2, command=["--no-dashboard"], env=env, timeout=100).check()
+    done = mpirun.run(CHILDREN, 2, command=["--no-dashboard"], env=env).check()
     told = facts(done)
     assert told["address"].startswith("tls://")
     expected = [2, told["address"], 7, False]
@@ -128,7 +128,7 @@ def test_nothing_is_left(mpirun: Mpi, ending: str) -> None:
     body += "tell(config=os.environ['DASK_CONFIG'], keys=b'PRIVATE KEY' in open(os.environ['DASK_CONFIG'], 'rb').read())\n"
     before = set(os.listdir("/dev/shm"))
     job = mpirun.start(body + ENDINGS[ending], 2)
-    done = job.wait(60)
+    done = job.wait()
     assert (done.rc == 0) is (ending == "close")
     told = facts(done)
     assert told["keys"]
@@ -173,7 +173,7 @@ def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how:
     if how == "launch":
         launcher = [sys.executable, "-m", "dask_gpu_mpi", "launch", "-n", "2"]
     words, env = [*map(str, launcher), str(inner)], {"DASK_GPU_MPI__DASHBOARD": "False"}
-    done = mpirun.run(OUTER, 1, command=["--protocol", "tcp"], args=words, env=env, timeout=110)
+    done = mpirun.run(OUTER, 1, command=["--protocol", "tcp"], args=words, env=env)
     told = facts(done.check())
     assert told["code"] == 0, done.output
     assert told["outer"].startswith("tcp://")
@@ -208,7 +208,7 @@ def test_a_script_that_replaces_itself(mpirun: Mpi, words: tuple[str, ...], tmp_
     job = mpirun.start(
         [*(words or ("python",)), str(script)], ranks, env={"DASK_GPU_MPI__DASHBOARD": "False"}
     )
-    done = job.wait(60).check(7)
+    done = job.wait().check(7)
     assert done.stdout.split() == ["None"]
     assert foreign_lines(done.stderr) == []
 
@@ -233,7 +233,7 @@ client.close()
 def test_a_notebook(mpirun: Mpi, tmp_path: Path) -> None:
     words = ["-c", "from nbclient.cli import main; main()", str(notebook(tmp_path))]
     env = {"HOME": str(tmp_path), "JUPYTER_PLATFORM_DIRS": "1"}
-    mpirun.run([*COMMAND, "--no-dashboard", *words], 2, env=env, timeout=100).check()
+    mpirun.run([*COMMAND, "--no-dashboard", *words], 2, env=env).check()
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found[0], found[2]) == (2, 3)
     assert found[1].startswith("tls://")

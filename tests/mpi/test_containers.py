@@ -51,7 +51,7 @@ def test_job_in_a_container(mpirun: Mpi, tmp_path: Path, name: str) -> None:
         "--container-mount=/usr:/mnt:ro",
         "analysis.py",
     ]
-    done = mpirun.run([*line, *WORDS], None, env=env, cwd=tmp_path, timeout=110).check(7)
+    done = mpirun.run([*line, *WORDS], None, env=env, cwd=tmp_path).check(7)
     told = facts(done)
     assert told["where"] == [name, name]
     assert told["argv"] == [*WORDS]

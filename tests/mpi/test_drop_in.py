@@ -303,7 +303,7 @@ def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None
         assert len(driver.ask("names()")) == 2
         driver.ask("client.shutdown()")
         for job in (owner, joined):
-            assert foreign_lines(job.wait(20).check(0).stderr) == []
+            assert foreign_lines(job.wait().check(0).stderr) == []
             assert scratch_of(job) == []
 
 

@@ -30,7 +30,7 @@ def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
         world.abort(3)
     """
     for _ in range(6 if mpirun.name == "mpich" else 1):
-        done = mpirun.run(program, 2, timeout=30).check(3)
+        done = mpirun.run(program, 2).check(3)
         assert done.stdout == "the report\n"
         assert "and why\n" in done.stderr
 
@@ -71,7 +71,7 @@ def test_a_removal_that_takes_too_long_is_cut_short(mpirun: Mpi, tmp_path: Path)
     # whose directories are removed by a process of the worker and by the nanny, and by the agent itself
     classes = [{"DASK_GPU_MPI__WORKER_CLASS": f"distributed.{name}"} for name in ("Nanny", "Worker")]
     job = mpirun.start(SPILL, 2, command=["--shutdown-timeout", "1"], env=env, per_rank_env=classes)
-    done = job.wait(60).check()
+    done = job.wait().check()
     assert "did not answer" not in done.output
     assert "Traceback" not in done.output
     for rank in (0, 1):
@@ -121,8 +121,7 @@ def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
         shares = {rank: (cpu_seconds(pid) - before[rank]) / elapsed for rank, pid in ranks.items()}
         if max(shares.values()) < SHARE:
             break
-    (job.directory / "go-on").touch()
-    job.wait(30).check(0)
+    job.go_on()
     assert max(shares.values()) < SHARE, shares
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.jobs.clusters import TELL, facts
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, make_gpus
 
@@ -58,9 +57,8 @@ def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_pat
     folder = tmp_path / "imports"
     folder.mkdir()
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    env = gpu_environ(make_gpus(2, host="one", memory=GIB))
-    env |= {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", "IMPORTS_FOLDER": str(folder)}
-    told = facts(mpirun.run(SCRIPT, 2, env=env, timeout=60).check())
+    gpus, env = make_gpus(2, host="one", memory=GIB), {"IMPORTS_FOLDER": str(folder)}
+    told = facts(mpirun.run(SCRIPT, 2, gpus=gpus, path=tmp_path, env=env).check())
     noted = {
         int(file.name): [line.split(" ", 1) for line in file.read_text().splitlines()]
         for file in folder.iterdir()

@@ -49,7 +49,7 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     ranks = len(os.sched_getaffinity(0)) + 2
     command = ["launch", *how, "-n", str(ranks), "--check", "--interface", "lo"]
     env = {**BARE, "MINE": "x y"}
-    done = mpirun.run(SCRIPT, None, command=command, args=["7", "a b"], env=env, timeout=110).check(7)
+    done = mpirun.run(SCRIPT, None, command=command, args=["7", "a b"], env=env).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
@@ -58,14 +58,12 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
 def test_a_script_that_reads_its_input_to_the_end(mpirun: Mpi, how: tuple[str, ...]) -> None:
     """A batch job has /dev/null, of which mpirun of Open MPI 5 never forwards the end."""
     script = "import sys; print(sys.stdin.read() + 'the end')"
-    done = mpirun.run(
-        [*LAUNCH, *how, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE, timeout=60
-    ).check()
+    done = mpirun.run([*LAUNCH, *how, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE).check()
     assert done.stdout == "the end\n"
 
 
 def test_the_plan_of_the_allocation(mpirun: Mpi) -> None:
-    done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE, timeout=60).check()
+    done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE).check()
     assert [worker["rank"] for worker in json.loads(done.stdout)["workers"]] == [0, 1]
 
 
@@ -98,7 +96,7 @@ def test_one_node_needs_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     env = {**BARE, "PYTHONPATH": path, "MINE": "x"}
     command = ["launch", "-n", "2", "--check", "--interface", "lo"]
-    done = mpirun.run(SCRIPT, None, command=command, args=["7"], env=env, timeout=90).check(7)
+    done = mpirun.run(SCRIPT, None, command=command, args=["7"], env=env).check(7)
     assert facts(done) == {"workers": 2, "argv": ["7"], "mine": "x"}
 
 
@@ -111,7 +109,7 @@ def test_a_rank_that_is_killed_without_a_launcher(
     job = mpirun.start([*LAUNCH, *options, str(tmp_path / "analysis.py")], None, env=BARE)
     job.wait_for("^up")
     os.kill(ranks_of(job)[rank], signal.SIGKILL)
-    done = job.wait(90, grace=15)
+    done = job.wait(grace=15)
     assert f"launch: rank {rank} was ended by SIGKILL" in done.stderr
     if tolerated:
         done.check(6)
@@ -127,9 +125,7 @@ def test_preflight_that_fails_ends_it(mpirun: Mpi, how: tuple[str, ...]) -> None
 
 
 def test_check_without_a_script_ends(mpirun: Mpi) -> None:
-    done = mpirun.run(
-        [*LAUNCH, "-n", "2", "--check", "--interface", "lo"], None, env=BARE, timeout=90
-    ).check()
+    done = mpirun.run([*LAUNCH, "-n", "2", "--check", "--interface", "lo"], None, env=BARE).check()
     assert ": 0 errors" in done.stdout
     assert "ready after" not in done.stderr
 
@@ -203,7 +199,7 @@ def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -
     local = tmp_path / "local"
     text = TELL + "import sys\ntell(prefix=sys.prefix)\nsys.exit(7)\n"
     options = ["--stage", str(source), "--local-directory", str(local), "--interface", "lo", "-n", "2"]
-    done = mpirun.run(text, None, command=["launch", *options], env=BARE, timeout=90).check(7)
+    done = mpirun.run(text, None, command=["launch", *options], env=BARE).check(7)
     assert facts(done)["prefix"].startswith(str(local / "dgm-stage-"))
     assert list(local.iterdir()) == []
 

@@ -60,8 +60,7 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     assert len(ranks) == 2
     assert {place for each in processes if each.pid in ranks for place in listening(each)} <= launchers
     assert open_memory(each.pid for each in processes) == []
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check()
+    done = job.go_on()
     assert done.stdout == "up []\n"
     assert foreign_lines(done.stderr) == []
 
@@ -76,7 +75,7 @@ def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> N
         file.flush()
         job = mpirun.start([*launch, file.name], None, env=UNCHOSEN)
         with Census(job) as census:
-            job.wait_for("up", 60)
+            job.wait_for("up")
             time.sleep(1.0)
             now = census.look()
             others = [
@@ -85,8 +84,7 @@ def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> N
                 for kind in ("udp", "unix")
                 for each in psutil.Process(pid).net_connections(kind)
             ]
-            (job.directory / "go-on").touch()
-            job.wait(30).check(0)
+            job.go_on()
     # a socket of the system without a folder is everyone's, too
     assert [each for each in others if each.family != socket.AF_UNIX or str(each.laddr).startswith("@")] == []
     assert {
@@ -123,7 +121,7 @@ def test_a_choice_that_opens_ports_opens_them_for_the_start_only(mpirun: Mpi, na
     assert of_mpi & now == set()
     assert {place for place in ours if census.roles[place] == "rank"} == set()
     job.signal(15)
-    assert "memory of the rank" not in job.wait(30).stderr
+    assert "memory of the rank" not in job.wait().stderr
 
 
 #: How a script's ranks are MPI processes, and what they listen on then, unless these variables are set.

@@ -50,7 +50,7 @@ def test_mpi_of_the_script_without_threads(mpirun: Mpi, before: str) -> None:
         + "\ninitialize(client_rank=1)\nprint('level', MPI.Query_thread(), MPI.COMM_WORLD.size)\n"
     )
     program += "from distributed import Client\nwith Client() as client:\n    print(client.submit(abs, -3).result())\n"
-    done = mpirun.run(program, 2, timeout=60).check()
+    done = mpirun.run(program, 2).check()
     level, _, answer = done.stdout.partition("\n")
     assert level.split()[2] == "2"
     assert answer == "3\n"
@@ -59,7 +59,7 @@ def test_mpi_of_the_script_without_threads(mpirun: Mpi, before: str) -> None:
 
 @pytest.mark.quick
 def test_mpi_that_has_ended(mpirun: Mpi) -> None:
-    done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2, timeout=30).check(2)
+    done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2).check(2)
     assert "called MPI.Finalize() before initialize()" in done.refusal
     assert done.stderr.count("dask_gpu_mpi: ") == 1
 
@@ -78,7 +78,7 @@ def test_the_end_of_mpi_ends_the_cluster(mpirun: Mpi, options: str) -> None:
         if session:
             print("ended after", int((time.monotonic() - since) / 15) * 15, "s")
     """
-    done = mpirun.run(program, 2, timeout=60).check()
+    done = mpirun.run(program, 2).check()
     assert done.stdout == "ended after 0 s\n"
     assert foreign_lines(done.stderr) == []
 
@@ -102,7 +102,7 @@ def test_two_clusters_and_then_the_end_of_mpi(mpirun: Mpi) -> None:
         if session:
             print(found, "ended after", int((time.monotonic() - since) / 15) * 15, "s")
     """
-    done = mpirun.run(program, 3, timeout=60).check()
+    done = mpirun.run(program, 3).check()
     assert done.stdout == f"{[(False, 3)] * 3} ended after 0 s\n"
     assert foreign_lines(done.stderr) == []
 
@@ -120,7 +120,7 @@ def test_a_rank_that_fails_in_a_program_that_continues(mpirun: Mpi) -> None:
             raise ValueError('of rank 1')
         MPI.COMM_WORLD.Barrier()
     """
-    done = mpirun.run(program, 2, timeout=60).check(1)
+    done = mpirun.run(program, 2).check(1)
     assert (
         "rank 1 of 2 has failed (exit code 1), and other ranks may wait for it in MPI; aborting the job"
         in done.stderr

@@ -26,8 +26,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, worker_class: str) -
     # while the job runs, and not at its end, which it may not live to see
     job.wait_for("a task")
     job.wait_for("the scheduler")
-    (job.directory / "go-on").touch()
-    done = job.wait().check()
+    done = job.go_on()
     ends = ["half a line", "the scheduler's plugin", "the worker's plugin"]
     ends += ["the nanny's plugin"] * (worker_class == "distributed.Nanny")
     assert {line: done.stdout.count(line) for line in ends} == dict.fromkeys(ends, 1), done.output
@@ -67,7 +66,7 @@ def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
             with contextlib.suppress(BaseException):
                 time.sleep(60)
     """
-    done = mpirun.run(program, 2, timeout=60).check(1)
+    done = mpirun.run(program, 2).check(1)
     assert "terminating it" in done.stderr
     assert done.stdout == "the result\n"
 
@@ -195,9 +194,8 @@ go_on()
 
 def test_tasks_that_no_worker_can_run(mpirun: Mpi) -> None:
     job = mpirun.start(IMPOSSIBLE, 2, command=["--no-dashboard"])
-    job.wait_for("requires workers=elsewhere", 40, stream="stderr")
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check()
+    job.wait_for("requires workers=elsewhere", stream="stderr")
+    done = job.go_on()
     told = [line for line in done.stderr.splitlines() if "no worker can run" in line]
     assert told == [
         "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires resources "

@@ -48,7 +48,7 @@ def test_a_command_runs_as_printed(mpirun: Mpi, tmp_path: Path, command: str) ->
     (tmp_path / "analysis.py").write_text(blocks("docs/start.md", "python")[0])
     (tmp_path / "env.sh").write_text("true\n")
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    done = mpirun.run(["bash", "-c", command], None, env=env, cwd=tmp_path, timeout=90).check()
+    done = mpirun.run(["bash", "-c", command], None, env=env, cwd=tmp_path).check()
     if command.endswith("launch -n 4 analysis.py"):
         # the lines that the pages show
         printed = blocks("docs/start.md", "text")[0]
@@ -78,7 +78,5 @@ def test_a_script_without_dask(mpirun: Mpi, tmp_path: Path, number: int) -> None
         "-c",
         blocks("docs/your-script.md", "python")[number],
     ]
-    done = mpirun.run(
-        command, None, cwd=tmp_path, env={"PYTHONPATH": os.environ.get("PYTHONPATH")}, timeout=90
-    ).check()
+    done = mpirun.run(command, None, cwd=tmp_path, env={"PYTHONPATH": os.environ.get("PYTHONPATH")}).check()
     assert done.stdout == ("sum of the norms: 12.0\n", "largest column mean: 1.0\n")[number]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from support.jobs.clusters import facts, foreign_lines, ranks_of, until
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import TABS, browser
 from support.jobs.scripts import script
@@ -38,7 +37,7 @@ def figures(job: Any) -> dict[str, Any]:
 @pytest.mark.quick
 def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
-    done = job.wait(60).check(0)
+    done = job.wait().check(0)
     assert facts(done)["joined"] == [2_000_000] * 8
     data = figures(job)
     assert data["schema"] == 1
@@ -88,7 +87,7 @@ AGENT = {
 def test_every_step_of_the_start_on_every_rank(mpirun: Mpi) -> None:
     script = "import os\nfrom distributed import Client\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\nClient().close()\n"
     job = run(mpirun, script, "--cpu-workers", "1")
-    job.wait(60).check()
+    job.wait().check()
     assert list((job.directory / "elsewhere").iterdir()) == []  # one file, where the job began
     steps: dict[tuple[int, str], dict[str, Any]] = {}
     for step in figures(job)["start"]["steps"]:
@@ -111,7 +110,7 @@ def test_every_step_of_the_start_on_every_rank(mpirun: Mpi) -> None:
 
 def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
     job = run(mpirun, WORK + "raise SystemExit(3)\n", report="report.html")
-    job.wait(60).check(3)
+    job.wait().check(3)
     with browser() as chromium:
         tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html")}
     assert tuple(tabs) == tuple(title for title in TABS if title != "GPUs")  # which there are none of
@@ -130,8 +129,8 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
 
 def test_gpus(mpirun: Mpi) -> None:
     gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
-    job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(gpus))
-    job.wait(60).check(0)
+    job = run(mpirun, WORK, ranks=1, report="report.html", gpus=gpus)
+    job.wait().check(0)
     with browser() as chromium:
         tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html", dark=True)}
         assert chromium.style("backgroundColor") == "rgb(13, 17, 23)"
@@ -170,7 +169,7 @@ ENDINGS = {
 def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None:
     more, code, how = ENDINGS[ending]
     job = run(mpirun, WORK + more, ranks=1)
-    done = job.wait(60).check(code)
+    done = job.wait().check(code)
     data = figures(job)
     assert re.search(how, data["job"]["how"])
     assert data["job"]["exit_code"] == code
@@ -190,7 +189,7 @@ def test_how_a_script_with_initialize_has_ended(ending: str, mpirun: Mpi) -> Non
     more, code, how, reported = INITIALIZED[ending]
     script = "import os, sys, time\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
     job = mpirun.start(script + more, 1, env={"DASK_GPU_MPI__REPORT": "report.json"})
-    job.wait(60).check(code)
+    job.wait().check(code)
     data = figures(job)
     assert data["job"]["how"].startswith(how)
     assert data["job"]["exit_code"] == reported
@@ -202,7 +201,7 @@ def test_a_signal_to_the_job(mpirun: Mpi) -> None:
     os.kill(
         ranks_of(job)[0], signal.SIGTERM
     )  # Open MPI's launcher would leave it half a second for its report
-    assert job.wait(30).rc != 0
+    assert job.wait().rc != 0
     data = figures(job)
     assert data["job"]["how"] == "the job was sent SIGTERM"
     assert data["record"]["tasks"]["seen"] == 29
@@ -213,7 +212,7 @@ def test_a_lost_scheduler_leaves_what_the_client_rank_knows(mpirun: Mpi) -> None
     job = run(mpirun, script)
     pid = until(lambda: facts(job).get("scheduler"))
     os.kill(pid, signal.SIGKILL)
-    job.wait(30).check(1)
+    job.wait().check(1)
     data = figures(job)
     assert not data["job"]["scheduler_answered"]  # the record is that of the start
     assert sorted(data["record"]["alive"]) == ["0", "1"]
@@ -242,7 +241,7 @@ time.sleep(1.0)
     job = run(
         mpirun, "import dask; dask.config.set({'distributed.scheduler.allowed-failures': 0})\n" + script
     )
-    job.wait(90).check(0)
+    job.wait().check(0)
     record = figures(job)["record"]
     told = [(event["what"], event["worker"], event["why"]) for event in record["events"]]
     assert ("process died", "0", "signal 9") in told
@@ -256,7 +255,7 @@ time.sleep(1.0)
 def test_a_report_that_can_not_be_written_at_the_end_is_a_warning(mpirun: Mpi) -> None:
     script = "import os, sys\nos.mkdir('report.json')\nsys.exit(5)\n"
     job = run(mpirun, script, ranks=1)
-    done = job.wait(60).check(5)
+    done = job.wait().check(5)
     assert done.stderr.count("warning: the report could not be written") == 1
     assert foreign_lines(done.stderr) == []
 

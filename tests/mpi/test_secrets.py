@@ -64,11 +64,11 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi, tmp_path: Pa
     }
     argv = [part for option in options.items() for part in option]
     job = mpirun.start(LEAVES_SECRETS, 2, command=["--worker-class", "distributed.Nanny", *argv])
-    job.wait_for("address", 60)
+    job.wait_for("address")
     # in: nobody who has not been let in
     answers = strangers(facts(job)["address"], tmp_path / "marker")
-    assert [attack for attack, _, answer, _ in answers if not answer.startswith("out: ")] == [], answers
-    assert [answer for *_, answer, _ in answers if "nobody listens" in answer] == []
+    assert [attack for attack, _, answer in answers if not answer.startswith("out: ")] == [], answers
+    assert [answer for *_, answer in answers if "nobody listens" in answer] == []
     assert not (tmp_path / "marker").exists()
     assert scratch_of(job)
     assert all(path.stat().st_mode & 0o077 == 0 for path in job.directory.glob("dgm-*"))
@@ -83,8 +83,7 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi, tmp_path: Pa
     dump = (job.directory / "dump.yaml").read_text()
     assert "private key, left out" in dump
     assert "BEGIN CERTIFICATE" in dump  # the rest of the configuration is there
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check(0)
+    done = job.go_on()
     assert KEY.decode() not in done.output
     until(lambda: not (job.directory / "file.json").exists(), 5)
     left = [path.name for path in job.directory.rglob("*") if path.is_file() and has_key(path)]
@@ -160,7 +159,7 @@ def sniffer() -> Iterator[bytearray]:
 @pytest.mark.parametrize("before", ["", OWN], ids=["child", "own"])
 def test_private_key_is_not_on_the_network(mpirun: Mpi, before: str) -> None:
     with sniffer() as heard:
-        done = mpirun.run(TELL + before + SNIFFED, 2, env=OVER_TCP, timeout=60).check(0)
+        done = mpirun.run(TELL + before + SNIFFED, 2, env=OVER_TCP).check(0)
     told = facts(done)
     assert told["answer"] == 42
     if IN_CLEAR not in heard:
@@ -201,7 +200,6 @@ def test_half_open_connections(mpirun: Mpi) -> None:
                 strangers.enter_context(socket.create_connection((host, int(port)), 10))
         count = facts(job)["so_far"]
         until(lambda: facts(job)["so_far"] > count + 6, 30, "work and new clients among the strangers")
-        (job.directory / "go-on").touch()
-        done = job.wait(30).check(0)
+        done = job.go_on()
     assert facts(done)["sums"] == [210]
     assert "Traceback" not in done.stderr

@@ -84,7 +84,7 @@ def test_modules_of_the_working_directory_are_not_run_by_launch(
     launch = [os.path.join(sys.prefix, "bin", "dask-gpu-mpi"), "launch", "--interface", "lo"]
     stage = ["--stage", str(packed_environment(tmp_path))] if staged else ["--check"]
     command = [*launch, "-n", "2", *stage, "--local-directory", str(tmp_path / "local"), script]
-    done = mpirun.run(command, None, cwd=tmp_path / "shared", timeout=110).check()
+    done = mpirun.run(command, None, cwd=tmp_path / "shared").check()
     assert facts(done) == {"task": 5, "hows": [[False, False, "", False]] * 2, "first": str(tmp_path / "own")}
     assert not ran.exists(), ran.read_text()
 

@@ -72,6 +72,10 @@ class TestBed:
         """Return the command line that runs `argv` on `host`."""
         return ["env", f"TESTBED_DIR={self.state}", str(TESTBED / "on"), host, *argv]
 
+    def holder(self, host: str) -> int:
+        """The process that keeps a host, or "switch", up."""
+        return int((self.state / f"{host}.holder").read_text().split()[0])
+
     def ip(self, host: str, *words: str) -> None:
         """Change a host's network by iproute2."""
         subprocess.run(self.on(host, ["ip", *words]), check=True, timeout=10)

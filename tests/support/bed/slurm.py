@@ -279,8 +279,7 @@ class Slurm:
 
     def shared_memory(self, hosts: Iterable[str]) -> set[Path]:
         """Files in the /dev/shm of these hosts."""
-        holders = {host: (self.bed.state / f"{host}.holder").read_text().split()[0] for host in hosts}
-        folders = {host: Path(f"/proc/{pid}/root/dev/shm") for host, pid in holders.items()}
+        folders = {host: Path(f"/proc/{self.bed.holder(host)}/root/dev/shm") for host in hosts}
         return {
             Path("/dev/shm") / host / path.name
             for host, folder in folders.items()

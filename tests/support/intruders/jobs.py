@@ -102,8 +102,6 @@ class Attacked:
     hidden: dict[str, str] = field(default_factory=dict)
     #: Shared memory of its processes that others may use (see `listeners.open_memory`).
     open_memory: list[str] = field(default_factory=list)
-    #: Of each attack, the longest.
-    seconds: dict[str, float] = field(default_factory=dict)
     #: Rounds of the script during each group of attacks, its start not counted.
     rounds: list[int] = field(default_factory=list)
     #: Whether somebody has unpickled what the intruder sent.
@@ -327,9 +325,8 @@ def _intrusion(
             intruder.stdin.flush()
             line = intruder.stdout.readline()
             assert line, f"the intruder ended: {intruder.communicate()[1]}"
-            for attack, name, outcome, seconds in json.loads(line):
+            for attack, name, outcome in json.loads(line):
                 result.outcomes.setdefault(attack, {})[name] = outcome
-                result.seconds[attack] = max(seconds, result.seconds.get(attack, 0.0))
             yield
             intruder.stdin.write("\n")
         _, errors = intruder.communicate(timeout=GROUP)

@@ -149,6 +149,13 @@ def environ_of(pid: int) -> dict[str, str]:
     return {}
 
 
+def network_of(pid: int) -> str:
+    """A process's network; empty: it is gone."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
+
+
 def _rank(pid: int) -> int | None:
     environ = environ_of(pid)
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "DGM_RANK")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from support import TESTBED
 from support.jobs.processes import slack
+from support.mocks.gpus import Described, emulated_environ
 
 if TYPE_CHECKING:
     from support.bed.hosts import TestBed
@@ -76,11 +77,12 @@ class CompletedJob:
         assert len(lines) == 1, self.output
         return lines[0]
 
-    @property
-    def refusal(self) -> str:
-        """The same of a job that has no traceback."""
+    def refused(self, *says: str, rc: int = 2) -> str:
+        """The same of a job that has refused something, without a traceback; it says all this."""
+        error = self.check(rc).error
         assert "Traceback" not in self.stderr, self.output
-        return self.error
+        assert [part for part in says if part not in error] == [], error
+        return error
 
     def check(self, rc: int = 0) -> CompletedJob:
         """Return self, or raise `JobError` with the whole output when the exit code is not `rc`."""
@@ -113,12 +115,17 @@ class Job:
     `directory`: The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
     `launcher`: The launcher, or the program itself where there is none.
     `began`: When it was started, in seconds since the epoch.
+    `struck`: When a test has sent it a signal (`faults.strike`); 0: none has.
+    `mpi`: Name of the MPI.
     """
 
+    struck = 0.0
+
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, cwd: Path | None
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, cwd: Path | None, mpi: str
     ) -> None:
         self.argv = tuple(argv)
+        self.mpi = mpi
         self.directory = directory
         self.mark = env[MARK]
         self.result: CompletedJob | None = None
@@ -152,7 +159,7 @@ class Job:
         """Return the job's live processes, command by PID, whose command line matches the regular expression."""
         return marked(self.mark, pattern)
 
-    def wait_for(self, pattern: str, timeout: float = 30, *, stream: str = "stdout") -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = 60, *, stream: str = "stdout") -> re.Match[str]:
         """Wait until the regular expression matches what the job printed so far; return the match.
 
         Raises `JobTimeout`: after `timeout` seconds.
@@ -173,7 +180,7 @@ class Job:
         """Send a signal to the launcher alone."""
         self.launcher.send_signal(number)
 
-    def wait(self, timeout: float = 60, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
+    def wait(self, timeout: float = 110, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
         """Wait for the end of the launcher and then, `grace` seconds at most, of all its processes.
 
         Raises `JobTimeout`: the launcher did not end within `timeout` seconds. Its Python processes are asked for their
@@ -201,6 +208,11 @@ class Job:
                 + f"\n{self.result.output}"
             )
         return self.result
+
+    def go_on(self) -> CompletedJob:
+        """Let a script that waits for the test (``go_on`` of scripts/tell.py) run to its end, which has to be good."""
+        (self.directory / "go-on").touch()
+        return self.wait().check()
 
     def kill(self) -> None:
         """Kill every process of the job, until none is found any more."""
@@ -296,6 +308,9 @@ class Mpi:
         bed: TestBed | None = None,
         hosts: Sequence[str] | Mapping[str, int] | None = None,
         cwd: Path | None = None,
+        begin: str = "",
+        path: Path | None = None,
+        gpus: Described | None = None,
     ) -> Job:
         """Start a job.
 
@@ -308,13 +323,16 @@ class Mpi:
         `bed`, `hosts`: run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping
         says. The launcher runs on the first of them. `bed` alone: on all its hosts. They find the same packages.
         `cwd`: working directory; default: the job's own folder.
+        `begin`: what comes before the text of the script.
+        `path`: a folder whose modules every process finds first.
+        `gpus`: the ranks see these emulated GPUs, and no others.
         """
         # short, because a path that names a socket has 107 characters at most
         base = tempfile.gettempdir()
         directory = Path(tempfile.mkdtemp(prefix="dgm-", dir=base if len(base) < 30 else "/tmp"))
         if isinstance(program, str):
             script = directory / "script.py"
-            script.write_text(textwrap.dedent(program))
+            script.write_text(begin + textwrap.dedent(program))
             words = [] if command is None else ["-m", "dask_gpu_mpi", *command]
             program = ["python", *words, str(script)]
         argv = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(program)]
@@ -326,7 +344,12 @@ class Mpi:
         }
         if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
             added["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+        if gpus is not None:
+            added |= {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(gpus, {})}
         added |= env or {}
+        if path is not None:
+            after = added.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+            added["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), after]))
         if ranks is not None:
             if bed is not None and hosts is None:
                 hosts = bed.hosts
@@ -335,9 +358,8 @@ class Mpi:
             argv = self.command(argv, ranks, env=exported, per_rank_env=per_rank_env, slots=slots)
             if bed is not None and slots is not None:
                 argv = bed.on(next(iter(slots)), argv)
-        job = Job(
-            [*self.prefix, *argv], self._environment(added, spans_hosts=bed is not None), directory, cwd
-        )
+        environ = self._environment(added, spans_hosts=bed is not None)
+        job = Job([*self.prefix, *argv], environ, directory, cwd, self.name)
         self.jobs.append(job)
         return job
 
@@ -346,7 +368,7 @@ class Mpi:
         program: str | Sequence[str],
         ranks: int | None,
         *,
-        timeout: float = 60,
+        timeout: float = 110,
         grace: float = 3.0,
         allow_leaks: bool = False,
         **how: Any,
