@@ -66,7 +66,6 @@ atexit.register(no_more_threads)
 """
 
 
-@pytest.mark.both_mpis
 def test_no_threads_at_exit(mpirun: Mpi) -> None:
     """Python 3.12.0 to 3.12.2 start no thread any more once the interpreter ends."""
     job = start(mpirun, "initialize", "compute()\n" + NO_THREADS + "mark()\nsys.exit(3)\n")

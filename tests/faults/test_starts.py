@@ -112,11 +112,6 @@ def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
     assert [word for word in ("this class is bad", "worker 0 ", f"on {HOST}") if word not in report] == []
 
 
-def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
-    job = start(mpirun, "command", options={"worker_class": "no_such_module.Class"})
-    assert "no_such_module" in fails(job, {1, 2}).error
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("through", "call"),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.bed.hosts import TestBed
 from support.jobs.clusters import CLIENT, until
 from support.jobs.mpi import Mpi
-from support.jobs.scripts import script
 from support.mocks.gpus import GIB, SimHost, make_gpus
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 #: Runs where the user's computer is: loads pages, and prints what is on them and what the browser complained of.
-BROWSER = script("hosts/scripts/opens_dashboard.py")
+BROWSER = Path(__file__).parent / "scripts" / "opens_dashboard.py"
 SCRIPT = CLIENT + "client.gather(client.map(lambda x: x + 1, range(10)))\ntell(up=True)\ngo_on()\n"
 
 
@@ -99,8 +99,9 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
         with ended(tunnel):
             probe = hosts.on("h1", ["bash", "-c", "exec 3<> /dev/tcp/127.0.0.1/8787"])
             until(lambda: subprocess.run(probe, capture_output=True, timeout=10).returncode == 0, 30)
-            browser = hosts.on("h1", [sys.executable, "-c", BROWSER, str(tmp_path / "profile"), printed[2]])
-            done = subprocess.run(browser, capture_output=True, text=True, timeout=150)
+            browser = hosts.on("h1", [sys.executable, str(BROWSER), printed[2]])
+            path["PYTHONPATH"] = str(ROOT / "tests")
+            done = subprocess.run(browser, env=path, capture_output=True, text=True, timeout=150)
             assert tunnel.poll() is None
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.partition("FOUND ")[2])

@@ -1,4 +1,4 @@
-"""`launch` over two nodes: in the environment of a PBS job, and by `--hosts`."""
+"""`launch` over several nodes, by `--hosts`."""
 
 from __future__ import annotations
 
@@ -10,54 +10,36 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from support.bed.hosts import SSH, TestBed
-from support.jobs.clusters import CLIENT, COMMAND, facts, packed_environment, small_environment, workers_of
+from support.jobs.clusters import COMMAND, facts, packed_environment, small_environment, workers_of
 from support.jobs.mpi import CompletedJob, Mpi
+from support.jobs.scripts import expanded
 
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, looks, tell
 tell(workers=looks(client), mine=client.run(lambda: os.environ.get("MINE")))
 sys.exit(7)
 """
-)
 
 
 def launch(
-    mpirun: Mpi,
-    hosts: TestBed,
-    tmp_path: Path,
-    script: str,
-    *options: str,
-    shell: str = "",
-    pbs: bool = False,
+    mpirun: Mpi, hosts: TestBed, tmp_path: Path, script: str, *options: str, shell: str = ""
 ) -> CompletedJob:
-    """A job that `launch` starts on h1, in the environment of a PBS job on h1 and h2, or by its options.
-
-    `shell`: runs its command line, "$@".
-    """
-    (tmp_path / "analysis.py").write_text(script)
-    (tmp_path / "nodes").write_text("h1\nh2\n")
+    """A job that `launch` starts on h1; `shell`: runs its command line, "$@"."""
+    (tmp_path / "analysis.py").write_text(expanded(script))
     env: dict[str, str | None] = {**SSH, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "MINE": "a b"}
-    if pbs:
-        env |= {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
-        env |= {"NCPUS": "8", "OMP_NUM_THREADS": "8"}
     words = [sys.executable, *COMMAND[1:], "launch", *options, str(tmp_path / "analysis.py")]
     line = hosts.on("h1", ["sh", "-c", shell, "sh", *words] if shell else words)
     return mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("where", [pytest.param("PBS", marks=pytest.mark.both_mpis), "--hosts"])
-def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> None:
-    options = () if where == "PBS" else ("--hosts", "h1,h2")
-    told = facts(launch(mpirun, hosts, tmp_path, SCRIPT, *options, pbs=where == "PBS").check(7))
+def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    """In the environment of a PBS job: test_pbs.py."""
+    told = facts(launch(mpirun, hosts, tmp_path, SCRIPT, "--hosts", "h1,h2").check(7))
     assert sorted(row["host"] for row in workers_of(told).values()) == ["h1", "h2"]
     # Open MPI brings no variable to another node by itself
     assert set(told["mine"].values()) == {"a b"}
-    logs = {file.name.split("-")[0] for file in (tmp_path / "logs").glob("7.server/*")}
-    assert logs == ({"rank", "scheduler", "worker"} if where == "PBS" else set())  # and no mark
+    assert not (tmp_path / "logs").exists()
 
 
 def test_the_token_is_not_in_public_output_of_another_node(
@@ -78,14 +60,12 @@ def test_the_token_is_not_in_public_output_of_another_node(
 
 
 #: A job on three nodes with a copy of an environment on each.
-STAGED = (
-    CLIENT
-    + """
+STAGED = """
+from support.jobs.scripts.client import client, tell
 found = client.run(lambda: (os.uname().nodename, sys.prefix, os.stat(sys.prefix + "/..").st_mode & 0o777))
 tell(found=sorted(found.values()), mine=sys.prefix)
 sys.exit(7)
 """
-)
 THREE = ("--hosts", "h1,h2:2,h3")
 
 

@@ -132,7 +132,6 @@ def failed_start(done: CompletedJob) -> dict[str, Any]:
     return red(done)
 
 
-@pytest.mark.both_mpis
 def test_a_local_directory_that_can_not_be_written(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     odd = {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(tmp_path / "file")}
@@ -146,13 +145,30 @@ def test_a_local_directory_that_can_not_be_written(mpirun: Mpi, tmp_path: Path) 
     assert "1 error, 0 warnings" in done.stdout
 
 
-def test_the_schedulers_port_in_use(mpirun: Mpi) -> None:
+@pytest.mark.parametrize(
+    ("way", "what", "found", "remedy"),
+    [
+        ("port", "ports", "port {port}", "--scheduler-port"),
+        ("no library", "launcher", "finds no MPI library", "pip install"),
+        # what a foreign launcher makes of two ranks; rank 0 speaks for both
+        pytest.param(
+            "foreign", "launcher", "world of 1 rank", "use the mpirun of", marks=pytest.mark.both_mpis
+        ),
+    ],
+)
+def test_a_start_that_fails(mpirun: Mpi, way: str, what: str, found: str, remedy: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = failed_start(mpirun.run([*CHECK, "--json", "--scheduler-port", str(port)], 2))
-    assert found["what"] == "ports"
-    assert f"port {port}" in found["found"]
-    assert "--scheduler-port" in found["remedy"]
+        port = str(server.getsockname()[1])
+        line, ranks = {
+            "port": ([*CHECK, "--json", "--scheduler-port", port], 2),
+            "no library": ([*CHECK, "--json"], None),
+            "foreign": (foreign_launcher(mpirun.name, "check", "--json"), None),
+        }[way]
+        env = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"} if way == "no library" else {}
+        one = failed_start(mpirun.run(line, ranks, env=env))
+    assert one["what"] == what
+    assert found.format(port=port) in one["found"]
+    assert remedy in one["remedy"]
 
 
 def test_all_that_is_wrong_is_found_at_once(mpirun: Mpi, tmp_path: Path) -> None:
@@ -181,22 +197,6 @@ def test_files_of_the_job_are_not_written(mpirun: Mpi, tmp_path: Path) -> None:
     done = mpirun.run([*CHECK, *words], 1).check()
     assert [*tmp_path.iterdir()] == []
     assert "placement" in done.stdout
-
-
-@pytest.mark.both_mpis
-def test_worlds_of_one(mpirun: Mpi) -> None:
-    # what a foreign launcher makes of two ranks; rank 0 speaks for both
-    found = failed_start(mpirun.run(foreign_launcher(mpirun.name, "check", "--json"), None))
-    assert found["what"] == "launcher"
-    assert "world of 1 rank" in found["found"]
-    assert "use the mpirun of" in found["remedy"]
-
-
-def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
-    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    found = failed_start(mpirun.run([*CHECK, "--json"], None, env=env))
-    assert found["what"] == "launcher"
-    assert "finds no MPI library" in found["found"]
 
 
 @pytest.mark.slow

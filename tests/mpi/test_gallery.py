@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
-from support.jobs.clusters import COMMAND, Driver, ranks_of, until
+from support.jobs.clusters import COMMAND, Driver, ranks_of, until, up
 from support.jobs.gallery import EXAMPLES, right, sections, skip_without
 from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.gpus import GIB, make_gpus
@@ -59,13 +59,12 @@ def test_a_trial_for_each_gpu(mpirun: Mpi, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_interactive(mpirun: Mpi, tmp_path: Path) -> None:
     """A cluster, a process beside it, and a second job."""
-    file = str(tmp_path / "cluster.json")
-    first = mpirun.start([*COMMAND, "--no-dashboard", "--scheduler-file", file], 2)
-    first.wait_for("2 workers on 1 host", stream="stderr")
+    file = tmp_path / "cluster.json"
+    first = up(mpirun, file, 2, "--no-dashboard")
     words = f"{file} --grow-to 3 --timeout 60 --shutdown".split()
     notebook = mpirun.start(["python", str(FOLDER / "interactive.py"), *words], None)
     notebook.wait_for("waiting for 3 workers")
-    second = mpirun.start([*COMMAND, "--no-scheduler", "--scheduler-file", file], 1)
+    second = up(mpirun, file, 1, "--no-scheduler")
     is_right(notebook.wait(), "interactive")
     first.wait().check()
     second.wait().check()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from support.jobs.clusters import COMMAND, facts, scratch_of
+from support.jobs.clusters import facts
 from support.jobs.gpus import CORES, SCRIPT, SITE, SOCKETS, check_workers
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimGpu, SimMig, make_gpus
@@ -52,14 +52,15 @@ tell(first=rows, workers=looks(client))
     gpus = make_gpus(8, host="one", memory=80 * GIB, cores=[SOCKETS[0], SOCKETS[1]])
     gpus = tuple(gpus[i] for i in (0, 4, 1, 5, 2, 6, 3, 7))  # sockets take turns
     options = ["--gpus-per-worker", "2", "--cpu-workers", "1"]
-    told = facts(mpirun.run(SCRIPT + kill, 2, command=options, gpus=gpus).check())
+    done = mpirun.run(SCRIPT + kill, 2, command=options, gpus=gpus).check()
+    told = facts(done)
     together = [(0, 2), (1, 3), (4, 6), (5, 7)] if len(CORES) > 1 else [(0, 1), (2, 3), (4, 5), (6, 7)]
     expected = {f"{i // 2}-{pair[0]}": [gpus[place] for place in pair] for i, pair in enumerate(together)}
     before = check_workers(told | {"workers": told["first"]}, gpus, expected, cpu_workers=["0-cpu-0"])
     # its nanny has brought it back as it was, on the same GPUs
     after = check_workers(told, gpus, expected, cpu_workers=["0-cpu-0"])
     assert [name for name in before if before[name]["pid"] != after[name]["pid"]] == ["1-5"]
-    assert scratch_of(mpirun.jobs[0]) == []
+    assert done.left == ()
 
 
 def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
@@ -148,9 +149,13 @@ def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
         {"CUDA_VISIBLE_DEVICES": "7,2,4"},
         {"CUDA_VISIBLE_DEVICES": f"{EIGHT[4].uuid},7,GPU-{EIGHT[2].uuid[4:12]}"},
     ]
-    how: dict[str, Any] = {"gpus": EIGHT, "path": tmp_path, "per_rank_env": visible}
-    told = facts(mpirun.run(start(worker_class="mine.Mine"), 2, **how).check())
-    check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
+    script = start(worker_class="mine.Mine", nthreads=2, worker_options={"env": {"MINE": "yes"}})
+    script += "tell(mine=[*client.run(os.getenv, 'MINE').values()])\n"
+    told = facts(mpirun.run(script, 2, gpus=EIGHT, path=tmp_path, per_rank_env=visible).check())
+    rows = check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
+    assert told["mine"] == ["yes"] * 3
+    assert {row["nthreads"] for row in rows.values()} == {2}
+    assert told["steered"].keys() == {"GPU"}
 
 
 # -- what is refused
@@ -169,12 +174,6 @@ def test_busy_gpus(mpirun: Mpi) -> None:
     done = mpirun.run("print('runs')", 2, command=options, gpus=gpus)
     free = f"free: {50 * GIB} bytes (50.00 GiB)"
     done.refused(f"rmm_pool_size of worker 1-1 on {host}", busy, free, "expected '45 GiB' at most")
-
-
-def test_what_can_not_be(mpirun: Mpi) -> None:
-    """Other modules: tests/pure/workers/test_cuda_worker.py."""
-    done = mpirun.run([*COMMAND, "--worker-options", '{"rmm_async": true}'], 1, gpus=EIGHT)
-    done.refused("rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]")
 
 
 def test_libraries_that_the_script_names(mpirun: Mpi) -> None:

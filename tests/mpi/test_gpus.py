@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
+from support.jobs.clusters import COMMAND, TELL, facts
 from support.jobs.gpus import SCRIPT, SOCKETS, check_workers
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_library, make_gpus
@@ -49,7 +49,8 @@ GPUS = [
 @pytest.mark.quick
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
     script = SCRIPT + TELL_MONITORED + TELL_TIDY + SHUFFLE
-    told = facts(mpirun.run(script, 1, command=["--cpu-workers", "1"], gpus=GPUS).check())
+    done = mpirun.run(script, 1, command=["--cpu-workers", "1"], gpus=GPUS).check()
+    told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
     expected = {name: [gpu] for name, gpu in zip(gpu_names, GPUS, strict=True)}
     check_workers(told, GPUS, expected, cpu_workers=["0-cpu-0"])
@@ -60,23 +61,9 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
     assert told["zombies"] == []
     # workers without a GPU leave shuffles to Dask
     assert (told["here"], told["child"], told["own"]) == (None, "None", "disk")
-    assert scratch_of(mpirun.jobs[-1]) == []
+    assert done.left == ()
     alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, gpus=GPUS).check()
     assert json.loads(alone.stdout) == told["plan"]
-
-
-def test_two_ranks_share_the_gpus(mpirun: Mpi) -> None:
-    before = (
-        "from dask_gpu_mpi import initialize\n"
-        "initialize(worker_class='dask_cuda.CUDAWorker', nthreads=2, worker_options={'env': {'MINE': 'yes'}})\n"
-    )
-    after = "tell(mine=sorted(client.run(os.getenv, 'MINE').values()))\n"
-    told = facts(mpirun.run(before + SCRIPT + after, 2, gpus=GPUS).check())
-    assert told["mine"] == ["yes"] * 4
-    rows = check_workers(told, GPUS, {f"{index // 2}-{index}": [gpu] for index, gpu in enumerate(GPUS)})
-    assert {row["nthreads"] for row in rows.values()} == {2}
-    assert told["steered"].keys() == {"GPU"}
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_a_script_that_computes_while_it_starts(mpirun: Mpi) -> None:

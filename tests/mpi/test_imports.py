@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.jobs.clusters import TELL, facts
+from support.jobs.clusters import facts
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, make_gpus
 
@@ -25,9 +25,8 @@ note("starts")
 os.register_at_fork(after_in_child=lambda note=note: note("forked"))
 sys.addaudithook(watch)
 """
-SCRIPT = (
-    TELL
-    + """
+SCRIPT = """
+from support.jobs.scripts.tell import tell
 import time
 from dask_gpu_mpi import initialize
 initialize(nthreads=1, cpu_workers=1)
@@ -45,7 +44,6 @@ with Client() as client:
     while not client.run_on_scheduler(lambda: "bokeh.server.server" in sys.modules):
         time.sleep(0.1)
 """
-)
 #: Optional packages, which Dask looks for in each worker.
 OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 #: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)

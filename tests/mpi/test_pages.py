@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
+from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 
 FIRST = ("README.md", "docs/index.md", "docs/start.md")
@@ -68,15 +69,7 @@ def test_a_script_without_dask(mpirun: Mpi, tmp_path: Path, number: int) -> None
         numpy.save(tmp_path / "data" / f"{i}.npy", numpy.full(16, i))
     array = pytest.importorskip("dask.array")
     array.to_npy_stack(str(tmp_path / "stack"), array.ones((6, 4), chunks=(2, 4)))
-    command = [
-        "python",
-        "-m",
-        "dask_gpu_mpi",
-        "launch",
-        "-n",
-        "2",
-        "-c",
-        blocks("docs/your-script.md", "python")[number],
-    ]
-    done = mpirun.run(command, None, cwd=tmp_path, env={"PYTHONPATH": os.environ.get("PYTHONPATH")}).check()
+    code = blocks("docs/your-script.md", "python")[number]
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    done = mpirun.run([*COMMAND, "launch", "-n", "2", "-c", code], None, cwd=tmp_path, env=env).check()
     assert done.stdout == ("sum of the norms: 12.0\n", "largest column mean: 1.0\n")[number]

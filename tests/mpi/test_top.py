@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, until
+from support.jobs.clusters import TELL, facts, until, up
 from support.jobs.mpi import Mpi
 from support.jobs.screens import Tmux
 from support.mocks.gpus import GIB, make_gpus
@@ -36,10 +36,8 @@ def file(detected_mpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """The scheduler file of a job of two ranks, four GPU workers, and a CPU worker, over TLS."""
     mpi = Mpi(detected_mpi.name, detected_mpi.mpirun)
     path = tmp_path_factory.mktemp("cluster") / "scheduler.json"
-    command = [*COMMAND, "--cpu-workers", "1", "--scheduler-file", str(path)]
     try:
-        job = mpi.start(command, 2, gpus=GPUS)
-        job.wait_for("5 workers on 1 host", stream="stderr")
+        up(mpi, path, 2, "--cpu-workers", "1", workers=5, gpus=GPUS)
         yield path
     finally:
         mpi.close()
@@ -135,8 +133,7 @@ def test_a_narrow_terminal_that_becomes_wide(file: Path, tmux: Tmux) -> None:
 
 def test_the_cluster_ends_meanwhile(mpirun: Mpi, tmp_path: Path, tmux: Tmux) -> None:
     path = tmp_path / "scheduler.json"
-    owner = mpirun.start([*COMMAND, "--scheduler-file", str(path)], 1)
-    owner.wait_for("1 worker on 1 host", stream="stderr")
+    owner = up(mpirun, path, 1)
     tmux.top("--scheduler-file", str(path), "--interval", "0.5")
     tmux.wait_for("workers 1")
     owner.signal(signal.SIGTERM)

@@ -55,14 +55,11 @@ for error, text, kind in (
     ("lock", "Unpicklable", Exception),
 ):
     found = error_of(fail, error)
-    assert (
-        (found.rank, found.worker) == (1, "1")
-        and text in str(found)
-        and str(found).startswith("spmd: rank 1 (worker 1 on ")
-    )
-    assert type(found.__cause__) is kind and text in repr(found.__cause__) and found.died == (), (
+    assert (found.rank, found.worker, found.died, type(found.__cause__)) == (1, "1", (), kind), (
         found.__cause__
     )
+    assert str(found).startswith("spmd: rank 1 (worker 1 on ")
+    assert text in str(found) and text in repr(found.__cause__)
     copy = pickle.loads(pickle.dumps(found))
     assert (str(copy), copy.rank, copy.host) == (str(found), 1, found.host)
 
@@ -102,9 +99,8 @@ def late(group):
 
 
 found = error_of(late)
-assert (
-    found.rank == 0 and isinstance(found.__cause__, TimeoutError) and "rank(s) 1 have" in str(found.__cause__)
-)
+assert found.rank == 0 and isinstance(found.__cause__, TimeoutError)
+assert "rank(s) 1 have" in str(found.__cause__)
 
 
 # results, arguments and functions that can't be sent

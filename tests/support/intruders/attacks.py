@@ -38,8 +38,6 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 from dask_gpu_mpi.startup.messages import Kind
 
-__all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
-
 #: Seconds for one connection, for one of Dask's own attempts, and for each of those that hold on.
 PATIENCE, DASKS_PATIENCE, HELD = 3.0, 3.0, 6.0
 #: Seconds after which who has not refused a TLS connection has let it in.

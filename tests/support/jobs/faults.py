@@ -22,10 +22,6 @@ from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 from support.jobs.processes import slack
 from support.jobs.scripts import script
 
-__all__ = [
-    "FORMS", "await_cluster", "end", "hangs", "mark_time", "marks", "preload", "set_mark", "start", "strike", "write",
-]  # fmt: skip
-
 #: How a script meets its cluster.
 FORMS = ("initialize", "command")
 SCHEDULER_FILE = "cluster.json"

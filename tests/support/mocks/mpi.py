@@ -12,23 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-__all__ = [
-    "ANY_SOURCE",
-    "BYTE",
-    "COMM_WORLD",
-    "ERRORS_RETURN",
-    "Comm",
-    "Exception",
-    "Finalize",
-    "Get_library_version",
-    "Init_thread",
-    "Is_finalized",
-    "Is_initialized",
-    "Status",
-    "install",
-    "package",
-]
-
 ANY_SOURCE, BYTE, ERRORS_RETURN = -1, "BYTE", "return"
 
 
