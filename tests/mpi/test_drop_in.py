@@ -329,6 +329,20 @@ def test_initialize_below_the_command(mpirun: Mpi) -> None:
     assert all("Fix: give these options to the command" in warning for warning in warnings), warnings
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("initialize(nthreds=1)", "unknown option 'nthreds'"),
+        ("initialize().close(); initialize()", "initialize or execute: called a second time"),
+    ],
+)
+def test_what_is_refused_below_the_command(mpirun: Mpi, call: str, says: str) -> None:
+    script = f"from dask_gpu_mpi import initialize\n{call}\nprint('on')\n"
+    done = mpirun.run(script, 2, command=["--no-dashboard"]).clean(2)
+    assert done.stdout == ""
+    assert says in done.error
+
+
 @pytest.mark.both_mpis
 def test_a_script_that_does_not_look_at_the_result_of_initialize(mpirun: Mpi, tmp_path: Path) -> None:
     """On the other ranks it would start clusters of Dask's own, and compute everything again."""
