@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, ranks_of
-from support.jobs.faults import FORMS, end, mark_time, start
+from support.jobs.clusters import COMMAND
+from support.jobs.faults import FORMS, end, marks, start, strike
 from support.jobs.mpi import Mpi
 
 
@@ -22,19 +22,18 @@ class Row:
     name: str
     #: How.
     body: str
-    #: Exit codes, as in `support.jobs.faults.end`.
+    #: As in `support.jobs.faults.end`.
     codes: Any = 0
-    #: Seconds.
     within: float = 3.0
-    #: What it says, once.
     says: tuple[str, ...] = ()
-    #: How many there are.
     tracebacks: int = 0
     #: Whether it has made a client.
     client: bool = True
     #: Those that it is tested in.
     forms: tuple[str, ...] = FORMS
     marks: tuple[pytest.MarkDecorator, ...] = ()
+    ranks: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 #: What is the same in either form is tested in one of them.
@@ -71,125 +70,81 @@ fork(session.close)
 assert not session.closed
 """
 
+#: All ranks would wait in MPI for the one that has failed.
+GOES_ON = "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nmark('passed')\n"
+
+
+def executes(line: str, options: str = "") -> str:
+    return f"def work():\n    mark()\n    {line}\n\nexecute(work{options})\n"
+
+
 quick, both_mpis = pytest.mark.quick, pytest.mark.both_mpis
 ROWS = [
     Row("returns early", "mark()\n", client=False, forms=ONE),
     Row("sys.exit(7)", "compute()\nmark()\nsys.exit(7)\n", 7, forms=OTHER),
-    Row(
-        "raises",
-        "compute()\nmark()\nraise ValueError('of the script')\n",
-        1,
-        says=("ValueError: of the script",),
-        tracebacks=1,
-        marks=(both_mpis, quick(form="initialize")),
-    ),
-    Row(
-        "raises in a thread",
+    Row("raises", "compute()\nmark()\nraise ValueError('of the script')\n", 1, says=("ValueError: of the script",),
+        tracebacks=1, marks=(both_mpis, quick(form="initialize"))),
+    Row("raises in a thread",
         "def fail():\n    raise ValueError('of the thread')\n"
         "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()\nmark()\n",
-        says=("ValueError: of the thread",),
-        tracebacks=1,
-        forms=OTHER,
-    ),
+        says=("ValueError: of the thread",), tracebacks=1, forms=OTHER),
     # MPICH's launcher kills the other ranks then, and may report the last of them
-    Row(
-        "os._exit(5)",
-        "compute()\nmark()\nos._exit(5)\n",
-        {"openmpi": {5}, "mpich": {5, 9}},
-        forms=OTHER,
-        marks=(both_mpis,),
-    ),
-    Row(
-        "leaves tasks, futures and a client",
+    Row("os._exit(5)", "compute()\nmark()\nos._exit(5)\n", {"openmpi": {5}, "mpich": {5, 9}}, forms=OTHER,
+        marks=(both_mpis,)),
+    Row("os._exit(0)", "compute()\nmark()\nos._exit(0)\n", forms=ONE, marks=(both_mpis,)),
+    Row("leaves tasks, futures and a client",
         "other = session.client()\nfutures = other.map(lambda x: x, range(100))\n"
         "tasks = client.map(lambda x: time.sleep(60), range(20), pure=False)\n"
         "wait_until(lambda: any(client.processing().values()))\nmark()\n",
-        within=5.0,
-        marks=(pytest.mark.versions(form="initialize"),),
-    ),
-    Row(
-        "leaves a thread that ends",
-        "threading.Thread(target=lambda: (time.sleep(1), mark())).start()\n",
-        within=5.0,
-        forms=OTHER,
-    ),
-    Row(
-        "client.shutdown()",
-        "compute()\nclient.shutdown()\nmark()\n",
-    ),
+        within=5.0, marks=(pytest.mark.versions(form="initialize"),)),
+    Row("leaves a thread that ends", "threading.Thread(target=lambda: (time.sleep(1), mark())).start()\n", within=5.0,
+        forms=OTHER),
+    Row("client.shutdown()", "compute()\nclient.shutdown()\nmark()\n"),
     Row("client.shutdown() as the last line", "compute()\nmark()\nclient.shutdown()\n", forms=ONE),
     Row("session.close()", "compute()\nsession.close()\nmark()\n", forms=OTHER),
-    Row(
-        "both, twice",
-        "compute()\nmark()\n" + "session.close()\nclient.shutdown()\n" * 2,
-        forms=ONE,
-    ),
+    Row("both, twice", "compute()\nmark()\n" + "session.close()\nclient.shutdown()\n" * 2, forms=ONE),
     Row("both, the other way round", "compute()\nmark()\nclient.shutdown()\nsession.close()\n", forms=OTHER),
     # what Dask's own second shutdown() does; the client would then wait for its dead event loop for ever
-    Row(
-        "leaves a client half closed",
-        "client.shutdown()\ntry:\n    client.sync(client._shutdown)\nexcept AttributeError:\n    pass\nmark()\n",
-        forms=ONE,
-    ),
-    Row(
-        "os._exit(0)",
-        "compute()\nmark()\nos._exit(0)\n",
-        0,
-        forms=ONE,
-        marks=(both_mpis,),
-    ),
+    Row("leaves a client half closed",
+        "client.shutdown()\ntry:\n    client.sync(client._shutdown)\nexcept AttributeError:\n    pass\nmark()\n", forms=ONE),
     Row("MPI.Finalize()", "compute()\n" + FINALIZE, 3, forms=ONE, marks=(both_mpis, pytest.mark.versions)),
-    Row(
-        "client.shutdown() and MPI.Finalize()",
-        "compute()\nclient.shutdown()\n" + FINALIZE,
-        3,
-        forms=OTHER,
-        marks=(both_mpis,),
-    ),
-    Row(
-        "forks children that end",
-        "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n",
-        3,
-        marks=(quick(form="command"),),
-    ),
+    Row("client.shutdown() and MPI.Finalize()", "compute()\nclient.shutdown()\n" + FINALIZE, 3, forms=OTHER,
+        marks=(both_mpis,)),
+    Row("forks children that end", "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n", 3,
+        marks=(quick(form="command"),)),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
-    Row(
-        "its end fails",
-        "session._end.member.end = lambda **_: 1 / 0\nmark()\n",
-        1,
-        says=("this rank could not end the cluster", "ZeroDivisionError"),
-        tracebacks=1,
-        forms=ONE,
-    ),
-    Row(
-        "its monitor fails",
-        "def fail(_):\n    raise OSError('no pump')\nsession._end.member.pump = fail\nmark()\ntime.sleep(30)\n",
-        1,
-        within=5.0,
-        says=("the monitor of the cluster failed: OSError: no pump",),
-        tracebacks=1,
-        forms=OTHER,
-    ),
-    Row(
-        "changes configuration, environment and directory",
+    Row("its end fails", "session._end.member.end = lambda **_: 1 / 0\nmark()\n", 1,
+        says=("this rank could not end the cluster", "ZeroDivisionError"), tracebacks=1, forms=ONE),
+    Row("its monitor fails",
+        "def fail(_):\n    raise OSError('no pump')\nsession._end.member.pump = fail\nmark()\ntime.sleep(30)\n", 1, 5.0,
+        says=("the monitor of the cluster failed: OSError: no pump",), tracebacks=1, forms=OTHER),
+    Row("changes configuration, environment and directory",
         "compute()\nimport dask\ndask.config.refresh()\nos.environ.clear()\n"
-        "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir(HERE + '/gone')\nmark()\n",
-    ),
+        "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir(HERE + '/gone')\nmark()\n"),
+    # the client is not on the first rank, and goes on for longer than any deadline of the cluster's end
+    Row("client.shutdown(), goes on", "compute()\nclient.shutdown()\ntime.sleep(5)\nmark()\nsys.exit(7)\n", 7, forms=OTHER,
+        ranks=3, options={"layout": "exclusive"}),
+    Row("session.close(), goes on", "compute()\nsession.close()\ntime.sleep(5)\nmark()\nsys.exit(7)\n", 7, forms=OTHER,
+        ranks=3, options={"client_rank": 1}),
+    Row("function raises, all end", executes("raise ValueError('of the function')"), 1, 5.0, tracebacks=1, client=False,
+        forms=("execute",)),
+    Row("function raises, all go on", executes("raise ValueError('of the function')", ", client_rank=1") + GOES_ON, 1, 12.0,
+        says=("rank 1 of 2 has failed (exit code 1)", "other ranks may wait for it in MPI; aborting the job"),
+        tracebacks=1, client=False, forms=("execute",), marks=(both_mpis,)),
+    Row("function exits, all go on", executes("sys.exit(7)", ", client_rank=0") + GOES_ON, 7, 12.0,
+        says=("rank 0 of 2 has failed (exit code 7)", "other ranks may wait for it in MPI; aborting the job"),
+        client=False, forms=("execute",), marks=(both_mpis,)),
+]  # fmt: skip
+CASES = [
+    pytest.param(form, row, id=f"{row.name}-{form}", marks=row.marks) for row in ROWS for form in row.forms
 ]
 
 
-def params() -> list[Any]:
-    return [
-        pytest.param(form, row, id=f"{row.name}-{form}", marks=row.marks)
-        for row in ROWS
-        for form in row.forms
-    ]
-
-
-@pytest.mark.parametrize(("form", "row"), params())
+@pytest.mark.parametrize(("form", "row"), CASES)
 def test_ending(mpirun: Mpi, form: str, row: Row) -> None:
-    job = start(mpirun, form, row.body, client=row.client)
-    end(mpirun, job, row.codes, row.within, says=row.says, tracebacks=row.tracebacks)
+    job = start(mpirun, form, row.body, row.ranks, client=row.client, options=row.options)
+    end(job, row.codes, row.within, says=row.says, tracebacks=row.tracebacks)
+    assert marks(job) == ["end", "up"]
 
 
 #: Programs that still run when the script has ended: with the job's output, without it, and one whose parent has ended. The last
@@ -233,68 +188,23 @@ def assert_programs(stderr: str) -> None:
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize(
-    ("line", "code", "tracebacks", "client"),
-    [("raise ValueError('of the function')", 1, 1, 1), ("sys.exit(7)", 7, 0, 0)],
-)
-def test_function_that_fails_where_all_ranks_go_on(
-    mpirun: Mpi, line: str, code: int, tracebacks: int, client: int
-) -> None:
-    """They would wait in MPI for the rank that has failed."""
-    body = f"def work():\n    mark()\n    {line}\n\nexecute(work, client_rank={client})\n"
-    job = start(
-        mpirun,
-        "execute",
-        body + "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nmark('passed')\n",
-        client=False,
-    )
-    says = (
-        f"rank {client} of 2 has failed (exit code {code})",
-        "other ranks may wait for it in MPI; aborting the job",
-    )
-    end(mpirun, job, code, 12.0, says=says, tracebacks=tracebacks)
-    assert not (job.directory / "mark-passed").exists()
-
-
-def test_function_that_fails_where_all_ranks_end(mpirun: Mpi) -> None:
-    body = "def work():\n    mark()\n    raise ValueError('of the function')\n\nexecute(work)\n"
-    job = start(mpirun, "execute", body, client=False)
-    end(mpirun, job, 1, 5.0, tracebacks=1)
-
-
-@pytest.mark.parametrize(
-    ("line", "options"),
-    [
-        pytest.param("client.shutdown()\ntime.sleep(5)", {"layout": "exclusive"}, id="shutdown-exclusive"),
-        pytest.param("session.close()\ntime.sleep(5)", {"client_rank": 1}, id="close-client rank"),
-    ],
-)
-def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str, Any]) -> None:
-    """The client is not on the first rank, and goes on for longer than any deadline of the cluster's end."""
-    job = start(mpirun, "command", f"compute()\n{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
-    end(mpirun, job, 7, 3.0)
-
-
-@pytest.mark.both_mpis
 @pytest.mark.parametrize("client", [0, 1])
 def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
     """A launcher would wait for it forever; the code is the script's: 75 is run again."""
-    body = "mark('ready')\nwait_until(lambda: marked('stopped'))\nmark()\nsys.exit(75)\n"
+    body = "mark('ready')\nwait_until(lambda: marked('struck'))\nmark()\nsys.exit(75)\n"
     options = {"client_rank": client, "shutdown_timeout": 2}
-    job = start(mpirun, "command", body, 3, options=options)
-    mark_time(job, "ready")
-    os.kill(ranks_of(job)[2], signal.SIGSTOP)
-    (job.directory / "mark-stopped").touch()
+    job = start(mpirun, "command", body, 3, at="ready", options=options)
+    strike(job, 2, number=signal.SIGSTOP)
     # Open MPI's launcher kills it at once
     says = ("rank 2 on", "does not end; it is sent SIGCONT") if mpirun.name == "mpich" else ()
-    end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
+    end(job, 75, 15.0, says=says, tracebacks=None)
 
 
 @pytest.mark.quick
 def test_quiet(mpirun: Mpi) -> None:
     """A script that returns: at most three lines on standard error, all ours."""
     job = start(mpirun, "command", "compute()\nprint('of the script')\nmark()\n")
-    done = end(mpirun, job, 0, 3.0)
+    done = end(job, 0, 3.0)
     assert done.stdout == "of the script\n"
     lines = done.stderr.splitlines()
     assert len(lines) <= 3, lines
@@ -309,7 +219,7 @@ def test_log_directory(mpirun: Mpi) -> None:
     """Of a script that returns: a file for the scheduler, each rank and each worker, with rank or name, and host, in its name."""
     options = {"log_level": "info", "log_directory": "logs"}
     job = start(mpirun, "initialize", "compute()\nmark()\n", options=options)
-    done = end(mpirun, job, 0, 3.0)
+    done = end(job, 0, 3.0)
     assert len(done.stderr.splitlines()) <= 3
     found = {path.name for path in (job.directory / "logs").iterdir()}
     host = os.uname().nodename

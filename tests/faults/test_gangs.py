@@ -11,10 +11,10 @@ from support.jobs.scripts import script
 GANGS = script("faults/scripts/gangs.py")
 
 
-def run(mpirun: Mpi, body: str, timeout: float) -> None:
-    """Run a script of three ranks, which ends by itself."""
-    job = start(mpirun, "initialize", GANGS + body, ranks=3)
-    end(mpirun, job, 3, 3.0, tracebacks=None, timeout=timeout)
+def run(mpirun: Mpi, body: str) -> None:
+    """Run a script of three ranks, which ends by itself, with a cluster that works."""
+    job = start(mpirun, "initialize", f"{GANGS}{body}usable(3)\nmark()\nsys.exit(3)\n", ranks=3)
+    end(job, 3, 3.0, tracebacks=None, timeout=110)
 
 
 def test_member_killed_at_every_stage(mpirun: Mpi) -> None:
@@ -26,8 +26,7 @@ def hold():
 address = next(a for a, name in client.run(lambda dask_worker: dask_worker.name).items() if name == 1)
 busy = [client.submit(hold, workers=[address], pure=False) for _ in range(client.nthreads()[address])]
 wait_until(lambda: marked("held"))
-error = failure(everybody_waits, lambda: sorted(stages()) == ["CALLED", "JOINED", "JOINED"], "1")
-is_named(error, "died before the gang started")
+dies(everybody_waits, lambda: sorted(stages()) == ["CALLED", "JOINED", "JOINED"], "died before the gang started")
 client.cancel(busy)
 assert not any(marked(f"runs-{rank}") for rank in range(3))
 usable(3)
@@ -43,8 +42,7 @@ def rank_1_works(group):
         assert group.cancelled
         mark(f"cancelled-{group.rank}")
         raise
-error = failure(rank_1_works, lambda: is_here("runs"), "1")
-is_named(error, "died while the gang ran")
+dies(rank_1_works, lambda: is_here("runs"), "died while the gang ran")
 assert marked("cancelled-0") and marked("cancelled-2")
 usable(3)
 
@@ -54,8 +52,7 @@ def rank_2_is_late(group):
     while group.rank == 2 and not group.cancelled:
         time.sleep(0.01)
     group.barrier()
-error = failure(rank_2_is_late, lambda: is_here("runs"), "1")
-is_named(error, "died while the gang ran")
+dies(rank_2_is_late, lambda: is_here("runs"), "died while the gang ran")
 usable(3)
 
 # while the caller collects: the result of rank 1 takes long to be sent
@@ -65,13 +62,9 @@ class Slow:
         time.sleep(600)
 def slow_result(group):
     return Slow() if group.rank == 1 else None
-error = failure(slow_result, lambda: marked("collects-1"), "1")
-is_named(error, "died while the gang ran")
-usable(3)
-mark()
-sys.exit(3)
+dies(slow_result, lambda: marked("collects-1"), "died while the gang ran")
 """
-    run(mpirun, body, timeout=110)
+    run(mpirun, body)
 
 
 def test_member_that_hangs_is_restarted(mpirun: Mpi) -> None:
@@ -106,11 +99,8 @@ def rank_1_is_late(group):
     group.barrier()
 error = failure(rank_1_is_late, lambda: is_here("runs"), "1", signal.SIGSTOP, timeout=5, grace=0.5)
 assert isinstance(error, SpmdTimeoutError) and isinstance(error, TimeoutError), error
-usable(3)
-mark()
-sys.exit(3)
 """
-    run(mpirun, body, timeout=110)
+    run(mpirun, body)
 
 
 def test_members_return_while_the_scheduler_is_busy(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,18 +112,17 @@ here = HERE
 def busy():
     open(os.path.join(here, "mark-busy"), "w").close()
     time.sleep(5)
+def until_it_is_busy(group):
+    group.barrier()
+    mark(f"runs-{group.rank}")
+    while not marked("busy"):
+        time.sleep(0.01)
 def return_when_it_is_busy(group):
     of_package.ANSWER_SLACK = 1.0  # of what waits for less than this scheduler is busy
-    group.barrier()
-    mark(f"runs-{group.rank}")
-    while not marked("busy"):
-        time.sleep(0.01)
+    until_it_is_busy(group)
     return os.getpid()
 def call_when_it_is_busy(group):
-    group.barrier()
-    mark(f"runs-{group.rank}")
-    while not marked("busy"):
-        time.sleep(0.01)
+    until_it_is_busy(group)
     time.sleep(1)  # meanwhile Dask's heartbeat may have the connection
     return group.allgather(group.rank)
 
@@ -146,11 +135,8 @@ for fn in (call_when_it_is_busy, return_when_it_is_busy):
     results = gang.result(60)
     assert pids() == before
 assert results == [before[str(rank)] for rank in range(3)]
-usable(3)
-mark()
-sys.exit(3)
 """
-    run(mpirun, body, timeout=90)
+    run(mpirun, body)
 
 
 def test_caller_that_is_killed_or_interrupted(mpirun: Mpi) -> None:
@@ -173,31 +159,17 @@ child.kill()
 child.wait()
 wait_until(lambda: is_here("cancelled"))
 usable(3)
-clear()
 
-# this one, interrupted
+# any exception that leaves the call of this one ends its gang: Ctrl-C, a time-out of the script's own, SIGTERM's SystemExit
 def wait(group):
     mark(f"runs-{group.rank}")
     while not group.cancelled:
         time.sleep(0.01)
     mark(f"cancelled-{group.rank}")
-def interrupt():
-    wait_until(lambda: is_here("runs"))
-    os.kill(os.getpid(), signal.SIGINT)
-pool.submit(interrupt)
-try:
-    session.spmd(wait)
-except KeyboardInterrupt:
-    pass
-wait_until(lambda: is_here("cancelled"))
-wait_until(lambda: not stages())
-usable(3)
-
-# any exception that leaves the call ends its gang: a time-out of the script's own, SIGTERM's SystemExit
 def out_of_time(number, frame):
     raise OSError("out of time")
 signal.signal(signal.SIGALRM, out_of_time)
-for number, kind in ((signal.SIGALRM, OSError), (signal.SIGTERM, SystemExit)):
+for number, kind in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, OSError), (signal.SIGTERM, SystemExit)):
     clear()
     def send():
         wait_until(lambda: is_here("runs"))
@@ -210,11 +182,10 @@ for number, kind in ((signal.SIGALRM, OSError), (signal.SIGTERM, SystemExit)):
     else:
         raise AssertionError("no error")
     wait_until(lambda: is_here("cancelled"))
+    wait_until(lambda: not stages())
     usable(3)
-mark()
-sys.exit(3)
 """
-    run(mpirun, body, timeout=90)
+    run(mpirun, body)
 
 
 def test_scheduler_is_lost_during_a_gang(mpirun: Mpi) -> None:
@@ -231,7 +202,7 @@ def forever(group):
 session.spmd(forever)
 """
     job = start(mpirun, "initialize", GANGS + body, ranks=3)
-    end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
+    end(job, 1, 10, says=("the cluster is lost",), tracebacks=None)
 
 
 def test_gangs_that_overlap_do_not_wait_for_each_other(mpirun: Mpi) -> None:
@@ -259,8 +230,5 @@ for number in range(20):
     ]
     expected = [[str(number)]] * 3 if number % 5 == 4 else [[[number] * size] * size for size in (2, 2, 3)]
     assert [gang.result(100) for gang in gangs] == expected
-usable(3)
-mark()
-sys.exit(3)
 """
-    run(mpirun, body, timeout=110)
+    run(mpirun, body)

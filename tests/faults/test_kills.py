@@ -9,41 +9,33 @@ import time
 import pytest
 
 from support.jobs.clusters import parent, ranks_of, scratch_of, until
-from support.jobs.faults import await_cluster, end, mark_time, start
+from support.jobs.faults import end, mark_time, marks, set_mark, start, strike
 from support.jobs.mpi import Mpi
 
 
 @pytest.mark.both_mpis
-@pytest.mark.quick(victim="other rank", form="initialize")
+@pytest.mark.quick(form="initialize")
 @pytest.mark.parametrize(
     ("victim", "form", "options"),
     [
         ("launcher", "command", {}),
         ("launcher", "bare", {}),
-        ("first rank", "command", {}),
-        ("other rank", "bare", {}),
+        (0, "command", {}),
+        (1, "bare", {}),
         # whose agents die at once with their ranks
-        ("other rank", "initialize", {"worker_class": "distributed.Worker"}),
+        (1, "initialize", {"worker_class": "distributed.Worker"}),
     ],
-    ids=lambda value: None if isinstance(value, str) else "-".join(value.values()),
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else str(value),
 )
-def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str, options: dict[str, str]) -> None:
-    job = start(mpirun, form, "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n", options=options)
-    if form == "bare":
-        await_cluster(job)
-    else:
-        mark_time(job, "busy")
+def test_rank_or_launcher(mpirun: Mpi, victim: str | int, form: str, options: dict[str, str]) -> None:
+    body = "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n"
+    job = start(mpirun, form, body, at="busy", options=options)
     assert len(scratch_of(job)) == 2
-    ranks = ranks_of(job)
-    fault = time.time()
-    if victim == "launcher":
-        job.launcher.kill()
-    else:
-        os.kill(ranks[0 if victim == "first rank" else 1], signal.SIGKILL)
+    strike(job, victim)
     # without its launcher the whole job has as long as after any other fault
     until(lambda: not job.processes(), 10)
     # FAILS: if MPICH kills rank 0, its agent, which has a worker in its own process, leaves the scheduler file
-    end(mpirun, job, None, 10, since=fault, tracebacks=None, scratch="worker_class" in options)
+    end(job, None, 10, tracebacks=None, scratch="worker_class" in options)
     assert scratch_of(job) == []
 
 
@@ -54,7 +46,7 @@ def test_agent_of_a_worker(mpirun: Mpi) -> None:
         "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
     )
     job = start(mpirun, "initialize", body)
-    end(mpirun, job, 3, 3.0, says=("restarting it in 0.5 s",))
+    end(job, 3, 3.0, says=("restarting it in 0.5 s",))
 
 
 def test_agent_of_a_worker_under_a_profiler(mpirun: Mpi) -> None:
@@ -75,7 +67,7 @@ mark()
 sys.exit(3)
 """
     job = start(mpirun, "command", body, env={"NVTX_INJECTION64_PATH": "/nothing"})
-    end(mpirun, job, 3, 5.0, tracebacks=None)
+    end(job, 3, 5.0, tracebacks=None)
 
 
 @pytest.mark.versions
@@ -106,7 +98,7 @@ mark()
 sys.exit(3)
 """
     job = start(mpirun, "command", body, options={"log_level": "error"})
-    end(mpirun, job, 3, 3.0, says=("its fork server has died", "restarting it in 0.5 s"))
+    end(job, 3, 3.0, says=("its fork server has died", "restarting it in 0.5 s"))
 
 
 @pytest.mark.slow
@@ -131,9 +123,8 @@ sys.exit(3)
     options = {"cpu_workers": 1, "nthreads": 1, "layout": "exclusive"}
     job = start(mpirun, "command", body, ranks=4, options=options)
     job.wait_for("worker 2-cpu-0 on .* removed: its process died 5 times", 60, stream="stderr")
-    (job.directory / "mark-removed").touch()
-    says = ("worker 2-cpu-0 on", "restarting it in 0.5 s")
-    end(mpirun, job, 3, 5.0, says=says, timeout=90, tracebacks=None)
+    set_mark(job, "removed")
+    end(job, 3, 5.0, says=("worker 2-cpu-0 on", "restarting it in 0.5 s"), timeout=90, tracebacks=None)
 
 
 @pytest.mark.slow
@@ -143,8 +134,7 @@ def test_workers_with_a_lifetime(mpirun: Mpi) -> None:
 pids = set()
 
 def restarted():
-    for pid in client.run(os.getpid, on_error="ignore").values():
-        pids.add(pid)
+    pids.update(client.run(os.getpid, on_error="ignore").values())
     return len(pids) > 6
 
 wait_until(restarted, 60)
@@ -153,8 +143,7 @@ sys.exit(3)
 """
     options = {"worker_options": '{"lifetime": "2 s", "lifetime_restart": true}'}
     job = start(mpirun, "command", body, 1, options=options)
-    done = end(mpirun, job, 3, 5.0, timeout=90, tracebacks=None)
-    assert "removed" not in done.stderr
+    assert "removed" not in end(job, 3, 5.0, timeout=90, tracebacks=None).stderr
 
 
 #: Shorter times between the starts of an agent.
@@ -168,56 +157,42 @@ def kill_again(others):
 """
 
 
-@pytest.mark.both_mpis
 @pytest.mark.slow
-def test_agent_too_often(mpirun: Mpi) -> None:
-    body = AGAIN + "kill_again(['0', '1'])\n" + "check_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
-    job = start(mpirun, "initialize", body, ranks=3, before=HURRY)
-    end(
-        mpirun,
-        job,
-        3,
-        3.0,
-        says=("rank 2 removed, continuing with the other ranks", "restarting it in 0.3 s"),
-        timeout=90,
-    )
-
-
-@pytest.mark.slow
-def test_the_only_agent_too_often(mpirun: Mpi) -> None:
-    body = AGAIN + "kill_again([])\nmark()\ntime.sleep(60)\n"
-    job = start(mpirun, "initialize", body, ranks=3, before=HURRY, options={"layout": "exclusive"})
-    end(
-        mpirun,
-        job,
-        1,
-        10,
-        says=("error: no worker is left: the cluster is lost",),
-        timeout=90,
-        tracebacks=None,
-    )
+@pytest.mark.parametrize("others", [["0", "1"], []], ids=["one of three", "the only one"])
+def test_agent_too_often(mpirun: Mpi, others: list[str]) -> None:
+    body = f"{AGAIN}kill_again({others})\n"
+    if others:
+        body += "check_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
+        code, says = 3, ("rank 2 removed, continuing with the other ranks", "restarting it in 0.3 s")
+    else:
+        body += "mark()\ntime.sleep(60)\n"
+        code, says = 1, ("error: no worker is left: the cluster is lost",)
+    options = {} if others else {"layout": "exclusive"}
+    job = start(mpirun, "initialize", body, ranks=3, before=HURRY, options=options)
+    end(job, code, 3.0 if others else 10.0, says=says, timeout=90, tracebacks=0 if others else None)
 
 
 @pytest.mark.both_mpis
 @pytest.mark.quick(victim="scheduler")
-@pytest.mark.parametrize(("victim", "form"), [("scheduler", "initialize"), ("head agent", "command")])
-def test_head(mpirun: Mpi, victim: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "form", "ranks", "says"),
+    [
+        ("scheduler", "initialize", 3, "the scheduler's process ended (exit code -9)"),
+        ("head agent", "command", 2, "and the scheduler with it"),
+    ],
+)
+def test_head(mpirun: Mpi, victim: str, form: str, ranks: int, says: str) -> None:
     pid = "client.run_on_scheduler(os.getpid)"
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
     # relative paths are of the directory where the job began
     # exclusive: rank 0, which has the scheduler, has to tell the script's
-    options = {"local_directory": "."} | ({"layout": "exclusive"} if victim == "scheduler" else {})
+    options = {"local_directory": "."} | ({"layout": "exclusive"} if ranks == 3 else {})
     body = (
         "futures = start_tasks()\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n"
-        + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
+        f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
     )
-    job = start(mpirun, form, body, 3 if victim == "scheduler" else 2, options=options)
-    says = (
-        "the scheduler's process ended (exit code -9)"
-        if victim == "scheduler"
-        else "and the scheduler with it"
-    )
-    end(mpirun, job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
+    job = start(mpirun, form, body, ranks, options=options)
+    end(job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
 
 
 #: What scripts do of SIGTERM themselves.
@@ -257,16 +232,15 @@ except ClusterLostError:
 """
     )
     job = start(mpirun, "initialize", body, options={"report": "report.json"})
-    end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
-    found = {path.name for path in job.directory.glob("mark-*")}
-    assert found == {"mark-up", "mark-end", "mark-told", "mark-atexit"}
+    end(job, 1, 10, says=("the cluster is lost",), tracebacks=None)
+    assert marks(job) == ["atexit", "end", "told", "up"]
     assert "the cluster was lost" in (job.directory / "report.json").read_text()
 
 
 @pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])
 def test_scheduler_of_a_script_without_standard_error(mpirun: Mpi, close: str) -> None:
     body = f"{close}\nmark()\nos.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)\ntime.sleep(20)\n"
-    end(mpirun, start(mpirun, "initialize", body), 1, 10, tracebacks=None)
+    end(start(mpirun, "initialize", body), 1, 10, tracebacks=None)
 
 
 @pytest.mark.both_mpis
@@ -279,7 +253,7 @@ def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
         "    time.sleep(60)\nfinally:\n    mark('finally')\n"
     )
     job = start(mpirun, "command", body, ranks=ranks)
-    end(mpirun, job, 1, 15, tracebacks=None)
+    end(job, 1, 15, tracebacks=None)
     mark_time(job, "finally")
     # the signal may come before the last of them is written
     assert {path.read_text() for path in job.directory.glob("data-*")} <= {"of the script", ""}
@@ -288,7 +262,6 @@ def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
 @pytest.mark.parametrize("victim", ["scheduler", "head agent"])
 def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     job = start(mpirun, "bare")
-    await_cluster(job)
     rank = ranks_of(job)[0]
     parents = {pid: parent(pid) for pid in job.processes("python")}
     agent = next(pid for pid, above in parents.items() if above == rank)
@@ -298,7 +271,7 @@ def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     fault = time.time()
     os.kill(agent if victim == "head agent" else children[0], signal.SIGKILL)
     says = "the scheduler's process ended" if victim == "scheduler" else "and the scheduler with it"
-    end(mpirun, job, 1, 10, since=fault, says=(says,))
+    end(job, 1, 10, since=fault, says=(says,))
 
 
 @pytest.mark.of_mpi("mpich")

@@ -7,14 +7,13 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import ranks_of
-from support.jobs.faults import end, mark_time, start, write
+from support.jobs.faults import end, hangs, set_mark, start, strike, write
 from support.jobs.mpi import CompletedJob, Job, Mpi
 
 LOST = "its process(es or its node died, or its network is down| has ended)"
@@ -54,7 +53,7 @@ except SpmdError as error:
 # it waits for the lost one until that is given up
 assert spmd(client, member) == [2, 2]
 """,
-    "end": "mark('busy')\nwait_until(lambda: marked('killed'))\n",
+    "end": "mark('busy')\nwait_until(lambda: marked('struck'))\n",
 }
 
 #: Before the script: rank 1 is stopped once its part is closed, as if it removed what its workers have spilled.
@@ -90,131 +89,104 @@ def dask_setup(worker):
 STARTS_WITHOUT = "rank 2 not ready before the start-up timeout (startup_timeout); starting without"
 
 
-def strike(job: Job, rank: int, victim: str, number: int = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a rank, or to the rank's own."""
-    process = psutil.Process(ranks_of(job)[rank])
-    below = process.children(recursive=True) if victim == "all" else []
-    for each in [process, *below]:
-        os.kill(each.pid, number)
-    (job.directory / "mark-killed").touch()
-
-
-def ends(mpirun: Mpi, job: Job, codes: Any, within: float, **more: Any) -> CompletedJob:
+def ends(job: Job, codes: Any, within: float, **more: Any) -> CompletedJob:
     """The end of a job that has lost a rank: what that rank has left stays."""
-    return end(mpirun, job, codes, within, **{"timeout": 120, "tracebacks": None, "scratch": True, **more})
+    return end(job, codes, within, **{"timeout": 120, "tracebacks": None, "scratch": True, **more})
 
 
-def is_lost(job: Job) -> None:
-    """Wait until rank 2 is lost, and let the script continue."""
-    job.wait_for(rf"rank 2 on \S+ lost: {LOST}", 60, stream="stderr")
-    (job.directory / "mark-over").touch()
+def lose(job: Job, then: str = "") -> None:
+    """Kill rank 2 and all below it, wait until it is lost, and let the script continue."""
+    strike(job, 2, below=True)
+    job.wait_for(rf"rank 2 on \S+ lost: {LOST}{then}", 60, stream="stderr")
+    set_mark(job, "over")
 
 
-@pytest.mark.both_mpis
-@pytest.mark.parametrize(
-    ("during", "victim", "form"),
-    [
-        ("tasks", "rank", "initialize"),
-        *[(during, "all", "command") for during in BUSY],
-    ],
+#: A script that waits for the test.
+UNTIL_OVER = "mark('busy')\nwait_until(lambda: marked('over'), 150)\n"
+SLEEPS = "mark('busy')\ntime.sleep(120)\n"
+EXIT = "mark()\nsys.exit(3)\n"
+STOPPED = "futures = start_tasks()\nmark('busy')\nwait_until(lambda: marked('struck'))\ncheck_tasks(futures)\nmark()\n"
+ONE_LOST = (
+    rf"rank 2 on \S+ lost: {LOST}; it had 1 worker and 0 GPUs. Continuing with 2 workers; 0 more ranks"
+    "|no response from rank 2 of 3 at the end; continuing without"
 )
-def test_the_others_continue(surviving: Mpi, during: str, victim: str, form: str) -> None:
-    code = 75 if form == "command" else 0
-    exits = f"mark()\nsys.exit({code})\n" if code else "mark()\n"
-    job = start(surviving, form, BUSY[during] + exits, 3, options=TOLERATES)
-    mark_time(job, "busy")
-    strike(job, 2, victim)
-    done = ends(surviving, job, code, 20)
-    lost = rf"rank 2 on \S+ lost: {LOST}; it had 1 worker and 0 GPUs. Continuing with 2 workers; 0 more ranks"
-    assert (
-        re.search(lost, done.stderr)
-        or during == "end"
-        or "no response from rank 2 of 3 at the end; continuing without" in done.stderr
-    )
+TOO_MANY = r"2 ranks are lost \(expected at most 1, tolerate_lost_ranks\): the cluster is lost"
+RANK_0 = "error: rank 0 lost, and with it the script and the scheduler"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job of three ranks that may lose one, and a signal to some, to all below them if it is of `below`."""
+
+    name: str
+    form: str
+    body: str
+    code: int | None
+    within: float
+    says: str
+    victims: tuple[int, ...] = (2,)
+    number: int = signal.SIGKILL
+    below: bool = True
+
+
+ROWS = (
+    Row("tasks, rank", "initialize", BUSY["tasks"] + "mark()\n", 0, 20, ONE_LOST, below=False),
+    *(
+        Row(during, "command", f"{body}mark()\nsys.exit(75)\n", 75, 20, "" if during == "end" else ONE_LOST)
+        for during, body in BUSY.items()
+    ),
+    # its workers go on; at the end it does not answer, and the launcher does not wait for it
+    Row("stopped", "command", STOPPED + "sys.exit(3)\n", 3, 25, "", number=signal.SIGSTOP, below=False),
+    # Python does not keep this code for us
+    Row("stopped, exit", "initialize", STOPPED + "raise SystemExit(3)\n", 3, 25, "", number=signal.SIGSTOP, below=False),
+    Row("stopped, no exit", "initialize", STOPPED, 0, 25, "", number=signal.SIGSTOP, below=False),
+    Row("one more than may be lost", "command", SLEEPS, 1, 30, TOO_MANY, (1, 2)),
+    # its launcher does not end the job, and nothing else tells the others
+    Row("rank 0 and all below", "command", SLEEPS, None, 20, RANK_0, (0,)),
+    Row("rank 0", "command", SLEEPS, None, 20, RANK_0, (0,), below=False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_ranks_are_lost(surviving: Mpi, row: Row) -> None:
+    job = start(surviving, row.form, row.body, 3, at="busy", options=TOLERATES)
+    strike(job, *row.victims, number=row.number, below=row.below)
+    assert re.search(row.says, ends(job, row.code, row.within).stderr)
 
 
 @pytest.mark.parametrize(
-    ("form", "last", "code"),
+    ("body", "seconds"),
     [
-        ("command", "sys.exit(3)", 3),
-        ("initialize", "raise SystemExit(3)", 3),  # Python does not keep this code for us
-        ("initialize", "", 0),
+        # rank 0 is silent meanwhile, and yet not lost
+        ("import ctypes\nctypes.PyDLL(None).usleep(int(1e6 * 40))\ncompute()\n", 40),
+        # though it has no scheduler any more
+        ("session.close()\ntime.sleep(12)\n", 12),
     ],
+    ids=["keeps the interpreter to itself", "continues after its cluster"],
 )
-def test_rank_that_is_stopped(surviving: Mpi, form: str, last: str, code: int) -> None:
-    """Its workers go on; at the end it does not answer, and the launcher does not wait for it."""
-    body = "futures = start_tasks()\nmark('busy')\nwait_until(lambda: marked('killed'))\ncheck_tasks(futures)\nmark()\n"
-    job = start(surviving, form, body + last + "\n", 3, options=TOLERATES)
-    mark_time(job, "busy")
-    strike(job, 2, "rank", signal.SIGSTOP)
-    ends(surviving, job, code, 25)
+def test_script_whose_rank_is_not_lost(surviving: Mpi, body: str, seconds: int) -> None:
+    job = start(surviving, "command", body + EXIT, 3, options=TOLERATES)
+    assert "lost" not in end(job, 3, 10, timeout=seconds + 80).stderr
 
 
-@pytest.mark.both_mpis
-def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
-    job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
-    mark_time(job, "busy")
-    fault = time.time()
-    strike(job, 1, "all")
-    strike(job, 2, "all")
-    says = ("2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost",)
-    ends(surviving, job, 1, 30, since=fault, says=says)
-
-
-@pytest.mark.both_mpis
-@pytest.mark.parametrize("victim", ["all", "rank"])
-def test_rank_0_ends_the_job(surviving: Mpi, victim: str) -> None:
-    """Its launcher does not, and nothing else tells the others."""
-    job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
-    mark_time(job, "busy")
-    fault = time.time()
-    strike(job, 0, victim)
-    done = ends(surviving, job, None, 20, since=fault)
-    assert "error: rank 0 lost, and with it the script and the scheduler" in done.stderr
-
-
-def test_script_that_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
-    """Rank 0 is silent meanwhile, and yet not lost."""
-    hold = "import ctypes\nctypes.PyDLL(None).usleep(int(1e6 * 40))\n"
-    job = start(surviving, "command", hold + "compute()\nmark()\nsys.exit(3)\n", 3, options=TOLERATES)
-    done = end(surviving, job, 3, 10, timeout=120)
-    assert "lost" not in done.stderr
-
-
-@pytest.mark.both_mpis
-@pytest.mark.parametrize("late", [60, 24], ids=["hangs", "is late"])
-def test_rank_that_has_not_responded_at_the_start(surviving: Mpi, late: int) -> None:
+@pytest.mark.parametrize("seconds", [60, 24], ids=["hangs", "is late"])
+def test_rank_that_has_not_responded_at_the_start(surviving: Mpi, seconds: int) -> None:
     """The job starts without it, and ends in order while it hangs, or after it has left."""
-    folder = write(
-        "sitecustomize.py",
-        "import os\nif 'HANGS' in os.environ:\n    import time\n    from dask_gpu_mpi.machine import scratch\n"
-        f"    scratch.exposed_folder = lambda folder: time.sleep({late})\n",
-    ).parent
-    before = "if rank() == 2:\n    os.environ['HANGS'] = 'yes'\n"
     options = {**TOLERATES, "startup_timeout": 15}
-    body = f"futures = start_tasks()\ncheck_tasks(futures)\nif {late} < 40:\n    time.sleep({late})\nmark()\nsys.exit(3)\n"
-    env = {"PYTHONPATH": str(folder)}
-    job = start(surviving, "initialize", body, 3, before=before, options=options, env=env)
-    says = (
-        f"rank 2 of 3 on {os.uname().nodename} has not responded within 15 s (startup_timeout); starting without it",
-    )
-    ends(surviving, job, 3, 15, says=says)
+    body = f"check_tasks(start_tasks())\nif {seconds} < 40:\n    time.sleep({seconds})\n"
+    job = start(surviving, "initialize", body + EXIT, 3, options=options, **hangs(2, seconds))
+    said = f"rank 2 of 3 on {os.uname().nodename} has not responded within 15 s (startup_timeout); starting without"
+    ends(job, 3, 15, says=(said,))
 
 
 def test_rank_that_dies_while_its_workers_start(surviving: Mpi) -> None:
     """Tasks and gangs run on the others."""
     options = late("True", before="open('mark-busy', 'w').write(repr(time.time()))")
-    body = """
-from dask_gpu_mpi import spmd
-check_tasks(start_tasks())
-assert spmd(client, lambda group: group.size) == [2, 2]
-mark()
-sys.exit(3)
-"""
-    job = start(surviving, "initialize", body, 3, options=options)
-    mark_time(job, "busy")
-    strike(job, 2, "all")
-    ends(surviving, job, 3, 15, says=(STARTS_WITHOUT,))
+    gang = "from dask_gpu_mpi import spmd\nassert spmd(client, lambda group: group.size) == [2, 2]\n"
+    body = f"check_tasks(start_tasks())\n{gang}{EXIT}"
+    job = start(surviving, "initialize", body, 3, at="busy", options=options)
+    strike(job, 2, below=True)
+    ends(job, 3, 15, says=(STARTS_WITHOUT,))
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -222,87 +194,60 @@ def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     """The job starts without them; they join when they are there."""
     options = late("not os.path.exists('mark-up')" if joins else "True")
     body = "check_tasks(start_tasks())\n" + "wait_for_names('0', '1', '2')\n" * joins
-    job = start(surviving, "initialize", body + "mark()\nsys.exit(3)\n", 3, options=options)
-    ends(surviving, job, 3, 15, says=(STARTS_WITHOUT,))
+    job = start(surviving, "initialize", body + EXIT, 3, options=options)
+    ends(job, 3, 15, says=(STARTS_WITHOUT,))
 
 
 def test_rank_whose_workers_are_late_while_the_script_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
     """Rank 0 receives no message of it meanwhile, but the scheduler's reports; it is not lost."""
     options = late("not os.path.exists('mark-go')")
     hold = "import ctypes\nctypes.PyDLL(None).usleep(int(1e6 * 9))\n"
-    body = hold + "time.sleep(1)\nmark('go')\nwait_for_names('0', '1', '2')\nmark()\nsys.exit(3)\n"
-    job = start(surviving, "initialize", body, 3, options=options)
-    done = end(surviving, job, 3, 15, timeout=120, tracebacks=None)
-    assert " lost: " not in done.stderr
+    body = hold + "time.sleep(1)\nmark('go')\nwait_for_names('0', '1', '2')\n"
+    job = start(surviving, "initialize", body + EXIT, 3, options=options)
+    assert " lost: " not in end(job, 3, 15, timeout=120, tracebacks=None).stderr
 
 
 def test_rank_that_dies_before_its_late_workers_have_joined(surviving: Mpi) -> None:
     """It counts as lost, and its workers do not count as left."""
-    options = late("True")
-    body = "mark('busy')\nwait_until(lambda: marked('over'), 60)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
-    job = start(surviving, "initialize", body, 3, options=options)
-    mark_time(job, "busy")
-    strike(job, 2, "all")
-    job.wait_for(
-        rf"rank 2 on \S+ lost: {LOST}; .*Continuing with 2 workers; 0 more ranks", 30, stream="stderr"
-    )
-    (job.directory / "mark-over").touch()
-    done = ends(surviving, job, 3, 15)
-    assert "handshake" not in done.stderr
+    body = UNTIL_OVER + "check_tasks(start_tasks())\n" + EXIT
+    job = start(surviving, "initialize", body, 3, at="busy", options=late("True"))
+    lose(job, "; .*Continuing with 2 workers; 0 more ranks")
+    assert "handshake" not in ends(job, 3, 15).stderr
 
 
 def test_a_program_that_continues_on_all_ranks_tolerates_none(mpirun: Mpi) -> None:
     job = start(mpirun, "execute", "execute(print)\n", client=False, options=TOLERATES)
-    done = end(mpirun, job, 2, 20, since=time.time())
+    done = end(job, 2, 20, since=time.time())
     assert done.stderr.count("can't be combined with exit=False or execute() (expected") == 1
 
 
-def test_script_that_continues_after_its_cluster(surviving: Mpi) -> None:
-    """Rank 0 is not taken for lost, though it has no scheduler any more."""
-    body = "session.close()\ntime.sleep(12)\nmark()\nsys.exit(3)\n"
-    job = start(surviving, "initialize", body, 3, options=TOLERATES)
-    done = end(surviving, job, 3, 10, timeout=120)
-    assert "lost" not in done.stderr
-
-
-@pytest.mark.both_mpis
 @pytest.mark.parametrize(
-    ("form", "last", "mark"),
+    ("form", "last", "code", "mark"),
     [
-        ("command", "session.close()\nmark()\nsys.exit(3)", "3\n"),
-        ("command", "with session:\n    mark()\n    sys.exit(3)", "3\n"),
+        ("command", "session.close()\nmark()\nsys.exit(3)\n", 3, "3\n"),
+        ("command", "with session:\n    mark()\n    sys.exit(3)\n", 3, "3\n"),
         # `launch` always runs the command, and Python keeps no code of a SystemExit
-        ("initialize", "session.close()\nmark()\nsys.exit(3)", ""),
-        ("initialize", "mark()\nraise ValueError", "1\n"),
+        ("initialize", "session.close()\nmark()\nsys.exit(3)\n", 3, ""),
+        ("initialize", "mark()\nraise ValueError\n", 1, "1\n"),
     ],
 )
-def test_code_in_the_mark(surviving: Mpi, form: str, last: str, mark: str) -> None:
+def test_code_in_the_mark(surviving: Mpi, form: str, last: str, code: int, mark: str) -> None:
     """`launch` exits with it. If it is not known, the launcher's own counts."""
-    body = "mark('busy')\nwait_until(lambda: marked('over'), 60)\n" + last + "\n"
-    env = {"DGM_RUN": "5e8f"}  # as `launch` sets it
-    job = start(surviving, form, body, 3, options={**TOLERATES, "log_directory": "logs"}, env=env)
-    mark_time(job, "busy")
-    strike(job, 2, "all")
-    is_lost(job)
-    ends(surviving, job, 1 if "raise" in last else 3, 15)
+    options = {**TOLERATES, "log_directory": "logs"}
+    # as `launch` sets it
+    job = start(surviving, form, UNTIL_OVER + last, 3, at="busy", options=options, env={"DGM_RUN": "5e8f"})
+    lose(job)
+    ends(job, code, 15)
     assert (job.directory / "logs" / "ended-5e8f").read_text() == mark
 
 
 @pytest.mark.slow
 def test_another_rank_stops_after_it_has_closed(surviving: Mpi) -> None:
     """The launcher would wait for it after that of the first, which has died."""
-    job = start(
-        surviving,
-        "initialize",
-        "mark('busy')\nwait_until(lambda: marked('over'), 60)\nmark()\n",
-        3,
-        before=STOPS_CLOSED,
-        options={"tolerate_lost_ranks": 2},
-    )
-    mark_time(job, "busy")
-    strike(job, 2, "all")
-    is_lost(job)
-    ends(surviving, job, 0, 50)
+    how: dict[str, Any] = {"before": STOPS_CLOSED, "options": {"tolerate_lost_ranks": 2}}
+    job = start(surviving, "initialize", UNTIL_OVER + "mark()\n", 3, at="busy", **how)
+    lose(job)
+    ends(job, 0, 50)
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -310,42 +255,35 @@ def test_another_rank_stops_after_it_has_closed(surviving: Mpi) -> None:
 def test_rank_that_stops_after_it_has_closed(mpirun: Mpi, code: int) -> None:
     """As one that removes what its workers have spilled; MPI would wait for it forever. With any launcher."""
     job = start(mpirun, "initialize", f"compute()\nmark()\nsys.exit({code})\n", before=STOPS_CLOSED)
-    end(mpirun, job, code, 50, timeout=120, tracebacks=None)
+    end(job, code, 50, timeout=120, tracebacks=None)
 
 
 def test_without_the_option_the_job_ends(mpirun: Mpi) -> None:
-    job = start(mpirun, "command", "mark('busy')\ntime.sleep(60)\n", 3)
-    mark_time(job, "busy")
-    fault = time.time()
-    strike(job, 2, "all")
-    end(mpirun, job, None, 20, since=fault, tracebacks=None, scratch=True)
+    job = start(mpirun, "command", SLEEPS, 3, at="busy")
+    strike(job, 2, below=True)
+    ends(job, None, 20)
 
 
 @pytest.mark.both_mpis
 @pytest.mark.versions
 def test_a_launcher_that_is_not_able_to(mpirun: Mpi) -> None:
     """One line says so at the start, not at the loss."""
-    job = start(mpirun, "command", "mark()\nsys.exit(3)\n", options=TOLERATES)
-    fix = {"openmpi": "Fix: `mpirun --with-ft ulfm`", "mpich": "Fix: srun with MPICH, or Open MPI 5"}[
-        mpirun.name
-    ]
-    done = end(mpirun, job, 3, 5)
+    done = end(start(mpirun, "command", EXIT, options=TOLERATES), 3, 5)
+    fixes = {"openmpi": "Fix: `mpirun --with-ft ulfm`", "mpich": "Fix: srun with MPICH, or Open MPI 5"}
     (line,) = [each for each in done.stderr.splitlines() if "warning: lost ranks: " in each]
     assert "ends the job when a rank is lost" in line
-    assert fix in line
+    assert fixes[mpirun.name] in line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, 60])
 def test_network_that_is_down_for_a_while(surviving: Mpi, bed: TestBed, seconds: int) -> None:
     """For less than Dask's time-out nothing is lost; after it the rank is, and ends with the job when it is back."""
-    body = "mark('busy')\nwait_until(lambda: marked('over'), 150)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
-    job = start(surviving, "command", body, 3, bed=bed, options=TOLERATES)
-    mark_time(job, "busy")
+    body = UNTIL_OVER + "check_tasks(start_tasks())\n" + EXIT
+    job = start(surviving, "command", body, 3, at="busy", bed=bed, options=TOLERATES)
     bed.ip("h3", "link", "set", "eth0", "down")
     time.sleep(seconds)
     bed.ip("h3", "link", "set", "eth0", "up")
     time.sleep(5)
-    (job.directory / "mark-over").touch()
-    done = ends(surviving, job, 3, 60, timeout=200)
-    assert ("rank 2 on h3 lost" in done.stderr) is (seconds > 30)
+    set_mark(job, "over")
+    assert ("rank 2 on h3 lost" in ends(job, 3, 60, timeout=200).stderr) is (seconds > 30)

@@ -37,7 +37,7 @@ ENDS = "compute()\nmark()\nsys.exit(3)\n"
     ],
 )
 def test_close_of_the_scheduler(mpirun: Mpi, form: str, how: str) -> None:
-    end(mpirun, start(mpirun, form, ENDS, env=close_like("Scheduler", how)), 3, 10, tracebacks=None)
+    end(start(mpirun, form, ENDS, env=close_like("Scheduler", how)), 3, 10, tracebacks=None)
 
 
 @pytest.mark.parametrize("what", ["Worker", "Nanny"])
@@ -46,14 +46,14 @@ def test_close_of_workers(mpirun: Mpi, what: str) -> None:
     options = {"shutdown_timeout": 4} if what == "Nanny" else {}
     each = [close_like(what, how) for how in (RAISES, HANGS, BLOCKS)]
     job = start(mpirun, "initialize", ENDS, 3, per_rank_env=each, options=options)
-    end(mpirun, job, 3, 12 if what == "Nanny" else 10, tracebacks=None)
+    end(job, 3, 12 if what == "Nanny" else 10, tracebacks=None)
 
 
 def test_scheduler_close_by_the_client(mpirun: Mpi) -> None:
     body = "compute()\nmark()\nclient.shutdown()\nsys.exit(3)\n"
     job = start(mpirun, "command", body, env=close_like("Scheduler", RAISES))
     # client.shutdown() itself may raise there, which is the script's own end
-    end(mpirun, job, {1, 3}, 40, tracebacks=None)
+    end(job, {1, 3}, 40, tracebacks=None)
 
 
 NO_THREADS = """
@@ -66,11 +66,10 @@ atexit.register(no_more_threads)
 """
 
 
-@pytest.mark.both_mpis
 def test_no_threads_at_exit(mpirun: Mpi) -> None:
     """Python 3.12.0 to 3.12.2 start no thread any more once the interpreter ends."""
     job = start(mpirun, "initialize", "compute()\n" + NO_THREADS + "mark()\nsys.exit(3)\n")
-    end(mpirun, job, 3, 5)
+    end(job, 3, 5)
 
 
 def _may_mount() -> bool:
@@ -101,11 +100,11 @@ def test_disk_full(mpirun: Mpi) -> None:
     through = ["unshare", "-m", *disk]
     options = {"local_directory": "small"}
     job = start(mpirun, "initialize", BIG, through=through, options=options, env=SPILLING)
-    end(mpirun, job, {0, 1}, 5, tracebacks=None)
+    end(job, {0, 1}, 5, tracebacks=None)
 
 
 def test_disk_gone(mpirun: Mpi) -> None:
     # more than once: a worker that has just started still writes
     body = "import shutil\nfor _ in range(3):\n    shutil.rmtree('local', ignore_errors=True)\n" + BIG
     job = start(mpirun, "command", body, options={"local_directory": "local"}, env=SPILLING)
-    end(mpirun, job, {0, 1}, 5, tracebacks=None)
+    end(job, {0, 1}, 5, tracebacks=None)

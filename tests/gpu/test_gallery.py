@@ -20,9 +20,7 @@ def output(mpirun: Mpi, folder: Path, name: str, *packages: str) -> str:
     """What an example prints as a job of one rank with all GPUs."""
     skip_without(*EXAMPLES[name].packages, *packages)
     script = str(ROOT / "examples" / f"{name}.py")
-    done = mpirun.run(
-        [*COMMAND, "--no-dashboard", *EXAMPLES[name].options, script], 1, cwd=folder, timeout=110
-    )
+    done = mpirun.run([*COMMAND, "--no-dashboard", *EXAMPLES[name].options, script], 1, cwd=folder)
     assert len(right(done.check().stdout)) == 1
     return done.stdout
 

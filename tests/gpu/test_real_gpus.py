@@ -89,9 +89,8 @@ def test_geometries(mpirun: Mpi, gpus: Any, geometry: str) -> None:
     elif geometry == "one GPU of all":
         need(gpus, 2)
         ranks, env, uuids = 1, {"CUDA_VISIBLE_DEVICES": str(count - 1)}, uuids[-1:]
-    done = mpirun.run(
-        HEAD + initialized() + "seen()\n", ranks, env=env, per_rank_env=per_rank, timeout=120
-    ).check()
+    script = HEAD + initialized() + "seen()\n"
+    done = mpirun.run(script, ranks, env=env, per_rank_env=per_rank, timeout=120).check()
     rows = check(facts(done), gpus, uuids)
     names = sorted(rows)
     expected = {
@@ -171,9 +170,8 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
     pool = LOOK_AT_POOL + "tell(pools=sorted(set(client.run(pool).values())))\n"
     options = options_for(protocol, worker_options=POOL)
-    done = mpirun.run(
-        HEAD + initialized(**options) + pool + MESSAGES + SVD + TRANSPOSE, 2, timeout=200
-    ).check()
+    script = HEAD + initialized(**options) + pool + MESSAGES + SVD + TRANSPOSE
+    done = mpirun.run(script, 2, timeout=200).check()
     told = facts(done)
     alone = len(gpus.uuids) == 1  # which has nobody to exchange data with
     assert told["messages"] == [50_000_000 if protocol == "tls" or alone else 2_000_000_000]
@@ -258,38 +256,19 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     worker_options = json.dumps({"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"})
     words = ("--protocol", "tcp", "--scheduler-file", str(file), "--worker-options", worker_options)
     job = mpirun.start([*COMMAND, *words], 1)
-    job.wait_for("ready after", 60, stream="stderr")
-    found = subprocess.run(
-        [
-            *(sys.executable, "-m", "dask_cuda.benchmarks.local_cupy", "--scheduler-file", str(file)),
-            *(
-                "--protocol",
-                "tcp",
-                "--size",
-                "10000",
-                "--chunk-size",
-                "2500",
-                "--runs",
-                "2",
-                "--ignore-size",
-                "1 MiB",
-            ),
-            *(
-                "--disable-rmm",
-                "--output-basename",
-                str(tmp_path / "out"),
-                "--shutdown-external-cluster-on-exit",
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    job.wait_for("ready after", stream="stderr")
+    options = {
+        "--scheduler-file": str(file), "--protocol": "tcp", "--size": "10000", "--chunk-size": "2500", "--runs": "2",
+        "--ignore-size": "1 MiB", "--output-basename": str(tmp_path / "out"),
+    }  # fmt: skip
+    line = [sys.executable, "-m", "dask_cuda.benchmarks.local_cupy", *sum(options.items(), ())]
+    line += ["--disable-rmm", "--shutdown-external-cluster-on-exit"]
+    found = subprocess.run(line, capture_output=True, text=True, timeout=150)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "transpose_sum" in found.stdout
     assert "tcp" in found.stdout.lower()
     with contextlib.suppress(ProcessLookupError):
         job.launcher.wait(30)
-    done = job.wait(30)
+    done = job.wait()
     assert done.rc == 0
     gpus.check_idle()

@@ -27,7 +27,7 @@ def test_nccl_between_members(mpirun: Mpi, gpus: Any, tmp_path: Path, library: s
     (tmp_path / "script.py").write_text(SCRIPT)
     environ = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     line = [*COMMAND, str(tmp_path / "script.py"), library]
-    told = facts(mpirun.run(line, 1, env=environ, timeout=110).check(0))
+    told = facts(mpirun.run(line, 1, env=environ).check(0))
     size = len(gpus.uuids)
     total = size * (size + 1) / 2
     assert told["first"] == told["second"] == [total] * size

@@ -13,8 +13,6 @@ from support.jobs.mpi import Mpi
 #: Outside of the range from which MPI draws its own ports.
 PORT = "1786"
 CHECK = [*COMMAND, "check", "--json", "--scheduler-port", PORT]
-#: Whatever else h3 sends to h1 arrives.
-RULE = ["to", "10.77.0.1", "ipproto", "tcp", "dport", PORT, "unreachable"]
 
 
 def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
@@ -30,31 +28,20 @@ def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
     assert sent == [(0, 1, True, None), (1, 2, True, None), (2, 0, True, None)]
 
 
-def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
-    hosts.ip("h3", "rule", "add", *RULE)
-    try:
-        done = mpirun.run(CHECK, 3, bed=hosts)
-    finally:
-        hosts.ip("h3", "rule", "del", *RULE)
-    found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
-    assert [(one["what"], one["ranks"], one["hosts"]) for one in found] == [("network", [2], ["h3"])]
-    assert f"at 10.77.0.1:{PORT} (rank 0 on h1)" in found[0]["found"]
-    assert "--interface" in found[0]["remedy"]
-
-
 #: Of workers; in a job whose nodes h2 and h3, which have no scheduler, do not reach each other there, whatever MPI can do.
 WORKER_PORT = "1787"
 OPTIONS = ["--worker-options", f'{{"worker_port": {WORKER_PORT}}}']
 
 
 @contextlib.contextmanager
-def apart(hosts: TestBed, one: int, other: int) -> Iterator[None]:
-    """Workers of these two hosts do not reach each other."""
-    rules = []
-    for here, there in ((one, other), (other, one)):
-        rule = ["to", f"10.77.0.{there}", "ipproto", "tcp", "dport", WORKER_PORT, "unreachable"]
-        rules.append((hosts.hosts[here - 1], rule))
-        hosts.ip(rules[-1][0], "rule", "add", *rule)
+def apart(hosts: TestBed, port: str, *pairs: tuple[int, int]) -> Iterator[None]:
+    """What these hosts send to this port of others does not arrive; all else does."""
+    rules = [
+        (f"h{here}", ["to", f"10.77.0.{there}", "ipproto", "tcp", "dport", port, "unreachable"])
+        for here, there in pairs
+    ]
+    for host, rule in rules:
+        hosts.ip(host, "rule", "add", *rule)
     try:
         yield
     finally:
@@ -62,8 +49,17 @@ def apart(hosts: TestBed, one: int, other: int) -> Iterator[None]:
             hosts.ip(host, "rule", "del", *rule)
 
 
+def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
+    with apart(hosts, PORT, (3, 1)):
+        done = mpirun.run(CHECK, 3, bed=hosts)
+    found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
+    assert [(one["what"], one["ranks"], one["hosts"]) for one in found] == [("network", [2], ["h3"])]
+    assert f"at 10.77.0.1:{PORT} (rank 0 on h1)" in found[0]["found"]
+    assert "--interface" in found[0]["remedy"]
+
+
 def test_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None:
-    with apart(hosts, 2, 3):
+    with apart(hosts, WORKER_PORT, (2, 3), (3, 2)):
         done = mpirun.run([*CHECK, *OPTIONS], 3, bed=hosts)
     found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
     assert [one["what"] for one in found] == ["node pairs"]
@@ -73,9 +69,7 @@ def test_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None
 
 def test_a_job_over_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None:
     """A shuffle would wait for them: the job does not start."""
-    with apart(hosts, 2, 3):
+    with apart(hosts, WORKER_PORT, (2, 3), (3, 2)):
         done = mpirun.run("print('the script runs')", 3, command=OPTIONS, bed=hosts)
-    assert done.rc == 2, done.stderr
-    assert "no connection between nodes: from h2 to h3 (" in done.refusal
-    assert "from h3 to h2 (" in done.refusal
+    done.refused("no connection between nodes: from h2 to h3 (", "from h3 to h2 (")
     assert "the script runs" not in done.stdout

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.bed.hosts import TestBed
 from support.jobs.clusters import CLIENT, until
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.jobs.scripts import script
 from support.mocks.gpus import GIB, SimHost, make_gpus
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
@@ -31,7 +30,7 @@ pytestmark = [
 ]
 
 #: Runs where the user's computer is: loads pages, and prints what is on them and what the browser complained of.
-BROWSER = script("hosts/scripts/opens_dashboard.py")
+BROWSER = Path(__file__).parent / "scripts" / "opens_dashboard.py"
 SCRIPT = CLIENT + "client.gather(client.map(lambda x: x + 1, range(10)))\ntell(up=True)\ngo_on()\n"
 
 
@@ -86,11 +85,10 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     """From h1, which can reach the job's first node, h2, by way of the login host, h3."""
     pytest.importorskip("selenium")
-    gpus = {name: make_gpus(1, host=name, memory=80 * GIB) for name in ("h2", "h3")}
-    environ = gpu_environ({name: SimHost(found) for name, found in gpus.items()})
-    environ |= {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
-    job = mpirun.start(SCRIPT, 2, command=[], env=environ, bed=hosts, hosts=["h2", "h3"])
-    job.wait_for("FACTS", 60)
+    gpus = {name: SimHost(make_gpus(1, host=name, memory=80 * GIB)) for name in ("h2", "h3")}
+    env = {"PBS_JOBID": "1.h3", "PBS_O_HOST": "h3"}
+    job = mpirun.start(SCRIPT, 2, command=[], env=env, gpus=gpus, bed=hosts, hosts=["h2", "h3"])
+    job.wait_for("FACTS")
     printed = re.search(r"from your computer: (.*)\n.*dashboard at (\S+)", job.stderr)
     assert printed is not None
     assert printed[1] == "ssh -N -L 8787:127.0.0.1:8787 -J h3 h2"
@@ -101,8 +99,9 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
         with ended(tunnel):
             probe = hosts.on("h1", ["bash", "-c", "exec 3<> /dev/tcp/127.0.0.1/8787"])
             until(lambda: subprocess.run(probe, capture_output=True, timeout=10).returncode == 0, 30)
-            browser = hosts.on("h1", [sys.executable, "-c", BROWSER, str(tmp_path / "profile"), printed[2]])
-            done = subprocess.run(browser, capture_output=True, text=True, timeout=150)
+            browser = hosts.on("h1", [sys.executable, str(BROWSER), printed[2]])
+            path["PYTHONPATH"] = str(ROOT / "tests")
+            done = subprocess.run(browser, env=path, capture_output=True, text=True, timeout=150)
             assert tunnel.poll() is None
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.partition("FOUND ")[2])
@@ -116,5 +115,4 @@ def test_the_page_through_the_printed_tunnel(mpirun: Mpi, hosts: TestBed, tmp_pa
     for name in ("individual-gpu-memory", "individual-gpu-utilization", "gpu"):
         (workers, indices) = found[name]["rows"][0]
         assert (len(set(workers)), len(indices)) == (2, 2), found[name]
-    (job.directory / "go-on").touch()
-    job.wait(30).check()
+    job.go_on()

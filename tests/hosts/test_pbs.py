@@ -16,15 +16,15 @@ import pytest
 
 from support import ROOT, TESTBED
 from support.bed.hosts import SSH, TestBed
-from support.jobs.clusters import CLIENT, facts, workers_of
+from support.jobs.clusters import facts, workers_of
 from support.jobs.mpi import CompletedJob, Mpi
+from support.jobs.scripts import expanded
 from support.mocks.batch import FakeBatch
 from support.mocks.gpus import GIB, VARIABLE, SimHost, emulated_environ, make_gpus
 
 JOB = "7.server"
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, looks, tell
 from dask_gpu_mpi import current_session
 tell(
     workers=looks(client),
@@ -35,7 +35,6 @@ tell(
     site=client.run(lambda: os.environ.get("SITE_SAYS")),
 )
 """
-)
 
 
 class Pbs:
@@ -60,7 +59,7 @@ class Pbs:
         *,
         allow_leaks: bool = False,
     ) -> CompletedJob:
-        (self.work / "analysis.py").write_text(program)
+        (self.work / "analysis.py").write_text(expanded(program))
         nodefile = self.home / "nodefile"
         nodefile.write_text("".join(f"{line}\n" for line in lines))
         environ = {
@@ -91,6 +90,7 @@ def pbs(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> Pbs:
     return Pbs(mpirun, hosts, tmp_path)
 
 
+@pytest.mark.both_mpis
 def test_chunk_per_host(pbs: Pbs) -> None:
     # select=1:mpiprocs=1+1:mpiprocs=2
     (pbs.work / "env.sh").write_text("export SITE_SAYS='a b'\n")
@@ -110,8 +110,8 @@ def test_chunk_per_host(pbs: Pbs) -> None:
     assert set(told["site"].values()) == {"a b"}
     assert all(row["identity"] == [] for row in rows.values()), rows
     names = {path.name for path in (pbs.work / "logs" / JOB).iterdir()}
-    assert any("h1" in name for name in names)
-    assert any("h2" in name for name in names)
+    assert {name.split("-")[0] for name in names} == {"rank", "scheduler", "worker"}  # and no mark
+    assert [host for host in ("h1", "h2") if not any(host in name for name in names)] == []
 
 
 @pytest.mark.parametrize(("visible", "second"), [("uuids", 1), ("nothing", 2)])
@@ -188,16 +188,14 @@ def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -
 @pytest.mark.both_mpis
 def test_a_node_that_is_silent(pbs: Pbs) -> None:
     """Its power or network is gone: mpirun would wait for it, until the walltime."""
-    program = (
-        CLIENT
-        + """
+    program = """
+from support.jobs.scripts.client import client
 import socket, subprocess
 def cut():
     subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
 (there,) = [address for address, host in client.run(socket.gethostname).items() if host == "h2"]
 client.submit(cut, workers=[there]).result(300)
 """
-    )
     try:
         done = pbs.run(program, ["h1", "h2"], {"DGM_CHECK": "no"}, allow_leaks=True).check(75)
     finally:

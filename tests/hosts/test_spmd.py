@@ -6,7 +6,6 @@ import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.clusters import facts
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, SimHost, make_gpus
@@ -18,7 +17,7 @@ SCRIPT = script("hosts/scripts/gangs.py")
 def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     count = {"h1": 6, "h2": 5, "h3": 5}
     gpus = {host: SimHost(make_gpus(number, host=host, memory=80 * GIB)) for host, number in count.items()}
-    told = facts(mpirun.run(SCRIPT, 3, command=[], bed=hosts, env=gpu_environ(gpus), timeout=110).check(7))
+    told = facts(mpirun.run(SCRIPT, 3, command=[], bed=hosts, gpus=gpus).check(7))
     names = [host for host, number in count.items() for _ in range(number)]
     for found in (told["first"], told["second"]):
         assert [row["rank"] for row in found] == list(range(16))

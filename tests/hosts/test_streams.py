@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ CROSSING = script("hosts/scripts/crossing.py")
     ("options", "streams"), [((), 2), (("--no-data-encryption",), 4), (("--protocol", "tcp"), 0)]
 )
 def test_arrays_between_hosts(mpirun: Mpi, bed: TestBed, options: tuple[str, ...], streams: int) -> None:
-    done = mpirun.run(EXCHANGE, 2, bed=bed, hosts=bed.hosts[:2], command=options, timeout=90).check()
+    done = mpirun.run(EXCHANGE, 2, bed=bed, hosts=bed.hosts[:2], command=options).check()
     told = facts(done)
     assert told["right"] == [True] * 8
     assert told["bytes"] == 4 * 2 * 30_000_000
@@ -63,9 +64,8 @@ def test_packets_are_lost(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
             carries(bed, "h2", packets=True)
 
     with meanwhile(lose):
-        done = mpirun.run(
-            CROSSING, 2, args=[str(tmp_path)], bed=bed, hosts=bed.hosts[:2], command=(), timeout=150
-        )
+        where: dict[str, Any] = {"bed": bed, "hosts": bed.hosts[:2]}
+        done = mpirun.run(CROSSING, 2, args=[str(tmp_path)], command=(), timeout=150, **where)
     assert facts(done.check())["right"] is True
 
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.bed.hosts import TestBed
-from support.intruders.jobs import ATTACKS, IN_MEETING, Attacked, attack_meeting, attacked, start
+from support.intruders.jobs import (
+    ATTACKS,
+    HOLD_MEETING,
+    IN_MEETING,
+    OWN_MPI,
+    Attacked,
+    attack_meeting,
+    attacked,
+    start,
+)
+from support.jobs.clusters import network_of
 from support.jobs.mpi import Mpi
 
 #: Another user, whom every system has.
@@ -49,13 +58,13 @@ def on_three_hosts(jobs: Mpi, hosts: TestBed) -> Attacked:
 def with_mpi_of_the_script(jobs: Mpi, hosts: TestBed) -> Attacked:
     """Two ranks on two hosts, whose script is an MPI process; the intruder is another user on the first of them."""
     attacks = {"mpi": IN_MEETING, "launcher": ATTACKS["launcher"]}
-    return on_hosts(jobs, hosts, 2, hosts.hosts[0], attacks, own_mpi=True)
+    return on_hosts(jobs, hosts, 2, hosts.hosts[0], attacks, OWN_MPI)
 
 
 @pytest.fixture(scope="session")
 def in_the_meeting(jobs: Mpi, hosts: TestBed) -> Mapping[str, Attacked]:
     """Two ranks on two hosts, held in the meeting: what comes of another user on a third host, and then on the first."""
-    job = start(jobs, 2, bed=hosts, hosts=hosts.hosts[:2], hold_meeting=True)
+    job = start(jobs, 2, bed=hosts, hosts=hosts.hosts[:2], chosen=HOLD_MEETING)
     places = {"another host": hosts.on(hosts.hosts[2], []), "a host of the job": hosts.on(hosts.hosts[0], [])}
     return attack_meeting(job, 2, places, networks_of(hosts, 2), USER)
 
@@ -73,11 +82,10 @@ def on_hosts(
     count: int,
     intruder: str,
     attacks: Mapping[str, Sequence[Sequence[str]]],
-    *,
-    own_mpi: bool = False,
+    chosen: Mapping[str, str] | None = None,
 ) -> Attacked:
     """Attack a job on the first hosts from another one, or from one of them."""
-    job = start(mpi, count, bed=bed, hosts=bed.hosts[:count], own_mpi=own_mpi)
+    job = start(mpi, count, bed=bed, hosts=bed.hosts[:count], chosen=chosen)
     return attacked(job, bed.on(intruder, []), networks_of(bed, count), USER, attacks)
 
 
@@ -91,10 +99,5 @@ def on_one_host(mpi: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **opti
 
 def networks_of(bed: TestBed, count: int) -> dict[str, str]:
     """Address of each of the first hosts, by its network."""
-    return {network(bed, host): f"10.77.0.{number}" for number, host in enumerate(bed.hosts[:count], 1)}
-
-
-def network(bed: TestBed, host: str) -> str:
-    """A host's network, as `listeners.Place` names it."""
-    pid = (bed.state / f"{host}.holder").read_text().split()[0]
-    return os.readlink(Path("/proc") / pid / "ns" / "net")
+    hosts = enumerate(bed.hosts[:count], 1)
+    return {network_of(bed.holder(host)): f"10.77.0.{number}" for number, host in hosts}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from support.jobs.clusters import COMMAND, foreign_launcher
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import CompletedJob, Mpi
 from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus
 
@@ -69,8 +68,8 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
 def test_gpus(mpirun: Mpi) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
     # they are emulated, so nothing can compute on them: each is tried, by its worker
-    env = gpu_environ(SimHost(there, driver="570.1")) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
-    done = mpirun.run([*CHECK, "--json"], 2, env=env).check(1)
+    env = {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
+    done = mpirun.run([*CHECK, "--json"], 2, gpus=SimHost(there, driver="570.1"), env=env).check(1)
     assert len(findings(done)) == 2, findings(done)
     kernel, found = sorted(findings(done), key=lambda each: str(each["what"]), reverse=True)
     assert (kernel["what"], kernel["ranks"], kernel["hosts"]) == ("kernel", [0, 1], [HOST])
@@ -95,32 +94,26 @@ def test_gpus(mpirun: Mpi) -> None:
 
 def test_gpus_that_are_gone(mpirun: Mpi) -> None:
     # where there is no NVIDIA library, or no driver, NVML is no error by itself
-    none = {"CUDA_VISIBLE_DEVICES": None}
-    done = mpirun.run([*CHECK, "--json"], 2, env={**none, "SLURM_GPUS_ON_NODE": "99"})
-    found = red(done)
+    env = {"CUDA_VISIBLE_DEVICES": None, "SLURM_GPUS_ON_NODE": "99"}
+    found = red(mpirun.run([*CHECK, "--json"], 2, env=env))
     assert (found["what"], found["ranks"], found["hosts"]) == ("GPUs", [0, 1], [HOST])
     assert "SLURM_GPUS_ON_NODE=99" in found["found"]
-    env = gpu_environ(make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
-    done = mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env)
+    line = [*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"]
+    done = mpirun.run(line, 2, gpus=make_gpus(2, host="one"), env={"SLURM_GPUS_ON_NODE": "2"})
     assert red(done)["found"].startswith("only 2 GPUs visible")
     (host,) = json.loads(done.stdout)["hosts"]
     assert [gpu["kernel"] for gpu in host["gpus"]] == [None, None]
 
 
-@pytest.fixture
-def another_dask(tmp_path: Path) -> dict[str, str]:
-    """The environment of a rank with another version of Dask."""
+def test_another_version_and_a_port_in_use(mpirun: Mpi, tmp_path: Path) -> None:
     fake = tmp_path / "dask-2020.1.0.dist-info"
     fake.mkdir()
     (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: dask\nVersion: 2020.1.0\n")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
-
-
-def test_another_version_and_a_port_in_use(mpirun: Mpi, another_dask: dict[str, str]) -> None:
+    another = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         line = [*CHECK, "--json", "--dashboard-address", f"127.0.0.1:{port}"]
-        done = mpirun.run(line, 2, per_rank_env=[{}, another_dask])
+        done = mpirun.run(line, 2, per_rank_env=[{}, another])
     found = red(done)
     assert found["what"] == "versions"
     assert f"2020.1.0 for rank 1 on {HOST}" in found["found"]
@@ -139,7 +132,6 @@ def failed_start(done: CompletedJob) -> dict[str, Any]:
     return red(done)
 
 
-@pytest.mark.both_mpis
 def test_a_local_directory_that_can_not_be_written(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     odd = {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(tmp_path / "file")}
@@ -153,13 +145,30 @@ def test_a_local_directory_that_can_not_be_written(mpirun: Mpi, tmp_path: Path) 
     assert "1 error, 0 warnings" in done.stdout
 
 
-def test_the_schedulers_port_in_use(mpirun: Mpi) -> None:
+@pytest.mark.parametrize(
+    ("way", "what", "found", "remedy"),
+    [
+        ("port", "ports", "port {port}", "--scheduler-port"),
+        ("no library", "launcher", "finds no MPI library", "pip install"),
+        # what a foreign launcher makes of two ranks; rank 0 speaks for both
+        pytest.param(
+            "foreign", "launcher", "world of 1 rank", "use the mpirun of", marks=pytest.mark.both_mpis
+        ),
+    ],
+)
+def test_a_start_that_fails(mpirun: Mpi, way: str, what: str, found: str, remedy: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = failed_start(mpirun.run([*CHECK, "--json", "--scheduler-port", str(port)], 2))
-    assert found["what"] == "ports"
-    assert f"port {port}" in found["found"]
-    assert "--scheduler-port" in found["remedy"]
+        port = str(server.getsockname()[1])
+        line, ranks = {
+            "port": ([*CHECK, "--json", "--scheduler-port", port], 2),
+            "no library": ([*CHECK, "--json"], None),
+            "foreign": (foreign_launcher(mpirun.name, "check", "--json"), None),
+        }[way]
+        env = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"} if way == "no library" else {}
+        one = failed_start(mpirun.run(line, ranks, env=env))
+    assert one["what"] == what
+    assert found.format(port=port) in one["found"]
+    assert remedy in one["remedy"]
 
 
 def test_all_that_is_wrong_is_found_at_once(mpirun: Mpi, tmp_path: Path) -> None:
@@ -177,8 +186,8 @@ def test_all_that_is_wrong_is_found_at_once(mpirun: Mpi, tmp_path: Path) -> None
 
 
 def test_options_that_can_not_be_used(mpirun: Mpi) -> None:
-    done = mpirun.run([*CHECK, "--json", "--nthreads", "none"], 2).check(2)
-    assert "--nthreads" in done.refusal
+    done = mpirun.run([*CHECK, "--json", "--nthreads", "none"], 2)
+    done.refused("--nthreads")
     assert done.stdout == ""
 
 
@@ -190,35 +199,19 @@ def test_files_of_the_job_are_not_written(mpirun: Mpi, tmp_path: Path) -> None:
     assert "placement" in done.stdout
 
 
-@pytest.mark.both_mpis
-def test_worlds_of_one(mpirun: Mpi) -> None:
-    # what a foreign launcher makes of two ranks; rank 0 speaks for both
-    found = failed_start(mpirun.run(foreign_launcher(mpirun.name, "check", "--json"), None))
-    assert found["what"] == "launcher"
-    assert "world of 1 rank" in found["found"]
-    assert "use the mpirun of" in found["remedy"]
-
-
-def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
-    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    found = failed_start(mpirun.run([*CHECK, "--json"], None, env=env))
-    assert found["what"] == "launcher"
-    assert "finds no MPI library" in found["found"]
-
-
 @pytest.mark.slow
 def test_rank_that_does_not_answer(mpirun: Mpi) -> None:
     program = """
         import os
         import dask_gpu_mpi.job.entering as entering
 
-        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "1":
+        if "STOPS" in os.environ:
             entering.list_interfaces = lambda: os.kill(os.getpid(), 19)
         from dask_gpu_mpi.cli.main import main
 
         main(["check", "--interface", "lo", "--json", "--startup-timeout", "5s"])
     """
-    done = mpirun.run(program, 2, timeout=40)
+    done = mpirun.run(program, 2, per_rank_env=[{}, {"STOPS": "yes"}])
     assert done.rc != 0
     (found,) = findings(done)
     assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
@@ -236,9 +229,7 @@ if os.environ.get("HANGS") and "check" not in sys.argv:
     tasks.inspect_scratch = lambda *_: open({str(fifo)!r}, "w")
 """)
     os.mkfifo(fifo)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    ranks = [{"PYTHONPATH": path}, {"PYTHONPATH": path, "HANGS": "yes"}]
-    found = red(mpirun.run([*CHECK, "--json"], 2, per_rank_env=ranks, timeout=60))
+    found = red(mpirun.run([*CHECK, "--json"], 2, path=tmp_path, per_rank_env=[{}, {"HANGS": "yes"}]))
     assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
     assert "local directory" in found["found"]
     assert "no result within 8 s" in found["found"]
@@ -259,9 +250,7 @@ def test_kernel_without_a_result(mpirun: Mpi, tmp_path: Path, module: str, level
     (tmp_path / "numba" / "cuda").mkdir(parents=True)
     (tmp_path / "numba" / "__init__.py").write_text("")
     (tmp_path / "numba" / "cuda" / "__init__.py").write_text(module)
-    env = gpu_environ(make_gpus(1, host="one"))
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    done = mpirun.run([*CHECK, "--json"], 1, env=env, timeout=60)
+    done = mpirun.run([*CHECK, "--json"], 1, gpus=make_gpus(1, host="one"), path=tmp_path)
     assert done.rc == (level == "error"), done.output
     # a busy machine may have other warnings, such as that another job has the dashboard's port
     (found,) = [each for each in findings(done, level) if each["what"] == "kernel"]

@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
-from support.jobs.clusters import CLIENT, COMMAND, facts
+from support.jobs.clusters import COMMAND, facts
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import expanded
 from support.mocks.containers import RUNTIMES, mock_runtime, recorded
 
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, tell
 where = client.run(lambda: os.environ.get("IN_CONTAINER", ""))
 tell(where=sorted(where.values()), argv=sys.argv[1:], cwd=os.getcwd(), other=os.environ.get("OTHER"))
 sys.exit(7)
 """
-)
 #: podman-hpc would take the first two for its own, and so would a careless launcher.
 WORDS = ("--help", "--gpu", "a b")
 
@@ -32,7 +31,7 @@ WORDS = ("--help", "--gpu", "a b")
 def test_job_in_a_container(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     image = "image.sif" if name == "apptainer" else "registry/image:1"
     (tmp_path / "image.sif").touch()
-    (tmp_path / "analysis.py").write_text(SCRIPT)
+    (tmp_path / "analysis.py").write_text(expanded(SCRIPT))
     record = mock_runtime(tmp_path, name, image, str(ROOT))
     env = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -41,17 +40,9 @@ def test_job_in_a_container(mpirun: Mpi, tmp_path: Path, name: str) -> None:
         "OMPI_ALLOW_RUN_AS_ROOT": None,
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": None,
     }
-    line = [
-        *COMMAND,
-        "launch",
-        "-n",
-        "2",
-        "--container",
-        image,
-        "--container-mount=/usr:/mnt:ro",
-        "analysis.py",
-    ]
-    done = mpirun.run([*line, *WORDS], None, env=env, cwd=tmp_path, timeout=110).check(7)
+    options = ["--container", image, "--container-mount=/usr:/mnt:ro"]
+    line = [*COMMAND, "launch", "-n", "2", *options, "analysis.py", *WORDS]
+    done = mpirun.run(line, None, env=env, cwd=tmp_path).check(7)
     told = facts(done)
     assert told["where"] == [name, name]
     assert told["argv"] == [*WORDS]
@@ -84,7 +75,7 @@ def test_job_in_podman_hpc(mpirun: Mpi, tmp_path: Path) -> None:
     changes = [f"--change=ENV {name}={value}" for name, value in variables.items()]
     made = ["podman-hpc", "import", *changes, str(tmp_path / "root.tar"), image]
     subprocess.run(made, check=True, timeout=60, capture_output=True)
-    (tmp_path / "analysis.py").write_text(SCRIPT)
+    (tmp_path / "analysis.py").write_text(expanded(SCRIPT))
     mounts = {"/usr", "/etc", os.path.realpath(sys.prefix), sys.prefix, sys.base_prefix, str(ROOT)}
     options = [f"--container-mount={path}" for path in sorted(mounts)]
     line = [*COMMAND, "launch", "-n", "2", "--interface", "lo", "--container", image, *options, "analysis.py"]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from support.jobs.clusters import facts
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, driver_folder, make_gpus, read_log
@@ -17,21 +14,16 @@ SCRIPT = script("mpi/scripts/contexts.py")
 GPUS = make_gpus(2, host="one", memory=80 * GIB)
 
 
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str | None]:
-    """Two GPUs, and a driver that writes down who makes contexts."""
-    libraries = f"{compile_cuda(tmp_path / 'lib')}:{driver_folder()}"
-    return gpu_environ(GPUS) | {"LD_LIBRARY_PATH": libraries, LOG_VARIABLE: str(tmp_path / "log")}
-
-
 def test_only_workers_touch_cuda_each_once_and_a_script_that_did_is_named(
-    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
+    mpirun: Mpi, tmp_path: Path
 ) -> None:
+    # a driver that writes down who makes contexts
+    libraries = f"{compile_cuda(tmp_path / 'lib')}:{driver_folder()}"
+    env = {"LD_LIBRARY_PATH": libraries, LOG_VARIABLE: str(tmp_path / "log"), "DASK_CONFIG": str(tmp_path)}
     ranks = [{"TEST_RANK": "0"}, {"TEST_RANK": "1"}]
     # CUDA reads its variables once: the context must not be there before them
     (tmp_path / "dask.yaml").write_text("distributed: {nanny: {environ: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}}\n")
-    environ["DASK_CONFIG"] = str(tmp_path / "dask.yaml")
-    done = mpirun.run(SCRIPT, 2, env=environ, per_rank_env=ranks).check()
+    done = mpirun.run(SCRIPT, 2, gpus=GPUS, env=env, per_rank_env=ranks).check()
     told = facts(done)
     (warning,) = told["warnings"]
     device = "device 0, GPU-00000000-0000-0000-0000-000000000000"

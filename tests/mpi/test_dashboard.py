@@ -17,7 +17,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from dask_gpu_mpi import connect
-from support.jobs.clusters import COMMAND, facts, foreign_lines, listening, until, without_mpi
+from support.jobs.clusters import CLIENT, COMMAND, facts, listening, until, without_mpi
 from support.jobs.mpi import Job, Mpi
 from support.jobs.scripts import script
 
@@ -64,7 +64,7 @@ def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     options = ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
     job = mpirun.start(SCRIPT, 2, command=options)
-    job.wait_for('"link"', 60)
+    job.wait_for('"link"')
     told = facts(job)
     printed = re.search(r"dashboard at (\S+)", job.stderr)
     assert printed is not None
@@ -105,8 +105,7 @@ def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
         path for path in processes if has_token(path / "cmdline", token) or has_token(path / "environ", token)
     ] == []
     assert json.loads(file.read_text())["dask-gpu-mpi"]["dashboard"] == link
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check()
+    done = job.go_on()
     assert "works 3" in done.stdout
     # once where it is printed, which the script tells again here; strangers leave no line
     assert done.stderr.count(token) == 1
@@ -117,7 +116,7 @@ def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
     """As dask-mpi's: to lock it would help nobody. A warning says that both are open."""
     code = "from distributed import Client; print('link', Client().dashboard_link, flush=True); import time; time.sleep(60)"
     job = mpirun.start([*COMMAND, "--no-security", "--dashboard-address", "127.0.0.1:0", "-c", code], 2)
-    job.wait_for("link http", 60)
+    job.wait_for("link http")
     printed = re.search(r"dashboard at (\S+)", job.stderr)
     assert printed is not None
     assert re.fullmatch(r"http://localhost:[0-9]+/status", printed[1])
@@ -125,10 +124,11 @@ def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
     assert get(printed[1].removesuffix("/status") + "/health")[0] == 200
     assert "can reach this cluster and run code as you, and its dashboard has no token. Fix: " in job.stderr
     job.signal(15)
-    job.wait(30)
+    job.wait()
 
 
 def test_its_port_may_be_taken_even_if_warnings_are_errors(mpirun: Mpi) -> None:
+    """The dashboard gets another one, with a warning of ours: a tunnel may wait at the one that was asked for."""
     code = (
         "from dask_gpu_mpi import initialize; initialize(); from distributed import Client; "
         "print(Client().submit(sum, [1]).result())"
@@ -136,10 +136,11 @@ def test_its_port_may_be_taken_even_if_warnings_are_errors(mpirun: Mpi) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         environ = {"DASK_GPU_MPI__DASHBOARD_ADDRESS": f"127.0.0.1:{port}"}
-        done = mpirun.run(["python", "-W", "error", "-c", code], 2, env=environ, timeout=60).check()
+        done = mpirun.run(["python", "-W", "error", "-c", code], 2, env=environ).clean()
     assert done.stdout == "1\n"
-    assert foreign_lines(done.stderr) == []
     assert f"localhost:{port}/" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "is in use" in line)
+    assert f"dashboard: port {port} of " in line
 
 
 def open_page(base: str, cookie: str) -> tuple[int, ...]:
@@ -176,27 +177,12 @@ def open_page(base: str, cookie: str) -> tuple[int, ...]:
     ],
 )
 def test_without_it_nothing_listens_for_http(mpirun: Mpi, options: tuple[str, ...], servers: int) -> None:
-    code = """
-import os, time
-from distributed import Client
-client = Client()
-print("link", repr(client.dashboard_link), client.submit(sum, [1, 2]).result(), "Dashboard" in client._repr_html_(), flush=True)
-while not os.path.exists(os.path.join(os.environ["TMPDIR"], "go-on")):
-    time.sleep(0.05)
-"""
+    code = (
+        CLIENT
+        + "print('link', repr(client.dashboard_link), client.submit(sum, [1, 2]).result(), flush=True)\ngo_on()\n"
+    )
     job = mpirun.start([*COMMAND, "--no-dashboard", *options, "-c", code], 2)
-    job.wait_for("link '' 3", 60)
+    job.wait_for("link '' 3")
     until(lambda: len(http_servers(job)) == servers, 5)
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check()
+    done = job.go_on()
     assert "dashboard" not in done.stderr
-
-
-def test_a_port_of_the_dashboard_that_is_in_use(mpirun: Mpi) -> None:
-    """The dashboard gets another one, with a warning: a tunnel may wait at the one that was asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        command = ["--dashboard-address", f"127.0.0.1:{port}"]
-        done = mpirun.run("print('ran')", 1, command=command).check()
-    (line,) = (line for line in done.stderr.splitlines() if "is in use" in line)
-    assert f"dashboard: port {port} of " in line

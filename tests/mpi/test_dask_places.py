@@ -25,7 +25,7 @@ EXPECTED = {
 def test_calls_of_a_client(mpirun: Mpi, tmp_path: Path) -> None:
     options = ["--dashboard-address", "127.0.0.1:0"]
     places = script("mpi/scripts/dask_places.py")
-    done = mpirun.run(places, 2, command=options, args=[str(tmp_path)], timeout=110).check()
+    done = mpirun.run(places, 2, command=options, args=[str(tmp_path)]).check()
     assert facts(done) == EXPECTED
     page = (tmp_path / "report.html").read_text()
     assert all(part in page for part in ("Task Stream", "Worker Profile", "Scheduler Profile", "Bandwidth"))

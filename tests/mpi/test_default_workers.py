@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.jobs.clusters import facts
-from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, make_gpus
+from support.mocks.gpus import make_gpus
 
 SCRIPT = script("mpi/scripts/default_workers.py")
 
@@ -17,8 +16,7 @@ SCRIPT = script("mpi/scripts/default_workers.py")
 def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, where: str) -> None:
     options = ["--cpu-workers", "1", "--no-dashboard", "--default-workers", where]
     gpus, cpu = ["0-0", "1-1"], ["0-cpu-0"]
-    env = gpu_environ(make_gpus(2, host="one", memory=80 * GIB))
-    told = facts(mpirun.run(SCRIPT, 2, command=options, env=env).check())
+    told = facts(mpirun.run(SCRIPT, 2, command=options, gpus=make_gpus(2, host="one")).check())
     everybody = sorted(gpus + cpu)
     unasked = gpus if where == "gpu" else everybody
     assert told["unasked"] == told["again"] == unasked

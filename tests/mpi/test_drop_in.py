@@ -10,18 +10,30 @@ from typing import Any
 import pytest
 
 import dask_gpu_mpi
-from support.jobs.clusters import COMMAND, TELL, Driver, facts, foreign_lines, scratch_of, workers_of
+from support.jobs.clusters import INITIALIZED, TELL, Driver, facts, up, workers_of
 from support.jobs.mpi import CompletedJob, Mpi
+
+#: Begins most scripts.
+HEAD = """
+import atexit, copy, logging, time
+import dask
+import dask_gpu_mpi
+from dask_gpu_mpi import execute, initialize, send_close_signal
+from dask_gpu_mpi.options.resolve import register_defaults
+from distributed import Client
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+"""
 
 
 def facts_of(
-    mpirun: Mpi, program: str, ranks: int, rc: int = 0, *, fails: bool = False
+    mpirun: Mpi, program: str, ranks: int, rc: int = 0, *, head: str = HEAD, fails: bool = False
 ) -> tuple[dict[str, Any], CompletedJob]:
     """What a script tells, and its job, which leaves nothing behind, and prints nothing of others unless a task `fails`."""
-    done = mpirun.run(TELL + program, ranks).check(rc)
-    assert fails or foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []
-    return facts(done), done
+    done = mpirun.run(TELL + head + program, ranks).check(rc)
+    assert done.left == ()
+    return facts(done), done if fails else done.clean()
 
 
 @pytest.mark.quick
@@ -41,14 +53,6 @@ def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
 @pytest.mark.quick
 def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None:
     program = """
-import copy
-import dask
-from mpi4py import MPI
-from dask_gpu_mpi import initialize, send_close_signal
-from dask_gpu_mpi.options.resolve import register_defaults
-from distributed import Client
-
-world = MPI.COMM_WORLD
 register_defaults(dask.config)
 
 def state():
@@ -97,11 +101,6 @@ else:
 @pytest.mark.both_mpis
 def test_sub_communicator_beside_mpi_work_of_others(mpirun: Mpi) -> None:
     program = """
-from mpi4py import MPI
-from dask_gpu_mpi import initialize
-from distributed import Client
-
-world = MPI.COMM_WORLD
 mine = world.Split(int(world.rank in (1, 3)))
 if world.rank in (1, 3):
     session = initialize(comm=mine, exit=False, worker_class="distributed.Worker")
@@ -128,19 +127,15 @@ if world.rank == 2:
 
 def test_execute_returns_the_result(mpirun: Mpi) -> None:
     program = """
-from mpi4py import MPI
-from dask_gpu_mpi import execute
-from distributed import Client
-
 def add(left, right=0):
     with Client() as client:
-        tell(workers=looks(client), client=MPI.COMM_WORLD.rank)
+        tell(workers=looks(client), client=world.rank)
         return client.submit(lambda: left + right).result()
 
 # client_function, client_args, client_kwargs, client_rank, scheduler, scheduler_rank
 answer = execute(add, (3,), {"right": 4}, 2, True, 1, exclusive_workers=True, worker_name="mine", nthreads=1)
-answers = MPI.COMM_WORLD.gather(answer)
-if MPI.COMM_WORLD.rank == 0:
+answers = world.gather(answer)
+if world.rank == 0:
     tell(answers=answers)
 """
     told, _ = facts_of(mpirun, program, 4)
@@ -152,19 +147,10 @@ if MPI.COMM_WORLD.rank == 0:
 @pytest.mark.both_mpis
 def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
     program = """
-import atexit, copy, logging
-import dask
-from mpi4py import MPI
-
 at_exit, register, unregister = [], atexit.register, atexit.unregister
 atexit.register = lambda call: (at_exit.append(call), register(call))
 atexit.unregister = lambda call: (call in at_exit and at_exit.remove(call), unregister(call))
 
-from dask_gpu_mpi import execute, initialize
-from dask_gpu_mpi.options.resolve import register_defaults
-from distributed import Client
-
-world = MPI.COMM_WORLD
 duplicates = 0
 
 def copied(comm, key, value):
@@ -240,18 +226,14 @@ tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
 def test_execute_of_a_function_that_shuts_down(mpirun: Mpi) -> None:
     """The other ranks go on at once, and the client's does not wait for them."""
     program = """
-from mpi4py import MPI
-from dask_gpu_mpi import execute
-from distributed import Client
-
 def work():
     Client().shutdown()
-    MPI.COMM_WORLD.recv(source=0)
+    world.recv(source=0)
 
 execute(work, client_rank=1, shutdown_timeout=300, worker_class="distributed.Worker", dashboard=False)
-if MPI.COMM_WORLD.rank == 0:
-    MPI.COMM_WORLD.send("go", dest=1)
-tell(**{f"after{MPI.COMM_WORLD.rank}": True})
+if world.rank == 0:
+    world.send("go", dest=1)
+tell(**{f"after{world.rank}": True})
 """
     told, _ = facts_of(mpirun, program, 2)
     assert told == {"after0": True, "after1": True}
@@ -259,12 +241,7 @@ tell(**{f"after{MPI.COMM_WORLD.rank}": True})
 
 def test_exceptions_of_execute_and_of_a_world_that_is_too_small(mpirun: Mpi) -> None:
     program = """
-import dask_gpu_mpi
 import dask_mpi
-from mpi4py import MPI
-from distributed import Client
-
-rank = MPI.COMM_WORLD.rank
 
 def fail():
     Client().submit(lambda: 1 / 0).result()
@@ -272,14 +249,14 @@ def fail():
 try:
     dask_gpu_mpi.initialize(layout="exclusive")
 except dask_mpi.WorldTooSmallException as error:
-    tell(**{f"small{rank}": [isinstance(error, dask_gpu_mpi.WorldTooSmallException), str(error)]})
+    tell(**{f"small{world.rank}": [isinstance(error, dask_gpu_mpi.WorldTooSmallException), str(error)]})
 try:
     dask_gpu_mpi.execute(fail)
 except ZeroDivisionError as error:
-    tell(caught=rank)
-    MPI.COMM_WORLD.allreduce(1)
+    tell(caught=world.rank)
+    world.allreduce(1)
     sys.exit(3)
-MPI.COMM_WORLD.allreduce(1)
+world.allreduce(1)
 """
     told, done = facts_of(mpirun, program, 2, 3, fails=True)
     for rank in (0, 1):
@@ -293,18 +270,14 @@ MPI.COMM_WORLD.allreduce(1)
 def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
     """No rank is kept for a client that is elsewhere, nor for a scheduler that is there already."""
     file = tmp_path / "scheduler.json"
-    options = ("--exclusive-workers", "--scheduler-file", str(file))
-    owner = mpirun.start([*COMMAND, *options, "--scheduler-rank", "1"], 2)
-    owner.wait_for("1 worker on 1 host", stream="stderr")
+    owner = up(mpirun, file, 2, "--exclusive-workers", "--scheduler-rank", "1", workers=1)
     with Driver(file) as driver:
         assert driver.ask("names()") == ["0"]
-        joined = mpirun.start([*COMMAND, *options, "--no-scheduler"], 1)
-        joined.wait_for("1 worker on 1 host", stream="stderr")
+        joined = up(mpirun, file, 1, "--exclusive-workers", "--no-scheduler")
         assert len(driver.ask("names()")) == 2
         driver.ask("client.shutdown()")
         for job in (owner, joined):
-            assert foreign_lines(job.wait(20).check(0).stderr) == []
-            assert scratch_of(job) == []
+            job.wait().clean()
 
 
 def test_children_of_a_script_that_has_had_two_sessions_and_its_end(mpirun: Mpi) -> None:
@@ -327,7 +300,7 @@ for turn in range(2):
         session.close()
 since = time.monotonic()
 """
-    told, done = facts_of(mpirun, program, 2)
+    told, done = facts_of(mpirun, program, 2, head="")
     assert told["code"] == 4
     assert told["seconds"] < 1.5
     assert done.stderr.count("ended after") == 2
@@ -345,9 +318,8 @@ RUNNING = "initialize: the command has started the cluster already; no effect: "
 
 def test_initialize_below_the_command(mpirun: Mpi) -> None:
     more = "initialize(nthreads=1)\ninitialize(protocol='tcp', exit=False)\n"
-    done = mpirun.run(BOTH_WAYS + more, 2, command=["--nthreads", "1"]).check()
+    done = mpirun.run(BOTH_WAYS + more, 2, command=["--nthreads", "1"]).clean()
     assert facts(done) == {"workers": 2, "same": True}
-    assert foreign_lines(done.stderr) == []
     # options that are alike need no warning
     warnings = [line.partition(RUNNING)[2] for line in done.stderr.splitlines() if RUNNING in line]
     assert [warning.partition(". Fix: ")[0] for warning in warnings] == [
@@ -366,9 +338,8 @@ def test_initialize_below_the_command(mpirun: Mpi) -> None:
 )
 def test_what_is_refused_below_the_command(mpirun: Mpi, call: str, says: str) -> None:
     script = f"from dask_gpu_mpi import initialize\n{call}\nprint('on')\n"
-    done = mpirun.run(script, 2, command=["--no-dashboard"]).check(2)
+    done = mpirun.run(script, 2, command=["--no-dashboard"]).clean(2)
     assert done.stdout == ""
-    assert foreign_lines(done.stderr) == []
     assert says in done.error
 
 
@@ -416,10 +387,6 @@ def test_a_cluster_of_a_rank_on_which_initialize_has_returned_false(mpirun: Mpi)
 def test_a_client_whose_constructor_fails(mpirun: Mpi, kept: bool) -> None:
     program = """
         import sys
-        from dask_gpu_mpi import initialize
-
-        initialize()
-        from distributed import Client
 
         errors = []
         try:
@@ -429,7 +396,7 @@ def test_a_client_whose_constructor_fails(mpirun: Mpi, kept: bool) -> None:
                 raise
             errors.append(error)
     """
-    done = mpirun.run(program, 2, args=["kept"] * kept)
+    done = mpirun.run(program, 2, begin=INITIALIZED, args=["kept"] * kept)
     assert done.rc == (not kept), done.output
     assert ("Traceback" in done.stderr, "AttributeError" in done.stderr) == (not kept, False), done.output
     assert "dask_gpu_mpi: ended after" in done.stderr, done.output

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of, scratch_of
+from support.jobs.clusters import INITIALIZED, cpu_seconds, facts, ranks_of, scratch_of
 from support.jobs.mpi import Mpi
 
 
@@ -30,7 +29,7 @@ def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
         world.abort(3)
     """
     for _ in range(6 if mpirun.name == "mpich" else 1):
-        done = mpirun.run(program, 2, timeout=30).check(3)
+        done = mpirun.run(program, 2).check(3)
         assert done.stdout == "the report\n"
         assert "and why\n" in done.stderr
 
@@ -67,11 +66,10 @@ client.run(spill)
 
 def test_a_removal_that_takes_too_long_is_cut_short(mpirun: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     # whose directories are removed by a process of the worker and by the nanny, and by the agent itself
     classes = [{"DASK_GPU_MPI__WORKER_CLASS": f"distributed.{name}"} for name in ("Nanny", "Worker")]
-    job = mpirun.start(SPILL, 2, command=["--shutdown-timeout", "1"], env=env, per_rank_env=classes)
-    done = job.wait(60).check()
+    job = mpirun.start(SPILL, 2, command=["--shutdown-timeout", "1"], path=tmp_path, per_rank_env=classes)
+    done = job.wait().check()
     assert "did not answer" not in done.output
     assert "Traceback" not in done.output
     for rank in (0, 1):
@@ -82,9 +80,8 @@ def test_a_removal_that_takes_too_long_is_cut_short(mpirun: Mpi, tmp_path: Path)
 # -- ranks that wait leave the cores to others
 
 
-WAITS = (
-    TELL
-    + """
+WAITS = """
+from support.jobs.scripts.tell import go_on, look, tell
 import time
 from distributed import Client
 from dask_gpu_mpi import initialize
@@ -97,7 +94,6 @@ go_on = os.path.join(os.environ["TMPDIR"], "go-on")
 while not os.path.exists(go_on):
     time.sleep(0.5)
 """
-)
 SECONDS, SHARE = 4.0, 0.02
 
 
@@ -121,8 +117,7 @@ def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
         shares = {rank: (cpu_seconds(pid) - before[rank]) / elapsed for rank, pid in ranks.items()}
         if max(shares.values()) < SHARE:
             break
-    (job.directory / "go-on").touch()
-    job.wait(30).check(0)
+    job.go_on()
     assert max(shares.values()) < SHARE, shares
 
 
@@ -130,13 +125,10 @@ def test_the_schedulers_idle_timeout_does_not_end_a_script(mpirun: Mpi) -> None:
     """It ends a cluster without a script; a script may compute for long without tasks."""
     program = """
         import time
-        from dask_gpu_mpi import initialize
-        initialize()
-        from distributed import Client
         with Client() as client:
             print(client.submit(sum, [1, 2]).result())
             time.sleep(3)
             print(client.submit(sum, [3, 4]).result())
     """
-    done = mpirun.run(program, 1, env={"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "1s"}).check()
-    assert done.stdout == "3\n7\n"
+    env = {"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "1s"}
+    assert mpirun.run(program, 1, begin=INITIALIZED, env=env).check().stdout == "3\n7\n"

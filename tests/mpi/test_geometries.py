@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts, scratch_of
-from support.jobs.gpus import CORES, SCRIPT, SITE, SOCKETS, check_workers, gpu_environ
+from support.jobs.clusters import facts
+from support.jobs.gpus import CORES, SCRIPT, SITE, SOCKETS, check_workers
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, SimGpu, SimMig, make_gpus
 
@@ -31,8 +31,7 @@ os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
 def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi) -> None:
     # the first rank on the second socket, and neighbours by index on different sockets
     cores = [{"TEST_CORES": ",".join(map(str, socket))} for socket in SOCKETS[::-1]]
-    env = gpu_environ(EIGHT)
-    told = facts(mpirun.run(BIND + start(), 2, env=env, per_rank_env=cores).check())
+    told = facts(mpirun.run(BIND + start(), 2, gpus=EIGHT, per_rank_env=cores).check())
     names = ["0-1", "0-3", "0-5", "0-7", "1-0", "1-2", "1-4", "1-6"]
     if len(CORES) == 1:
         names = [f"{place // 4}-{place}" for place in range(8)]
@@ -55,7 +54,7 @@ tell(first=rows, workers=looks(client))
     gpus = make_gpus(8, host="one", memory=80 * GIB, cores=[SOCKETS[0], SOCKETS[1]])
     gpus = tuple(gpus[i] for i in (0, 4, 1, 5, 2, 6, 3, 7))  # sockets take turns
     options = ["--gpus-per-worker", "2", "--cpu-workers", "1"]
-    done = mpirun.run(SCRIPT + kill, 2, command=options, env=gpu_environ(gpus)).check()
+    done = mpirun.run(SCRIPT + kill, 2, command=options, gpus=gpus).check()
     told = facts(done)
     together = [(0, 2), (1, 3), (4, 6), (5, 7)] if len(CORES) > 1 else [(0, 1), (2, 3), (4, 5), (6, 7)]
     expected = {f"{i // 2}-{pair[0]}": [gpus[place] for place in pair] for i, pair in enumerate(together)}
@@ -63,7 +62,7 @@ tell(first=rows, workers=looks(client))
     # its nanny has brought it back as it was, on the same GPUs
     after = check_workers(told, gpus, expected, cpu_workers=["0-cpu-0"])
     assert [name for name in before if before[name]["pid"] != after[name]["pid"]] == ["1-5"]
-    assert scratch_of(mpirun.jobs[0]) == []
+    assert done.left == ()
 
 
 def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
@@ -86,9 +85,7 @@ def test_mig_instances_by_uuid(mpirun: Mpi) -> None:
     script = start(worker_options=options) + (
         "tell(rmm=client.run(lambda dask_worker: (dask_worker.name, sys.modules['rmm'].calls)))\n"
     )
-    env = gpu_environ(gpus)
-    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
-    told = facts(mpirun.run(script, 2, env=env, per_rank_env=visible).check())
+    told = facts(mpirun.run(script, 2, gpus=gpus, path=SITE, per_rank_env=visible).check())
     expected = {"0-0": [slices[0]], "0-2": [slices[3]], "1-1": [slices[1]]}
     check_workers(told, gpus, expected, device_limit=0.25)
     # fractions of the worker's own slice
@@ -119,11 +116,9 @@ import os
 spills = [client.run_on_scheduler(lambda: os.environ.get("CUDF_SPILL")), os.environ.get("CUDF_SPILL")]
 tell(inside=sorted(client.run(inside).values()), spills=spills)
 """
-    env = gpu_environ(gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
-    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
     words = ["--cpu-workers", "1", "--worker-options", json.dumps(options)]
-    done = mpirun.run(SCRIPT + script, 1, command=words, env=env).check()
-    told = facts(done)
+    how: dict[str, Any] = {"env": {"DASK_CUDF_SPILL_WARNING": "False"}, "gpus": gpus, "path": SITE}
+    told = facts(mpirun.run(SCRIPT + script, 1, command=words, **how).check())
     rows = {row["name"]: row for row in told["workers"]}
     assert [rows[name]["device"] for name in ("0-0", "0-1")] == [8 * GIB] * 2
     assert {row["memory"] for row in rows.values()} == {GIB}
@@ -152,14 +147,17 @@ def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
     mpirun: Mpi, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("import dask_cuda\n\nclass Mine(dask_cuda.CUDAWorker):\n    pass\n")
-    env = gpu_environ(EIGHT)
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
     visible = [
         {"CUDA_VISIBLE_DEVICES": "7,2,4"},
         {"CUDA_VISIBLE_DEVICES": f"{EIGHT[4].uuid},7,GPU-{EIGHT[2].uuid[4:12]}"},
     ]
-    told = facts(mpirun.run(start(worker_class="mine.Mine"), 2, env=env, per_rank_env=visible).check())
-    check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
+    script = start(worker_class="mine.Mine", nthreads=2, worker_options={"env": {"MINE": "yes"}})
+    script += "tell(mine=[*client.run(os.getenv, 'MINE').values()])\n"
+    told = facts(mpirun.run(script, 2, gpus=EIGHT, path=tmp_path, per_rank_env=visible).check())
+    rows = check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
+    assert told["mine"] == ["yes"] * 3
+    assert {row["nthreads"] for row in rows.values()} == {2}
+    assert told["steered"].keys() == {"GPU"}
 
 
 # -- what is refused
@@ -168,36 +166,16 @@ def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
 def test_busy_gpus(mpirun: Mpi) -> None:
     gpus = list(make_gpus(2, host="one", memory=80 * GIB))
     gpus[1] = SimGpu(uuid=gpus[1].uuid, memory=80 * GIB, processes=((1, 30 * GIB),))
-    env = gpu_environ(gpus)
-    host = os.uname().nodename
-    words = (
-        f"host {host}: GPU 1 ({gpus[1].uuid})",
-        f"{30 * GIB} bytes (30.00 GiB) in use by other processes",
-    )
-    script = "print('the script runs')"
-    done = mpirun.run(script, 2, command=["--require-idle-gpus"], env=env).check(2)
-    assert [word for word in (*words, "--no-require-idle-gpus") if word not in done.refusal] == [], (
-        done.refusal
-    )
-    assert "the script runs" not in done.stdout
+    host, busy = os.uname().nodename, f"GPU 1 ({gpus[1].uuid})"
+    done = mpirun.run("print('runs')", 2, command=["--require-idle-gpus"], gpus=gpus)
+    used = f"{30 * GIB} bytes (30.00 GiB) in use by other processes"
+    done.refused(f"host {host}: {busy}", used, "--no-require-idle-gpus")
+    assert "runs" not in done.stdout
     # a pool that fits the idle one, and not what is free of the other
     options = ["--worker-options", '{"rmm_pool_size": 0.7}']
-    error = mpirun.run(script, 2, command=options, env=env).check(2).refusal
-    words = (
-        f"rmm_pool_size of worker 1-1 on {host}",
-        f"GPU 1 ({gpus[1].uuid})",
-        f"free: {50 * GIB} bytes (50.00 GiB)",
-        "expected '45 GiB' at most",
-    )
-    assert [word for word in words if word not in error] == [], error
-
-
-def test_what_can_not_be(mpirun: Mpi) -> None:
-    """Other modules: tests/pure/workers/test_cuda_worker.py."""
-    words = ["--worker-options", '{"rmm_async": true}']
-    done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(EIGHT)).check(2)
-    words = ["rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]"]
-    assert [word for word in words if word not in done.refusal] == [], done.refusal
+    done = mpirun.run("print('runs')", 2, command=options, gpus=gpus)
+    free = f"free: {50 * GIB} bytes (50.00 GiB)"
+    done.refused(f"rmm_pool_size of worker 1-1 on {host}", busy, free, "expected '45 GiB' at most")
 
 
 def test_libraries_that_the_script_names(mpirun: Mpi) -> None:
@@ -213,9 +191,8 @@ import sys
 wait_until(lambda: on_workers()["0-0"] and client.run_on_scheduler(has_cudf))
 tell(has=on_workers(), sum=client.submit(sum, [1, 2]).result())
 """
-    env = gpu_environ(make_gpus(1, memory=80 * GIB))
-    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
-    told = facts(mpirun.run(SCRIPT + script, 1, command=["--cpu-workers", "1"], env=env).check())
+    how: dict[str, Any] = {"gpus": make_gpus(1, memory=80 * GIB), "path": SITE}
+    told = facts(mpirun.run(SCRIPT + script, 1, command=["--cpu-workers", "1"], **how).check())
     assert told["has"] == {"0-0": True, "0-cpu-0": False}
     assert told["sum"] == 3
 
@@ -229,7 +206,5 @@ def test_the_script_process_imports_them_while_the_cluster_starts(mpirun: Mpi, l
         f"import gc, sys\nearly = 'cudf' in sys.modules\n{line}\n"
         "import cudf\nprint('early', early, gc.get_freeze_count() > 10_000)\n"
     )
-    env = gpu_environ(make_gpus(1, memory=80 * GIB))
-    env["PYTHONPATH"] = f"{SITE}:{env['PYTHONPATH']}"
-    done = mpirun.run(script, 1, command=[], env=env).check()
+    done = mpirun.run(script, 1, command=[], gpus=make_gpus(1, memory=80 * GIB), path=SITE).check()
     assert f"early {not line} True" in done.stdout

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
-from support.jobs.gpus import SCRIPT, SOCKETS, check_workers, gpu_environ
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.gpus import SCRIPT, SOCKETS, check_workers
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, compile_library, make_gpus
 
@@ -47,16 +48,12 @@ GPUS = [
 
 @pytest.mark.quick
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
-    env = gpu_environ(GPUS)
     script = SCRIPT + TELL_MONITORED + TELL_TIDY + SHUFFLE
-    done = mpirun.run(script, 1, command=["--cpu-workers", "1"], env=env).check()
+    done = mpirun.run(script, 1, command=["--cpu-workers", "1"], gpus=GPUS).check()
     told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
     expected = {name: [gpu] for name, gpu in zip(gpu_names, GPUS, strict=True)}
-    rows = check_workers(told, GPUS, expected, cpu_workers=["0-cpu-0"])
-    assert rows["0-cpu-0"]["resources"] == {"CPU": rows["0-cpu-0"]["nthreads"]}
-    assert told["steered"]["CPU"] == ["0-cpu-0"]
-    assert set(told["steered"]["GPU"]) <= set(gpu_names)
+    check_workers(told, GPUS, expected, cpu_workers=["0-cpu-0"])
     # on the dashboard, too, it has no GPU: it would be the first one's load
     assert told["monitored"] == dict.fromkeys(gpu_names, True) | {"0-cpu-0": False}
     # what NVML leaves in a process is gone with the child that has asked it
@@ -64,24 +61,9 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
     assert told["zombies"] == []
     # workers without a GPU leave shuffles to Dask
     assert (told["here"], told["child"], told["own"]) == (None, "None", "disk")
-    assert scratch_of(mpirun.jobs[-1]) == []
-    alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, env=env).check()
+    assert done.left == ()
+    alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, gpus=GPUS).check()
     assert json.loads(alone.stdout) == told["plan"]
-
-
-def test_two_ranks_share_the_gpus(mpirun: Mpi) -> None:
-    before = (
-        "from dask_gpu_mpi import initialize\n"
-        "initialize(worker_class='dask_cuda.CUDAWorker', nthreads=2, worker_options={'env': {'MINE': 'yes'}})\n"
-    )
-    after = "tell(mine=sorted(client.run(os.getenv, 'MINE').values()))\n"
-    done = mpirun.run(before + SCRIPT + after, 2, env=gpu_environ(GPUS)).check()
-    told = facts(done)
-    assert told["mine"] == ["yes"] * 4
-    rows = check_workers(told, GPUS, {f"{index // 2}-{index}": [gpu] for index, gpu in enumerate(GPUS)})
-    assert {row["nthreads"] for row in rows.values()} == {2}
-    assert told["steered"].keys() == {"GPU"}
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_a_script_that_computes_while_it_starts(mpirun: Mpi) -> None:
@@ -104,8 +86,8 @@ finally:
     stop.set()
     thread.join()
 """
-    environ = gpu_environ(GPUS[:1]) | {"OPENBLAS_NUM_THREADS": "2"}
-    told = facts(mpirun.run(before + SCRIPT, 1, env=environ).check())
+    env = {"OPENBLAS_NUM_THREADS": "2"}
+    told = facts(mpirun.run(SCRIPT, 1, begin=before, gpus=GPUS[:1], env=env).check())
     check_workers(told, GPUS, {"0-0": GPUS[:1]})
 
 
@@ -113,16 +95,10 @@ def test_gpus_without_dask_cuda(mpirun: Mpi, tmp_path: Path) -> None:
     """One report with the fix, and CPU workers for who asks for them."""
     (tmp_path / "dask_cuda.py").write_text("raise ModuleNotFoundError('no dask_cuda', name='dask_cuda')\n")
     script = "from distributed import Client\nprint(len(Client().scheduler_info()['workers']))\n"
-    environ = gpu_environ(GPUS)
-    environ["PYTHONPATH"] = f"{tmp_path}:{environ['PYTHONPATH']}"
-    refused = mpirun.run(script, 2, command=[], env=environ)
-    assert (refused.rc, refused.leaked) == (2, ())
-    assert (
-        refused.stderr.count("GPU workers need dask-cuda, which is not installed here. Fix: pip install") == 1
-    )
-    assert "Traceback" not in refused.stderr
-    options = ["--worker-class", "distributed.Nanny"]
-    done = mpirun.run(script, None, command=options, env=environ).check()
+    how: dict[str, Any] = {"gpus": GPUS, "path": tmp_path}
+    done = mpirun.run(script, 2, command=[], **how)
+    done.refused("GPU workers need dask-cuda, which is not installed here. Fix: pip install")
+    done = mpirun.run(script, None, command=["--worker-class", "distributed.Nanny"], **how).check()
     assert done.stdout.split() == ["1"]
 
 
@@ -138,32 +114,35 @@ def hanging_nvml(tmp_path: Path) -> dict[str, str | None]:
 
 def test_what_the_agent_refuses_comes_before_an_nvml_that_hangs(mpirun: Mpi, tmp_path: Path) -> None:
     done = mpirun.run("", 1, command=["--local-directory", "/proc/none"], env=hanging_nvml(tmp_path))
-    assert (done.rc, done.leaked) == (2, ())
-    assert "the local directory '/proc/none' can't be written" in done.stderr
+    done.refused("the local directory '/proc/none' can't be written")
 
 
 @pytest.mark.parametrize(("ranks", "what"), [(2, "job"), (1, "plan")])
 def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int, what: str) -> None:
     (tmp_path / "job").write_text("print('ran')\n")
     environ = hanging_nvml(tmp_path) | {"DASK_GPU_MPI__STARTUP_TIMEOUT": "12"}
-    done = mpirun.run([*COMMAND, what], ranks, env=environ, cwd=tmp_path)
-    assert (done.rc, done.leaked) == (1, ())
+    done = mpirun.run([*COMMAND, what], ranks, env=environ, cwd=tmp_path).check(1)
     assert "ran" not in done.stdout
     assert 1 <= done.stderr.count("NVML did not respond before the start-up timeout") <= ranks
     assert f"rank 0 of {ranks} on " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("how", ["command", "a variable", "the program"])
-def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, how: str) -> None:
-    begin = ""
-    if how == "the program":
-        begin = "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\ndask_gpu_mpi.initialize()\n"
-    env = gpu_environ(GPUS[:2])
-    if how == "a variable":
-        env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
+SETS = "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\ndask_gpu_mpi.initialize()\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "env", "here", "child"),
+    [
+        ("", {}, "tasks", "tasks"),
+        ("", {"DASK_DATAFRAME__SHUFFLE__METHOD": "p2p"}, "p2p", "p2p"),
+        (SETS, {}, "p2p", "None"),
+    ],
+    ids=["command", "a variable", "the program"],
+)
+def test_shuffles_are_by_tasks_on_gpus(
+    mpirun: Mpi, begin: str, env: dict[str, str | None], here: str, child: str
+) -> None:
     command = None if begin else []
-    told = facts(mpirun.run(begin + TELL + SHUFFLE, 1, command=command, env=env).check())
-    expected = {"command": "tasks", "a variable": "p2p", "the program": "p2p"}[how]
-    child = None if how == "the program" else expected
-    assert told == {"here": expected, "child": str(child), "own": "disk"}
+    done = mpirun.run(TELL + SHUFFLE, 1, begin=begin, command=command, gpus=GPUS[:2], env=env).check()
+    assert facts(done) == {"here": here, "child": child, "own": "disk"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.jobs.clusters import TELL, facts
-from support.jobs.gpus import gpu_environ
+from support.jobs.clusters import facts
 from support.jobs.mpi import Mpi
 from support.mocks.gpus import GIB, make_gpus
 
@@ -26,9 +25,8 @@ note("starts")
 os.register_at_fork(after_in_child=lambda note=note: note("forked"))
 sys.addaudithook(watch)
 """
-SCRIPT = (
-    TELL
-    + """
+SCRIPT = """
+from support.jobs.scripts.tell import tell
 import time
 from dask_gpu_mpi import initialize
 initialize(nthreads=1, cpu_workers=1)
@@ -46,7 +44,6 @@ with Client() as client:
     while not client.run_on_scheduler(lambda: "bokeh.server.server" in sys.modules):
         time.sleep(0.1)
 """
-)
 #: Optional packages, which Dask looks for in each worker.
 OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 #: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)
@@ -58,9 +55,8 @@ def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_pat
     folder = tmp_path / "imports"
     folder.mkdir()
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    env = gpu_environ(make_gpus(2, host="one", memory=GIB))
-    env |= {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", "IMPORTS_FOLDER": str(folder)}
-    told = facts(mpirun.run(SCRIPT, 2, env=env, timeout=60).check())
+    gpus, env = make_gpus(2, host="one", memory=GIB), {"IMPORTS_FOLDER": str(folder)}
+    told = facts(mpirun.run(SCRIPT, 2, gpus=gpus, path=tmp_path, env=env).check())
     noted = {
         int(file.name): [line.split(" ", 1) for line in file.read_text().splitlines()]
         for file in folder.iterdir()

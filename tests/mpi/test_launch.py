@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.jobs.clusters import (
-    CLIENT,
     COMMAND,
     TELL,
     facts,
@@ -20,20 +20,17 @@ from support.jobs.clusters import (
     ranks_of,
     small_environment,
 )
-from support.jobs.mpi import Mpi
+from support.jobs.mpi import CompletedJob, Job, Mpi
 
-LAUNCH = (*COMMAND, "launch")
 #: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.
 BARE = {"OMPI_ALLOW_RUN_AS_ROOT": None, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": None, "PATH": "/usr/bin:/bin"}
 #: How the ranks start.
 STARTS = pytest.mark.parametrize("how", [(), ("--launcher", "mpirun")], ids=["alone", "mpirun"])
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, tell
 tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), argv=sys.argv[1:], mine=os.environ["MINE"])
 sys.exit(int(sys.argv[1]))
 """
-)
 WAITS = """
 import time
 print("up", flush=True)
@@ -41,15 +38,28 @@ time.sleep(300)
 """
 
 
+def start(mpirun: Mpi, program: str, *options: str, **how: Any) -> Job:
+    """A job of two ranks that `launch` starts, if the options have no other number."""
+    words = ["launch", "-n", "2", "--interface", "lo", *options]
+    how["env"] = {**BARE, **how.get("env", {})}
+    return mpirun.start(program or [*COMMAND, *words], None, command=words, **how)
+
+
+def run(mpirun: Mpi, program: str, *options: str, **how: Any) -> CompletedJob:
+    return start(mpirun, program, *options, **how).wait()
+
+
 @STARTS
 @pytest.mark.slow
 def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
-    mpirun: Mpi, how: tuple[str, ...]
+    mpirun: Mpi, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
+    """Of the job on one node no process has an MPI library, or another parent than `launch`."""
+    if not how:
+        (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
     ranks = len(os.sched_getaffinity(0)) + 2
-    command = ["launch", *how, "-n", str(ranks), "--check", "--interface", "lo"]
-    env = {**BARE, "MINE": "x y"}
-    done = mpirun.run(SCRIPT, None, command=command, args=["7", "a b"], env=env, timeout=110).check(7)
+    words: dict[str, Any] = {"args": ["7", "a b"], "env": {"MINE": "x y"}, "path": tmp_path}
+    done = run(mpirun, SCRIPT, *how, "-n", str(ranks), "--check", **words).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
@@ -58,78 +68,47 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
 def test_a_script_that_reads_its_input_to_the_end(mpirun: Mpi, how: tuple[str, ...]) -> None:
     """A batch job has /dev/null, of which mpirun of Open MPI 5 never forwards the end."""
     script = "import sys; print(sys.stdin.read() + 'the end')"
-    done = mpirun.run(
-        [*LAUNCH, *how, "-n", "2", "--interface", "lo", "-c", script], None, env=BARE, timeout=60
-    ).check()
-    assert done.stdout == "the end\n"
+    assert run(mpirun, "", *how, "-c", script).check().stdout == "the end\n"
 
 
 def test_the_plan_of_the_allocation(mpirun: Mpi) -> None:
-    done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE, timeout=60).check()
+    done = mpirun.run([*COMMAND, "launch", "-n", "2", "plan", "--json"], None, env=BARE).check()
     assert [worker["rank"] for worker in json.loads(done.stdout)["workers"]] == [0, 1]
-
-
-#: A shell's background jobs, these tests' perhaps, ignore SIGINT, and so does what they start.
-NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 @pytest.mark.quick(number=signal.SIGTERM, how=("--launcher", "mpirun"))
 @STARTS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int, how: tuple[str, ...]) -> None:
-    (tmp_path / "analysis.py").write_text(WAITS)
-    launch = [*LAUNCH[1:], *how, "-n", "2", "--interface", "lo", str(tmp_path / "analysis.py")]
-    line = [sys.executable, "-c", NOT_IGNORED, sys.executable, *launch]
-    job = mpirun.start(line, None, env=BARE)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_everything_ends_with_launch(mpirun: Mpi, number: int, code: int, how: tuple[str, ...]) -> None:
+    job = start(mpirun, WAITS, *how)
     job.wait_for("^up")
     job.signal(number)
     done = job.wait(grace=10)  # no process is left behind
-    assert done.rc in ({signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number],) or (
-        how and done.rc
-    )
+    assert done.rc == code or (how and done.rc)
     assert done.seconds < 60
 
 
-def test_one_node_needs_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
-    """Nor has any process of the job one, or another parent than `launch`."""
-    hidden = tmp_path / "mpi4py"
-    hidden.mkdir()
-    (hidden / "__init__.py").write_text("raise ImportError('no MPI here')")
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    env = {**BARE, "PYTHONPATH": path, "MINE": "x"}
-    command = ["launch", "-n", "2", "--check", "--interface", "lo"]
-    done = mpirun.run(SCRIPT, None, command=command, args=["7"], env=env, timeout=90).check(7)
-    assert facts(done) == {"workers": 2, "argv": ["7"], "mine": "x"}
-
-
 @pytest.mark.parametrize(("rank", "tolerated"), [(0, 0), (1, 0), (1, 1)])
-def test_a_rank_that_is_killed_without_a_launcher(
-    mpirun: Mpi, tmp_path: Path, rank: int, tolerated: int
-) -> None:
-    (tmp_path / "analysis.py").write_text(WAITS.replace("300", "15") + "raise SystemExit(6)\n")
-    options = ["-n", "3", "--interface", "lo", "--tolerate-lost-ranks", str(tolerated)]
-    job = mpirun.start([*LAUNCH, *options, str(tmp_path / "analysis.py")], None, env=BARE)
+def test_a_rank_that_is_killed_without_a_launcher(mpirun: Mpi, rank: int, tolerated: int) -> None:
+    script = WAITS.replace("300", "15") + "raise SystemExit(6)\n"
+    job = start(mpirun, script, "-n", "3", "--tolerate-lost-ranks", str(tolerated))
     job.wait_for("^up")
     os.kill(ranks_of(job)[rank], signal.SIGKILL)
-    done = job.wait(90, grace=15)
+    done = job.wait(grace=15)
     assert f"launch: rank {rank} was ended by SIGKILL" in done.stderr
-    if tolerated:
-        done.check(6)
-    else:
-        assert done.rc not in (0, 6), done.output
+    assert done.rc == 6 if tolerated else done.rc not in (0, 6), done.output
 
 
 @STARTS
 def test_preflight_that_fails_ends_it(mpirun: Mpi, how: tuple[str, ...]) -> None:
-    command = ["launch", *how, "--check", "--expect-gpus", "64", "--interface", "lo"]
-    done = mpirun.run(WAITS, None, command=command, env=BARE).check(1)
+    done = run(mpirun, WAITS, *how, "--check", "--expect-gpus", "64").check(1)
     assert "up" not in done.stdout.split()
 
 
 def test_check_without_a_script_ends(mpirun: Mpi) -> None:
-    done = mpirun.run(
-        [*LAUNCH, "-n", "2", "--check", "--interface", "lo"], None, env=BARE, timeout=90
-    ).check()
+    done = run(mpirun, "", "--check").check()
     assert ": 0 errors" in done.stdout
     assert "ready after" not in done.stderr
 
@@ -185,9 +164,7 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     (tmp_path / "profiler.py").write_text(PROFILER)
     (tmp_path / "nvtx.py").write_text(NVTX)
     profile = ["--profile", f"{sys.executable} {tmp_path}/profiler.py {tmp_path}"] if profiled else []
-    command = ["launch", *how, "-n", "1", *profile, "--nthreads", "1"]
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = mpirun.run(TELL + LOOKS, None, command=command, env={**BARE, "PYTHONPATH": path}).check(3)
+    done = run(mpirun, TELL + LOOKS, *how, "-n", "1", *profile, "--nthreads", "1", path=tmp_path).check(3)
     (worker,) = facts(done)["workers"]
     assert ("multiprocessing.spawn" in worker["command"]) == profiled
     assert len([*tmp_path.glob("profile-*")]) == profiled
@@ -198,22 +175,11 @@ def test_under_a_profiler_workers_are_new_processes_with_ranges_of_their_tasks(
     assert worker["level"] == logging.WARNING
 
 
-def test_the_ranks_start_a_copy_of_an_environment(mpirun: Mpi, tmp_path: Path) -> None:
-    source = packed_environment(tmp_path)
-    local = tmp_path / "local"
-    text = TELL + "import sys\ntell(prefix=sys.prefix)\nsys.exit(7)\n"
-    options = ["--stage", str(source), "--local-directory", str(local), "--interface", "lo", "-n", "2"]
-    done = mpirun.run(text, None, command=["launch", *options], env=BARE, timeout=90).check(7)
-    assert facts(done)["prefix"].startswith(str(local / "dgm-stage-"))
-    assert list(local.iterdir()) == []
-
-
 def test_an_environment_that_does_not_run(mpirun: Mpi, tmp_path: Path) -> None:
+    """One that does: test_security.py."""
     env = small_environment(tmp_path / "env")
     (env / "bin" / "python").unlink()
     (env / "bin" / "python").symlink_to("/bin/false")
-    source = packed_environment(tmp_path)
-    options = ["--stage", str(source), "--local-directory", str(tmp_path / "local")]
-    done = mpirun.run("print('up')", None, command=["launch", *options], env=BARE).check(2)
-    assert "Fix: install the same packages" in done.error
+    options = ["--stage", str(packed_environment(tmp_path)), "--local-directory", str(tmp_path / "local")]
+    assert "Fix: install the same packages" in run(mpirun, "print('up')", *options).check(2).error
     assert list((tmp_path / "local").iterdir()) == []

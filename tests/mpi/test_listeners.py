@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
 import sys
-import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from support.intruders.listeners import Census, open_memory
-from support.jobs.clusters import COMMAND, TELL, foreign_lines, ranks_of
+from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import expanded
 
 #: The components that the tests choose otherwise
 UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
 #: What it finds of what MPI was told.
-SCRIPT = (
-    TELL
-    + """
+SCRIPT = """
+from support.jobs.scripts.tell import go_on
 from dask_gpu_mpi import initialize
 
 initialize(interface="lo")
@@ -30,11 +29,6 @@ set_by_us = [name for name in os.environ if name in ("OMPI_MCA_btl", "UCX_NET_DE
 print("up", set_by_us, flush=True)
 go_on()
 """
-)
-
-
-def listening(process: psutil.Process) -> set[tuple[str, int]]:
-    return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.both_mpis
@@ -43,56 +37,44 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
 def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     job = mpirun.start(SCRIPT, 2, env=UNCHOSEN)
     job.wait_for("up")
-    processes = [psutil.Process(pid) for pid in job.processes()]
-    python = [each for each in processes if each.exe() == psutil.Process().exe()]
-    assert len(python) >= 6  # ranks, agents, a scheduler, workers
+    census = Census(job)
+    now = census.look()
     # what a launcher has opened is its own, also where its children have inherited it
-    launchers = {place for each in processes if each not in python for place in listening(each)}
-    beyond = {
-        (" ".join(each.cmdline())[:100], place)
-        for each in python
-        for place in listening(each) - launchers
-        if not ipaddress.ip_address(place[0]).is_loopback
-    }
-    assert beyond == set()
+    launchers = {place.socket for place in now if census.roles[place] == "launcher"}
+    ours = {place: census.roles[place] for place in now if place.socket not in launchers}
+    assert len({place.pid for place in ours}) >= 5  # agents, a scheduler, workers
+    assert [place for place in ours if not place.on_loopback] == []
     # MPI asks nobody who they are: its ranks have no port at all, not for the users of this host either
-    ranks = {*ranks_of(job).values()}
-    assert len(ranks) == 2
-    assert {place for each in processes if each.pid in ranks for place in listening(each)} <= launchers
-    assert open_memory(each.pid for each in processes) == []
-    (job.directory / "go-on").touch()
-    done = job.wait(30).check()
+    assert {"rank", "mpi"}.isdisjoint(ours.values()), ours
+    assert open_memory(job.processes()) == []
+    done = job.go_on().clean()
     assert done.stdout == "up []\n"
-    assert foreign_lines(done.stderr) == []
 
 
 @pytest.mark.mpi
-def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
+def test_of_launch_on_one_node_nothing_listens_beyond_loopback(mpirun: Mpi, tmp_path: Path) -> None:
     """All programs counted, from the first to the last, `launch` as well: it starts the ranks itself."""
     launch = [os.path.join(sys.prefix, "bin", "dask-gpu-mpi"), "launch", "-n", "3"]
-    script = SCRIPT.replace('interface="lo"', "")
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
-        file.write(script)
-        file.flush()
-        job = mpirun.start([*launch, file.name], None, env=UNCHOSEN)
-        with Census(job) as census:
-            job.wait_for("up", 60)
-            time.sleep(1.0)
-            now = census.look()
-            others = [
-                each
-                for pid in job.processes()
-                for kind in ("udp", "unix")
-                for each in psutil.Process(pid).net_connections(kind)
-            ]
-            (job.directory / "go-on").touch()
-            job.wait(30).check(0)
+    script = tmp_path / "script.py"
+    script.write_text(expanded(SCRIPT.replace('interface="lo"', "")))
+    job = mpirun.start([*launch, str(script)], None, env=UNCHOSEN)
+    with Census(job) as census:
+        job.wait_for("up")
+        time.sleep(1.0)
+        now = census.look()
+        others = [
+            each
+            for pid in job.processes()
+            for kind in ("udp", "unix")
+            for each in psutil.Process(pid).net_connections(kind)
+        ]
+        job.go_on()
     # a socket of the system without a folder is everyone's, too
     assert [each for each in others if each.family != socket.AF_UNIX or str(each.laddr).startswith("@")] == []
     assert {
         str(each.laddr) for each in others if each.laddr
     } != set()  # the fork server's, in a private folder
-    assert [place for place in census.seen if not place.on_loopback] == []
+    assert [place for place in census.roles if not place.on_loopback] == []
     roles = {census.roles[place] for place in now}
     assert "launcher" not in roles
     assert not any("dask-gpu-mpi launch" in role or role in ("rank", "mpi") for role in roles), roles
@@ -116,14 +98,14 @@ def test_a_choice_that_opens_ports_opens_them_for_the_start_only(mpirun: Mpi, na
         census.EVERY = 0.01
         job.wait_for(re.escape(f"up {value}"))
         now = census.look()
-    launchers = {place.port for place in census.seen if census.roles[place] == "launcher"}
-    ours = {place for place in census.seen if place.port not in launchers}
+    launchers = {place.port for place in census.roles if census.roles[place] == "launcher"}
+    ours = {place for place in census.roles if place.port not in launchers}
     of_mpi = {place for place in ours if census.roles[place] == "mpi"}
     assert of_mpi  # so that this is a test
     assert of_mpi & now == set()
     assert {place for place in ours if census.roles[place] == "rank"} == set()
     job.signal(15)
-    assert "memory of the rank" not in job.wait(30).stderr
+    assert "memory of the rank" not in job.wait().stderr
 
 
 #: How a script's ranks are MPI processes, and what they listen on then, unless these variables are set.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, facts, foreign_lines, scratch_of, workers_of
-from support.jobs.mpi import Mpi
+from support.jobs.clusters import COMMAND, facts, scratch_of, workers_of
+from support.jobs.mpi import CompletedJob, Mpi
 from support.jobs.scripts import script
 
 CORES = len(os.sched_getaffinity(0))
@@ -39,21 +41,25 @@ def write_script(folder: Path, before: str = "", after: str = "") -> Path:
     return script
 
 
-def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
-    """What holds for every job of `SCRIPT`."""
-    assert stdout.count("the script runs") == 1
+def run(
+    mpirun: Mpi, argv: Sequence[str], ranks: int | None, rc: int = 0, **how: Any
+) -> tuple[dict[str, Any], CompletedJob]:
+    """What `SCRIPT` tells, and its job, of which all holds that holds for every such job."""
+    done = mpirun.run(argv, ranks, **how).check(rc)
+    told = facts(done)
+    assert done.left == () if rc else done.clean()
+    assert done.stdout.count("the script runs") == 1
     assert told["name"] == "__main__"
     assert told["doubled"] == [2 * x for x in range(10)]
     assert told["beside"] == 15
     assert told["pair"] == {"type": "Pair", "left": 3, "made here": False}
     # the script's process is no MPI process of the job, and those of the workers are none
     assert told["world"] == [1, 5]
-    assert told["worlds"] == [[1, 5]] * len(told["workers"])  # type: ignore[arg-type]
+    assert told["worlds"] == [[1, 5]] * len(told["workers"])
     plan = told["plan"]
-    assert isinstance(plan, dict)
-    assert plan["world_size"] == ranks
+    assert plan["world_size"] == (ranks or 1)
     assert plan["client"]["rank"] == told["rank"]
-    rows = workers_of(told)  # type: ignore[arg-type]
+    rows = workers_of(told)
     assert sorted(rows) == sorted(str(worker["name"]) for worker in plan["workers"])
     for worker in plan["workers"]:
         row = rows[str(worker["name"])]
@@ -61,6 +67,7 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
         assert row["identity"] == []
     assert sum(row["memory"] for row in rows.values()) <= sum(host["memory"] for host in plan["hosts"])
     assert len({row["pid"] for row in rows.values()}) == len(rows)
+    return told, done
 
 
 @pytest.mark.both_mpis
@@ -69,10 +76,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     # forked children, which would hold the agent's lifeline open until the shutdown deadline, and a code of its own
     forks = "import multiprocessing as mp\npool = mp.get_context('fork').Pool(2)\ntell(forked=pool.map(abs, [-3]))\n"
     script = write_script(tmp_path, after=forks + "sys.exit(7)\n")
-    done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 2)
-    done.check(7)
-    told = facts(done)
-    check_tasks(told, done.stdout, 2)
+    told, done = run(mpirun, [*COMMAND, str(script), "--nthreads", "two words"], 2, 7)
     assert told["rank"] == 0
     assert told["forked"] == [3]
     assert "did not answer" not in done.stderr
@@ -83,7 +87,6 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     assert all(row["nanny"] for row in told["workers"]), told["workers"]
     assert {row["nthreads"] for row in told["workers"]} == {max(1, CORES // 2)}
     assert "Traceback" not in done.stderr
-    assert scratch_of(mpirun.jobs[-1]) == []
     # The plan that was made for this job is the plan that `plan` shows.
     alone = mpirun.run([*COMMAND, "plan", "--json"], 2).check()
     assert json.loads(alone.stdout) == told["plan"]
@@ -101,12 +104,10 @@ def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -
         program, beside = ["-m", "analysis"], str(script)
     else:
         program, beside = ["-c", "__file__ = 'none'\n" + SCRIPT], "none"
-    done = mpirun.run([*COMMAND, "--no-dashboard", *program, "--nthreads", "3"], 2, cwd=tmp_path).check()
-    told = facts(done)
-    check_tasks(told, done.stdout, 2)
+    line = [*COMMAND, "--no-dashboard", *program, "--nthreads", "3"]
+    told, _ = run(mpirun, line, 2, cwd=tmp_path)
     assert told["argv"] == [{"code": "-c", "module": str(script)}.get(kind, program[0]), "--nthreads", "3"]
     assert told["file"] == beside
-    assert foreign_lines(done.stderr) == []
 
 
 def test_initialize_with_one_rank_and_a_nanny(mpirun: Mpi, tmp_path: Path) -> None:
@@ -121,9 +122,7 @@ assert session
 spill = client.run(lambda: __import__("dask").config.get("distributed.worker.memory.spill"))
 tell(spill=list(spill.values()), session=repr(session), other=session.client().submit(double, 21).result())
 """
-    done = mpirun.run(["python", str(write_script(tmp_path, before, after)), "a b"], 1).check()
-    told = facts(done)
-    check_tasks(told, done.stdout, 1)
+    told, _ = run(mpirun, ["python", str(write_script(tmp_path, before, after)), "a b"], 1)
     assert told["argv"][1:] == ["a b"]
     assert [row["name"] for row in told["workers"]] == [0]
     assert told["workers"][0]["nthreads"] == CORES
@@ -131,7 +130,6 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
     assert told["spill"] == [0.55]
     assert told["other"] == 42
     assert told["session"].startswith(f"<Session {told['address']} workers=1 hosts=1")
-    assert foreign_lines(done.stderr) == []
     # FAILS: the scheduler's process leaves an empty dask-scratch-space in the temporary directory
     assert scratch_of(mpirun.jobs[-1], "d*") == []
 
@@ -141,30 +139,22 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
 def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_path: Path) -> None:
     before = "from dask_gpu_mpi import initialize\ninitialize(worker_class='distributed.Worker')\n"
     after = "raise ValueError('of the script')\n"
-    done = mpirun.run(["python", str(write_script(tmp_path, before, after))], 2)
-    done.check(1)
-    told = facts(done)
-    check_tasks(told, done.stdout, 2)
+    told, done = run(mpirun, ["python", str(write_script(tmp_path, before, after))], 2, 1)
     assert not any(row["nanny"] for row in told["workers"]), told["workers"]
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: of the script") == 1
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 @pytest.mark.quick
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")
     line = [*COMMAND, "--worker-class", "beside.MyNanny", "--nthreads", "3", str(script)]
-    done = mpirun.run(line, None)
-    done.check(1)
-    told = facts(done)
-    check_tasks(told, done.stdout, 1)
+    told, done = run(mpirun, line, None, 1)
     assert told["workers"][0]["nthreads"] == 3
     first, *trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
     assert first.startswith("Traceback")
     assert trace[0].strip().startswith(f'File "{script}"')  # the user's frames alone
     assert sum("ValueError: of the script" in line for line in trace) == 1
-    assert scratch_of(mpirun.jobs[-1]) == []
 
 
 def test_exclusive_layout_and_a_class_of_the_script(mpirun: Mpi, tmp_path: Path) -> None:
@@ -181,13 +171,10 @@ initialize(layout="exclusive", worker_class=Mine, worker_options={"resources": {
 tell(own=client.submit(double, 8, resources={"own": 1}).result())
 """
     # FAILS: the frame "workers" carries the class by reference (pickle), which the agent can't load, and does not report
-    done = mpirun.run(["python", str(write_script(tmp_path, before, after))], 3).check()
-    told = facts(done)
-    check_tasks(told, done.stdout, 3)
+    told, _ = run(mpirun, ["python", str(write_script(tmp_path, before, after))], 3)
     assert (told["plan"]["scheduler"]["rank"], told["rank"]) == (0, 1)
     assert [(row["name"], row["class"]) for row in told["workers"]] == [(2, "Mine")]
     assert told["own"] == 16
-    assert foreign_lines(done.stderr) == []
 
 
 def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
@@ -204,9 +191,7 @@ def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
         "DASK_GPU_MPI__SUMMARY": "true",
     }
     line = [*COMMAND, "--name", "said", "--scheduler-rank", "2", str(write_script(tmp_path))]
-    done = mpirun.run(line, 3, env=env).check()
-    told = facts(done)
-    check_tasks(told, done.stdout, 3)
+    told, done = run(mpirun, line, 3, env=env)
     assert told["rank"] == 1
     assert told["plan"]["scheduler"]["rank"] == 2
     assert [row["name"] for row in told["workers"]] == [f"said-{rank}" for rank in range(3)]
@@ -215,5 +200,3 @@ def test_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
     assert {row["config"] for row in told["workers"]} == {"from the file"}
     # which needs no report
     assert "dask_gpu_mpi: summary: mean of 3 CPU workers, " in done.stderr
-    assert foreign_lines(done.stderr) == []
-    assert scratch_of(mpirun.jobs[-1]) == []

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import facts, foreign_lines, ranks_of, until
-from support.jobs.gpus import gpu_environ
+from support.jobs.clusters import INITIALIZED, facts, ranks_of, until
 from support.jobs.mpi import Mpi
 from support.jobs.screens import TABS, browser
 from support.jobs.scripts import script
@@ -38,7 +37,7 @@ def figures(job: Any) -> dict[str, Any]:
 @pytest.mark.quick
 def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
-    done = job.wait(60).check(0)
+    done = job.wait().check(0)
     assert facts(done)["joined"] == [2_000_000] * 8
     data = figures(job)
     assert data["schema"] == 1
@@ -60,9 +59,7 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     assert {worker["name"] for worker in record["workers"]} == {"0", "1"} == set(record["alive"])
     assert all(worker["peaks"]["memory"] > 10 << 20 for worker in record["workers"]), record["workers"]
     assert all(worker["host"] == os.uname().nodename for worker in record["workers"]), record["workers"]
-    assert any(value for value in record["series"]["workers"]["1"]["memory"]), record["series"]["workers"][
-        "1"
-    ]["memory"]
+    assert any(record["series"]["workers"]["1"]["memory"])
     assert data["job"]["program"].endswith("/script.py")
     assert (data["job"]["user"], data["job"]["batch_job"]) == (getpass.getuser(), "")
     # no credentials of the job, and none of the user's
@@ -74,21 +71,14 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
 
 
 RANK = {"python", "start the agent", "import", "import mpi4py, MPI_Init", "join the ranks"}
-AGENT = {
-    "python",
-    "import",
-    "configure",
-    "fork",
-    "inventory",
-    "wait for the plan and the scheduler",
-    "start workers",
-}
+WAITS = "wait for the plan and the scheduler"
+AGENT = {"python", "import", "configure", "fork", "inventory", WAITS, "start workers"}
 
 
 def test_every_step_of_the_start_on_every_rank(mpirun: Mpi) -> None:
     script = "import os\nfrom distributed import Client\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\nClient().close()\n"
     job = run(mpirun, script, "--cpu-workers", "1")
-    job.wait(60).check()
+    job.wait().check()
     assert list((job.directory / "elsewhere").iterdir()) == []  # one file, where the job began
     steps: dict[tuple[int, str], dict[str, Any]] = {}
     for step in figures(job)["start"]["steps"]:
@@ -110,90 +100,73 @@ def test_every_step_of_the_start_on_every_rank(mpirun: Mpi) -> None:
 
 
 def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
-    job = run(mpirun, WORK + "raise SystemExit(3)\n", report="report.html")
-    job.wait(60).check(3)
+    gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
+    job = run(mpirun, WORK + "raise SystemExit(3)\n", report="report.html", gpus=gpus)
+    job.wait().check(3)
     with browser() as chromium:
-        tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html")}
-    assert tuple(tabs) == tuple(title for title in TABS if title != "GPUs")  # which there are none of
+        tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html", dark=True)}
+        assert chromium.style("backgroundColor") == "rgb(13, 17, 23)"
+    assert tuple(tabs) == TABS
     assert "the script called sys.exit (exit code 3)" in tabs["Plan & options"].text
-    for title, count in (
-        ("Start-up", 1),
-        ("Memory & spill", 3),
-        ("Tasks", 1),
-        ("Transfers", 1),
-    ):
+    for title, count in (("Start-up", 1), ("GPUs", 2), ("Memory & spill", 3), ("Tasks", 1), ("Transfers", 1)):
         shown = tabs[title].figures
         assert len(shown) >= count, title
         assert all(marks and min(marks) > 0 for _, marks in shown), (title, shown)
         assert tabs[title].painted >= count, title
-
-
-def test_gpus(mpirun: Mpi) -> None:
-    gpus = [replace(gpu, power=250) for gpu in make_gpus(2, host="one", memory=80 * GIB)]
-    job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(gpus))
-    job.wait(60).check(0)
-    with browser() as chromium:
-        tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html", dark=True)}
-        assert chromium.style("backgroundColor") == "rgb(13, 17, 23)"
-    titles = [title for title, _ in tabs["GPUs"].figures]
-    assert titles[:2] == ["GPU use, %", "GPU memory in use"]
-    assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
-    assert tabs["GPUs"].painted >= 2
+    assert [title for title, _ in tabs["GPUs"].figures][:2] == ["GPU use, %", "GPU memory in use"]
     assert "80.00 GiB" in tabs["GPUs"].text
     assert re.search(r"energy of the GPUs: [\d.]+ Wh \([\d.,]+ J\)", tabs["Overview"].text, re.IGNORECASE)
 
 
-ENDINGS = {
-    "raises": ("raise KeyError('token=abc')\n", 1, "^KeyError$"),
-    "sys.exit": ("raise SystemExit(7)\n", 7, "the script called sys.exit"),
-    "walltime": (
-        "from dask_gpu_mpi import current_session\ncurrent_session().on_walltime(lambda: None)\n"
-        "import signal\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n",
-        75,
-        "its time was running out",
-    ),
-    "a caught signal": (
-        "import signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(30)\nexcept SystemExit:\n    pass\n",
-        0,
-        "the script ended",
-    ),
-    "close": (
-        "from dask_gpu_mpi import current_session\ncurrent_session().close()\n"
-        "tell(then=json.load(open('report.json'))['job']['how'])\nraise SystemExit(4)\n",
-        4,
-        "the script called sys.exit",
-    ),
-}
+#: What a script does at its end, by the command or with `initialize()`; exit code; how it ended by the report.
+SIGNALLED = "import signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(30)\nexcept SystemExit:\n    pass\n"
+ON_WALLTIME = (
+    "from dask_gpu_mpi import current_session\ncurrent_session().on_walltime(lambda: None)\n"
+    "import signal\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
+)
+CLOSES = (
+    "from dask_gpu_mpi import current_session\ncurrent_session().close()\n"
+    "tell(then=json.load(open('report.json'))['job']['how'])\nraise SystemExit(4)\n"
+)
+ENDINGS = [
+    ("command", "raise KeyError('token=abc')\n", 1, "^KeyError$"),
+    ("command", "raise SystemExit(7)\n", 7, "the script called sys.exit"),
+    ("command", ON_WALLTIME, 75, "its time was running out"),
+    ("command", SIGNALLED, 0, "the script ended"),
+    ("command", CLOSES, 4, "the script called sys.exit"),
+    ("initialize", SIGNALLED + "raise KeyError('x')\n", 1, "^KeyError"),
+    ("initialize", ON_WALLTIME, 75, "^its time was running out"),
+]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None:
-    more, code, how = ENDINGS[ending]
-    job = run(mpirun, WORK + more, ranks=1)
-    done = job.wait(60).check(code)
+@pytest.mark.parametrize(
+    ("form", "more", "code", "how"),
+    ENDINGS,
+    ids=[
+        "raises",
+        "sys.exit",
+        "walltime",
+        "a caught signal",
+        "close",
+        "an error after that",
+        "initialize, walltime",
+    ],
+)
+def test_it_is_written_however_the_script_ends(
+    mpirun: Mpi, form: str, more: str, code: int, how: str
+) -> None:
+    if form == "command":
+        job = run(mpirun, WORK + more, ranks=1)
+    else:
+        env = {"DASK_GPU_MPI__REPORT": "report.json"}
+        job = mpirun.start(INITIALIZED + WORK + more, 1, env=env)
+    done = job.wait().check(code)
     data = figures(job)
     assert re.search(how, data["job"]["how"])
     assert data["job"]["exit_code"] == code
     assert data["record"]["tasks"]["seen"] == 29
-    if ending == "close":
+    if more == CLOSES:
         assert facts(done)["then"] == "the session was closed; the script continues"
-
-
-INITIALIZED = {
-    "an error after that": (ENDINGS["a caught signal"][0] + "raise KeyError('x')\n", 1, "KeyError", 1),
-    "walltime": (ENDINGS["walltime"][0], 75, "its time was running out", 75),
-}
-
-
-@pytest.mark.parametrize("ending", INITIALIZED)
-def test_how_a_script_with_initialize_has_ended(ending: str, mpirun: Mpi) -> None:
-    more, code, how, reported = INITIALIZED[ending]
-    script = "import os, sys, time\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
-    job = mpirun.start(script + more, 1, env={"DASK_GPU_MPI__REPORT": "report.json"})
-    job.wait(60).check(code)
-    data = figures(job)
-    assert data["job"]["how"].startswith(how)
-    assert data["job"]["exit_code"] == reported
 
 
 def test_a_signal_to_the_job(mpirun: Mpi) -> None:
@@ -202,7 +175,7 @@ def test_a_signal_to_the_job(mpirun: Mpi) -> None:
     os.kill(
         ranks_of(job)[0], signal.SIGTERM
     )  # Open MPI's launcher would leave it half a second for its report
-    assert job.wait(30).rc != 0
+    assert job.wait().rc != 0
     data = figures(job)
     assert data["job"]["how"] == "the job was sent SIGTERM"
     assert data["record"]["tasks"]["seen"] == 29
@@ -213,7 +186,7 @@ def test_a_lost_scheduler_leaves_what_the_client_rank_knows(mpirun: Mpi) -> None
     job = run(mpirun, script)
     pid = until(lambda: facts(job).get("scheduler"))
     os.kill(pid, signal.SIGKILL)
-    job.wait(30).check(1)
+    job.wait().check(1)
     data = figures(job)
     assert not data["job"]["scheduler_answered"]  # the record is that of the start
     assert sorted(data["record"]["alive"]) == ["0", "1"]
@@ -239,10 +212,9 @@ wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2)
 time.sleep(1.0)
 """
     )
-    job = run(
-        mpirun, "import dask; dask.config.set({'distributed.scheduler.allowed-failures': 0})\n" + script
-    )
-    job.wait(90).check(0)
+    begin = "import dask; dask.config.set({'distributed.scheduler.allowed-failures': 0})\n"
+    job = run(mpirun, begin + script)
+    job.wait().check(0)
     record = figures(job)["record"]
     told = [(event["what"], event["worker"], event["why"]) for event in record["events"]]
     assert ("process died", "0", "signal 9") in told
@@ -256,9 +228,8 @@ time.sleep(1.0)
 def test_a_report_that_can_not_be_written_at_the_end_is_a_warning(mpirun: Mpi) -> None:
     script = "import os, sys\nos.mkdir('report.json')\nsys.exit(5)\n"
     job = run(mpirun, script, ranks=1)
-    done = job.wait(60).check(5)
+    done = job.wait().clean(5)
     assert done.stderr.count("warning: the report could not be written") == 1
-    assert foreign_lines(done.stderr) == []
 
 
 def test_a_report_that_is_asked_for_while_the_script_runs(mpirun: Mpi) -> None:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 
-from support.jobs.clusters import TELL, facts, foreign_lines
-from support.jobs.gpus import gpu_environ
+from support.jobs.clusters import TELL, facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, make_gpus
-
-GROUP = script("mpi/scripts/group.py")
+from support.mocks.gpus import make_gpus
 
 
 def test_group_and_environment(mpirun: Mpi) -> None:
-    done = mpirun.run(GROUP, 2, command=[], timeout=90).check(3)
-    assert foreign_lines(done.stderr) == []
-
-
-FAILURES = script("mpi/scripts/gangs_that_fail.py")
+    mpirun.run(script("mpi/scripts/group.py"), 2, command=[]).clean(3)
 
 
 def test_failures(mpirun: Mpi) -> None:
-    mpirun.run(FAILURES, 2, command=[], timeout=90).check(3)
+    mpirun.run(script("mpi/scripts/gangs_that_fail.py"), 2, command=[]).check(3)
 
 
 UNCAUGHT = """
@@ -34,7 +27,7 @@ current_session().spmd(inner)
 
 
 def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi) -> None:
-    done = mpirun.run(UNCAUGHT, 2, command=[], timeout=60).check(1)
+    done = mpirun.run(UNCAUGHT, 2, command=[]).check(1)
     assert done.stderr.count("ZeroDivisionError: integer division or modulo by zero\n") == 1
     # cloudpickle from 3.1.3 on takes the file's name out of functions, and with it Python's way to the source line
     assert re.search(r'File ".*", line 4, in inner\n', done.stderr), done.stderr
@@ -43,9 +36,8 @@ def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi) -> None
 
 def test_workers_without_a_nanny_are_refused(mpirun: Mpi) -> None:
     options = ["--worker-class", "distributed.Worker"]
-    done = mpirun.run(UNCAUGHT, 1, command=options, timeout=60).check(2)
+    done = mpirun.run(UNCAUGHT, 1, command=options).clean(2)
     assert done.stderr.count("error: spmd: worker(s) 0 without a nanny") == 1
-    assert foreign_lines(done.stderr) == []
 
 
 DEVICES = f"""{TELL}
@@ -60,9 +52,8 @@ tell(gpus=session.spmd(look), cpu=session.spmd(look, workers=cpu), all=session.s
 
 
 def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi) -> None:
-    gpus = make_gpus(2, host="one", memory=80 * GIB)
-    environ = gpu_environ(gpus)
-    told = facts(mpirun.run(DEVICES, 2, command=["--cpu-workers", "1"], env=environ, timeout=90).check(0))
+    gpus = make_gpus(2, host="one")
+    told = facts(mpirun.run(DEVICES, 2, command=["--cpu-workers", "1"], gpus=gpus).check())
     assert told["gpus"] == [[rank, 2, 0, gpus[rank].uuid] for rank in range(2)]
     assert told["cpu"] == [[0, 1, None, ""]]
     # by name: 0-0, 0-cpu-0, 1-1

@@ -23,7 +23,7 @@ def run(mpirun: Mpi, case: str, *options: str) -> tuple[dict[str, Any], list[str
     """The summary of a job in its report, and the lines of its output."""
     words = ["--summary", "--report", "report.json", "--nthreads", "2", *options]
     job = mpirun.start(script("mpi/scripts/spends.py"), 2, command=words, args=[case])
-    done = job.wait(90).check(0)
+    done = job.wait().check(0)
     data = json.loads((job.directory / "report.json").read_text())
     assert max(len(line) for line in done.stderr.splitlines() if ": summary: " in line) <= 100
     whole = done.stderr.replace("\ndask_gpu_mpi: summary:   ", " ")

@@ -12,8 +12,8 @@ import pytest
 
 from dask_gpu_mpi.sites.launchers import scrub
 from support import ROOT
-from support.jobs.clusters import COMMAND, TELL, facts, foreign_lines
-from support.jobs.mpi import CompletedJob, Mpi
+from support.jobs.clusters import COMMAND, INITIALIZED, TELL, facts
+from support.jobs.mpi import CompletedJob, Mpi, foreign_lines
 
 GONE = """
 import pathlib, shutil, tempfile
@@ -34,7 +34,7 @@ def ours(done: CompletedJob) -> str:
 
 
 def test_no_working_directory_and_a_path_in_the_import_path(mpirun: Mpi) -> None:
-    done = mpirun.run(f"{TELL}{GONE}from dask_gpu_mpi import initialize\ninitialize()\n{CLIENT}", 2).check()
+    done = mpirun.run(TELL + GONE + INITIALIZED + CLIENT, 2).check()
     assert facts(done) == {"answer": 3, "folders": ["/", "/"]}
     assert foreign_lines(ours(done)) == []
 
@@ -44,8 +44,7 @@ def test_a_worker_is_restarted_when_the_working_directory_is_gone(mpirun: Mpi, t
     place = tmp_path / "gone"
     place.mkdir()
     script = (
-        f"{TELL}import shutil\nos.chdir({str(place)!r})\n"
-        "from dask_gpu_mpi import initialize\ninitialize()\nfrom distributed import Client\n"
+        f"{TELL}import shutil\nos.chdir({str(place)!r})\n{INITIALIZED}"
         "client = Client()\nshutil.rmtree(os.getcwd())\nbefore = client.run(os.getpid)\n"
         "client.restart(timeout=30)\nafter = client.run(os.getpid)\n"
         "tell(workers=len(after), not_restarted=sorted(set(before.values()) & set(after.values())))\n"
@@ -84,9 +83,8 @@ def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
     )
     options = ["--scheduler-file", "s.json", "--report", "r.json", "--log-directory", "logs"]
     options[1::2] = [str(place / name) for name in options[1::2]]
-    done = mpirun.run([*COMMAND, *options, str(script), options[1]], 2, env=ASCII).check()
+    done = mpirun.run([*COMMAND, *options, str(script), options[1]], 2, env=ASCII).clean()
     assert facts(done) == {"answer": 3, "file": ascii(os.fsencode(script).decode("ascii", "surrogateescape"))}
-    assert foreign_lines(done.stderr) == []
     assert json.loads((place / "r.json").read_text(encoding="utf-8"))["start"]["steps"]
     assert not (place / "s.json").exists()
     assert "☃" in "".join(file.read_text(encoding="utf-8") for file in (place / "logs").glob("worker-*.log"))
@@ -104,12 +102,8 @@ def test_a_local_directory_that_dask_cannot_name(mpirun: Mpi, tmp_path: Path) ->
 
 #: What launchers set that tells nobody which rank it is: where their libraries are, how Fortran writes, which version it is.
 HARMLESS = {
-    "GFORTRAN_UNBUFFERED_PRECONNECTED",
-    "LD_LIBRARY_PATH",
-    "OMPI_VERSION",
-    "OPAL_PREFIX",
-    "PMIX_PREFIX",
-}
+    "GFORTRAN_UNBUFFERED_PRECONNECTED", "LD_LIBRARY_PATH", "OMPI_VERSION", "OPAL_PREFIX", "PMIX_PREFIX",
+}  # fmt: skip
 
 
 @pytest.mark.both_mpis
@@ -175,7 +169,7 @@ def test_a_python_that_was_built_for_an_old_linux(mpirun: Mpi, tmp_path: Path, l
     )
     how = [*COMMAND, "launch", "-n", "2"] if launched else [*COMMAND]
     env = {"PYTHONPATH": str(tmp_path)}
-    done = mpirun.run([*how, str(tmp_path / "script.py")], None if launched else 2, env=env, timeout=45)
+    done = mpirun.run([*how, str(tmp_path / "script.py")], None if launched else 2, env=env)
     assert facts(done)["answer"] == 3
     assert done.rc not in (0, 137)
     assert done.stderr.count("the cluster is lost") == 1

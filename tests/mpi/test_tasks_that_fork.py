@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs.clusters import INITIALIZED
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -26,10 +27,8 @@ def test_pools(mpirun: Mpi, worker_class: str, method: str) -> None:
 def test_a_program_that_a_task_leaves_behind(mpirun: Mpi, restarts: bool) -> None:
     """It has the job's output open, for which a launcher waits. It ends with the job, also if its worker was killed before."""
     program = f"""
-        import subprocess, time
-        from dask_gpu_mpi import initialize
-        initialize()
-        from distributed import Client, Event
+        import subprocess
+        from distributed import Event
 
         def program():
             with subprocess.Popen(["sleep", "300"]):
@@ -43,7 +42,7 @@ def test_a_program_that_a_task_leaves_behind(mpirun: Mpi, restarts: bool) -> Non
                 client.restart()
             print("end of script")
     """
-    done = mpirun.run(program, 2).check()
+    done = mpirun.run(program, 2, begin=INITIALIZED).check()
     assert done.stdout == "end of script\n"
     (line,) = (line for line in done.stderr.splitlines() if "1 program that tasks had started" in line)
     assert "sleep (process " in line
@@ -53,9 +52,6 @@ def test_a_worker_ends_as_python_does(mpirun: Mpi, tmp_path: Path) -> None:
     """What tasks have registered with `atexit` is called, and files that they have left open are written."""
     program = """
         from pathlib import Path
-        from dask_gpu_mpi import initialize
-        initialize()
-        from distributed import Client
 
         def task(folder, dask_worker):
             import atexit, builtins, sys, types
@@ -70,7 +66,7 @@ def test_a_worker_ends_as_python_does(mpirun: Mpi, tmp_path: Path) -> None:
         with Client() as client:
             client.run(task, str(Path.cwd()))
     """
-    assert mpirun.run(program, 2, cwd=tmp_path).check().stdout == ""
+    assert mpirun.run(program, 2, begin=INITIALIZED, cwd=tmp_path).check().stdout == ""
     assert {file.name for file in tmp_path.glob("atexit-*")} == {"atexit-0", "atexit-1"}
     assert [file.read_text() for file in tmp_path.glob("kept-*")] == ["a line", "a line"]
 

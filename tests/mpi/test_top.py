@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, until
-from support.jobs.gpus import gpu_environ
+from support.jobs.clusters import TELL, facts, until, up
 from support.jobs.mpi import Mpi
 from support.jobs.screens import Tmux
 from support.mocks.gpus import GIB, make_gpus
@@ -37,10 +36,8 @@ def file(detected_mpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """The scheduler file of a job of two ranks, four GPU workers, and a CPU worker, over TLS."""
     mpi = Mpi(detected_mpi.name, detected_mpi.mpirun)
     path = tmp_path_factory.mktemp("cluster") / "scheduler.json"
-    command = [*COMMAND, "--cpu-workers", "1", "--scheduler-file", str(path)]
     try:
-        job = mpi.start(command, 2, env=gpu_environ(GPUS))
-        job.wait_for("5 workers on 1 host", 60, stream="stderr")
+        up(mpi, path, 2, "--cpu-workers", "1", workers=5, gpus=GPUS)
         yield path
     finally:
         mpi.close()
@@ -136,12 +133,11 @@ def test_a_narrow_terminal_that_becomes_wide(file: Path, tmux: Tmux) -> None:
 
 def test_the_cluster_ends_meanwhile(mpirun: Mpi, tmp_path: Path, tmux: Tmux) -> None:
     path = tmp_path / "scheduler.json"
-    owner = mpirun.start([*COMMAND, "--scheduler-file", str(path)], 1)
-    owner.wait_for("1 worker on 1 host", 60, stream="stderr")
+    owner = up(mpirun, path, 1)
     tmux.top("--scheduler-file", str(path), "--interval", "0.5")
     tmux.wait_for("workers 1")
     owner.signal(signal.SIGTERM)
-    owner.wait(30)
+    owner.wait()
     shown = tmux.check_end(0)
     assert "dask_gpu_mpi: top: the cluster has ended" in shown
     assert "WORKER" in shown  # the last table
@@ -176,8 +172,8 @@ def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi) -> None:
 import subprocess
 tell(top=json.loads(subprocess.check_output([sys.executable, "-m", "dask_gpu_mpi", "top", "--json"])))
 """
-    env = gpu_environ(GPUS) | {"SLURM_JOB_END_TIME": "4102444800"}
-    done = mpirun.run(script, 1, command=["--gpus-per-worker", "2"], env=env, timeout=90).check()
+    env = {"SLURM_JOB_END_TIME": "4102444800"}
+    done = mpirun.run(script, 1, command=["--gpus-per-worker", "2"], gpus=GPUS, env=env).check()
     told = facts(done)["top"]
     assert [row["worker"] for row in told["rows"]] == ["0-0", "0-0", "0-2", "0-2"]
     assert [row["gpu_use"] for row in told["rows"]] == [10, 20, 30, 40]

@@ -26,20 +26,22 @@ def confining_slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def confined(confining_slurm: Slurm) -> Iterator[Slurm]:
     """For rows that need cgroups."""
-    yield confining_slurm
-    confining_slurm.end_jobs()
+    yield from used(confining_slurm)
 
 
 @pytest.fixture
 def slurm(open_slurm: Slurm) -> Iterator[Slurm]:
-    """For rows to which cgroups do not matter; its jobs do not outlive the test."""
-    yield open_slurm
-    open_slurm.end_jobs()
+    """For rows to which cgroups do not matter."""
+    yield from used(open_slurm)
 
 
 @pytest.fixture(params=["open", "cgroups"])
 def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     """For rows with and without cgroups."""
-    slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")
+    yield from used(request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm"))
+
+
+def used(slurm: Slurm) -> Iterator[Slurm]:
+    """Its jobs do not outlive the test."""
     yield slurm
     slurm.end_jobs()

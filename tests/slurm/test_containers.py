@@ -8,17 +8,15 @@ import sys
 from pathlib import Path
 
 from support.bed.slurm import Slurm
-from support.jobs.clusters import CLIENT, facts
+from support.jobs.clusters import facts
 from support.mocks.containers import mock_pyxis, recorded
 
 IMAGE = "nvcr.io/nvidia/rapidsai/base:26.10"
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, tell
 names = ("IN_CONTAINER", "SLURMD_NODENAME", "NVIDIA_VISIBLE_DEVICES")
 tell(where=sorted(client.run(lambda: [os.environ.get(name) for name in names]).values()), cwd=os.getcwd())
 """
-)
 
 
 def test_srun_gets_the_image(slurm: Slurm, tmp_path: Path) -> None:

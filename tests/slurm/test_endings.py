@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.bed.slurm import TWO, BatchJob, Slurm, wait_all
+from support.bed.slurm import NAMES, RUNS, TWO, BatchJob, Slurm, wait_all
 from support.jobs.clusters import CLIENT, facts, parent
 from support.jobs.mpi import Mpi
 
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
 #: The second run finds what the first has written, and ends.
-CHECKPOINTS = (
-    CLIENT
-    + """
+CHECKPOINTS = """
+from support.jobs.scripts.client import client, tell
 from pathlib import Path
 from dask_gpu_mpi import current_session
 
@@ -34,8 +33,6 @@ print("the script runs", flush=True)
 while True:
     time.sleep(0.05)
 """
-)
-NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 #: A host is left to the job that runs out of time.
 SMALL = ("--nodes=1", *TWO[1:])
 
@@ -61,8 +58,7 @@ def _early(timed: dict[str, BatchJob]) -> None:
     ("either", "name"), [("open", "slurm.sbatch"), ("cgroups", "slurm-mpirun.sbatch")], indirect=["either"]
 )
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
-    job = either.run(WAITS, *TWO, name=name)
-    job.wait_for("the script runs")
+    job = either.run(WAITS, *TWO, name=name, at=RUNS)
     either.ask("scancel", job.number)
     # On the other hosts Slurm tells Open MPI's daemon alone; it ends at once, and then Slurm kills what is below it.
     killed = either.cgroups and detected_mpi.name == "openmpi"
@@ -83,8 +79,7 @@ def test_programs_that_the_script_leaves_behind(slurm: Slurm, name: str) -> None
 @pytest.mark.both_mpis
 def test_scancel_of_the_batch_script_alone(slurm: Slurm) -> None:
     """The ranks get nothing from Slurm; the launcher is then ended by `launch`."""
-    job = slurm.run(WAITS, *TWO)
-    job.wait_for("the script runs")
+    job = slurm.run(WAITS, *TWO, at=RUNS)
     slurm.ask("scancel", "--batch", "--signal=TERM", job.number)
     ended = job.wait(75, allowed=r"mpich_shm_|dgm-|sem\.mp-")
     assert "SIGTERM received; ending the job" in ended.output
@@ -96,8 +91,7 @@ def test_scancel_of_the_batch_script_alone(slurm: Slurm) -> None:
 def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
     # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run
     script = CHECKPOINTS.replace("BEFORE", "1")
-    job = slurm.run(script, *SMALL, name=name)
-    job.wait_for("the script runs")
+    job = slurm.run(script, *SMALL, name=name, at=RUNS)
     slurm.ask("scancel", job.number)
     ended = job.wait(30)
     # nothing of it is left: who would requeue it has done so
@@ -128,8 +122,7 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
     limited = slurm.run(script["57"], *SMALL, *options, name=name)
     # and beside it one that is asked to by a signal: srun passes it to the ranks, mpirun from the batch script's trap
     usr1 = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
-    asked = slurm.run(script["1"], *TWO, "--exclusive=user", name=name, env=usr1)
-    asked.wait_for("the script runs")
+    asked = slurm.run(script["1"], *TWO, "--exclusive=user", name=name, env=usr1, at=RUNS)
     slurm.ask("scancel", *(() if name == "slurm.sbatch" else ("--batch",)), "-s", "USR1", asked.number)
     for job in (limited, asked):
         job.start_again()
@@ -144,8 +137,7 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
 @pytest.mark.parametrize(("rank", "name"), [*enumerate(NAMES)])
 def test_a_rank_is_killed(slurm: Slurm, rank: int, name: str) -> None:
     # the client's rank, or one without it; slurm.sbatch has Slurm wait half a minute for what is left
-    job = slurm.run(WAITS, *TWO, name=name)
-    job.wait_for("the script runs")
+    job = slurm.run(WAITS, *TWO, name=name, at=RUNS)
     os.kill(job.ranks()[rank], signal.SIGKILL)
     # MPICH's library leaves its shared memory when killed; who is killed by srun can't clean up
     ended = job.wait(allowed=r"mpich_shm_|dgm-|sem\.mp-" if name == "slurm.sbatch" else "mpich_shm_")

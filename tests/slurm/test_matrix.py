@@ -6,22 +6,11 @@ from typing import Any
 
 import pytest
 
-from support.bed.slurm import BatchJob, Slurm
-from support.jobs.clusters import CLIENT, facts, workers_of
+from support.bed.slurm import NAMES, BatchJob, Slurm
+from support.jobs.clusters import PLAN, facts, workers_of
 
 MEMORY = 4000  # MiB of a job on each host
-SCRIPT = (
-    CLIENT
-    + """
-from dask_gpu_mpi import current_session
-tell(
-    doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
-    workers=looks(client),
-    plan=current_session().plan.as_json(),
-)
-sys.exit(7)
-"""
-)
+SCRIPT = PLAN + "tell(doubled=client.gather(client.map(lambda x: 2 * x, range(32))))\nsys.exit(7)\n"
 #: How to ask for two GPUs on each host, and the ranks on each host.
 FLAGS = {
     "gpus-per-node": (("--gpus-per-node=2",), 1),
@@ -29,17 +18,14 @@ FLAGS = {
     "gpus-per-task": (("--gpus-per-task=1",), 2),
     "gpu-bind": (("--gpus-per-node=2", "--gpu-bind=single:1"), 2),
 }
-#: The job scripts, by how they start the ranks.
-TEMPLATES = {"srun": "slurm.sbatch", "mpirun": "slurm-mpirun.sbatch"}
 
 
 def check(job: BatchJob, told: dict[str, Any]) -> None:
     """One worker for each GPU that Slurm gave the job, each as the plan has it, within the job's memory."""
     rows, plan = workers_of(told), told["plan"]
     assert told["doubled"] == [2 * x for x in range(32)]
-    given = {job.slurm.gpus[host][place].uuid: host for host, places in job.gpus.items() for place in places}
-    assert {row["visible"]: row["host"] for row in rows.values()} == given
-    assert len(rows) == len(given)
+    assert {row["visible"]: row["host"] for row in rows.values()} == job.given
+    assert len(rows) == len(job.given)
     assert sorted(rows) == sorted(worker["name"] for worker in plan["workers"])
     for worker in plan["workers"]:
         row = rows[worker["name"]]
@@ -53,22 +39,22 @@ def check(job: BatchJob, told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("either", "launcher", "flag"),
+    ("either", "name", "flag"),
     [
-        *(("cgroups", launcher, flag) for launcher in TEMPLATES for flag in FLAGS),
-        ("open", "srun", "gpus-per-task"),
-        ("open", "mpirun", "gpu-bind"),
+        *(("cgroups", name, flag) for name in NAMES for flag in FLAGS),
+        ("open", NAMES[0], "gpus-per-task"),
+        ("open", NAMES[1], "gpu-bind"),
     ],
     indirect=["either"],
 )
-def test_one_worker_for_each_gpu(either: Slurm, launcher: str, flag: str) -> None:
+def test_one_worker_for_each_gpu(either: Slurm, name: str, flag: str) -> None:
     # on 3 hosts; the other modules have jobs on 1 and 2
     asked, ranks = FLAGS[flag]
     job = either.run(
         SCRIPT,
         # a job alone on its hosts is given all of their GPUs, whatever it asks for
         *("--nodes=3", f"--ntasks-per-node={ranks}", f"--mem={MEMORY}", "--exclusive=user"),
-        name=TEMPLATES[launcher],
+        name=name,
         asked=asked,
     )
     ended = job.wait().check("FAILED", 7)

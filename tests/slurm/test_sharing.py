@@ -7,18 +7,9 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi import job_script
-from support.bed.slurm import ONE, Slurm, template, wait_all
-from support.jobs.clusters import CLIENT, facts, until, workers_of
+from support.bed.slurm import NAMES, ONE, Slurm, template, wait_all
+from support.jobs.clusters import PLAN, facts, until, workers_of
 from support.jobs.mpi import Mpi
-
-LOOKS = (
-    CLIENT
-    + """
-from dask_gpu_mpi import current_session
-tell(workers=looks(client), plan=current_session().plan.as_json())
-"""
-)
-NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +44,7 @@ tell(met=len(os.listdir(here)))
         )
 
     place = {"MEETING": str(either.meeting_place())}
-    files = {"script.py": LOOKS + waits}
+    files = {"script.py": PLAN + waits}
     without = either.submit(script(0), env=place, files=files)
     jobs = [either.submit(script(2), env=place, files=files) for _ in range(2)]
     until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
@@ -78,14 +69,10 @@ rows = looks(client)
 tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32))))
 """
     options = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
-    first = slurm.run(LOOKS + waits, *options, args=["--scheduler-file", str(file)])
+    first = slurm.run(PLAN + waits, *options, args=["--scheduler-file", str(file)])
     first.wait_for("FACTS")
-    array = slurm.submit(
-        template("slurm.sbatch", ONE),
-        *options,
-        "--array=0-1",
-        args=["--no-scheduler", "--scheduler-file", str(file)],
-    )
+    joins = ["--no-scheduler", "--scheduler-file", str(file)]
+    array = slurm.submit(template("slurm.sbatch", ONE), *options, "--array=0-1", args=joins)
     told = facts(first.wait().check().output)
     for member in array.members(2):
         member.wait(30).check()
@@ -99,7 +86,7 @@ tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32)))
 
 def test_hosts_that_differ(slurm: Slurm) -> None:
     options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
-    job = slurm.run(LOOKS, *options, name="slurm-mpirun.sbatch", asked=("--gpus=10",))
+    job = slurm.run(PLAN, *options, name="slurm-mpirun.sbatch", asked=("--gpus=10",))
     rows = workers_of(facts(job.wait().check().output))
     assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]
     for rank, host in enumerate(("h1", "h2", "h3")):
@@ -111,7 +98,7 @@ def test_hosts_that_differ(slurm: Slurm) -> None:
 @pytest.mark.of_mpi("mpich")
 def test_every_node_of_a_heterogeneous_job_has_a_rank(slurm: Slurm) -> None:
     """The job script's --ntasks-per-node is of the first part only."""
-    job = slurm.run(LOOKS, "--nodes=1", "--mem=1000", ":", "--nodes=2", "--mem=1000", asked=())
+    job = slurm.run(PLAN, "--nodes=1", "--mem=1000", ":", "--nodes=2", "--mem=1000", asked=())
     told = facts(job.wait().check().output)
     assert sorted({row["host"] for row in told["workers"]}) == ["h1", "h2", "h3"]
 
@@ -120,18 +107,12 @@ def test_a_heterogeneous_job(slurm: Slurm, detected_mpi: Mpi) -> None:
     # two parts with other GPUs and another time limit each; the smaller one counts
     tells = "tell(left=current_session().time_left())\n"
     part = ("--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
-    parts = (
-        "--nodes=1",
-        "--gpus-per-node=2",
-        "--time=9",
-        *part,
-        ":",
-        "--nodes=2",
-        "--gpus-per-node=1",
-        "--time=5",
-        *part,
+    first, second = (
+        ("--nodes=1", "--gpus-per-node=2", "--time=9"),
+        ("--nodes=2", "--gpus-per-node=1", "--time=5"),
     )
-    jobs = {name: slurm.run(LOOKS + tells, *parts, name=name, asked=()) for name in NAMES}
+    parts = (*first, *part, ":", *second, *part)
+    jobs = {name: slurm.run(PLAN + tells, *parts, name=name, asked=()) for name in NAMES}
     wait_all(jobs.values())
     # mpirun would take the first part for the whole; below PMIx srun sometimes does not see that all has ended (Slurm 22.05)
     refused = {"slurm-mpirun.sbatch": "mpirun"}

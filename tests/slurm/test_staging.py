@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from support.bed.slurm import Slurm
-from support.jobs.clusters import CLIENT, facts, packed_environment
+from support.bed.slurm import NAMES, TWO, BatchJob, Slurm
+from support.jobs.clusters import facts, packed_environment
 
-TWO = ("--nodes=2", "--mem=1000", "--exclude=h3")
-SCRIPT = (
-    CLIENT
-    + """
+SCRIPT = """
+from support.jobs.scripts.client import client, tell
 from pathlib import Path
 from dask_gpu_mpi import current_session
 
@@ -26,7 +24,6 @@ if os.environ.get("WAITS") and not Path("checkpoint").exists():
     time.sleep(600)
 tell(found=found, restarts=os.environ.get("SLURM_RESTART_COUNT"))
 """
-)
 
 
 @pytest.fixture
@@ -38,10 +35,14 @@ def copies(slurm: Slurm) -> set[str]:
     return {path.name for path in slurm.shared_memory(("h1", "h2")) if path.name.startswith("dgm-stage-")}
 
 
+def run(slurm: Slurm, packed: str, *options: str, name: str = NAMES[0], **env: str) -> BatchJob:
+    """A job on two nodes, each with a copy."""
+    env["DGM_SCRATCH"] = "/dev/shm"
+    return slurm.run(SCRIPT, *TWO, *options, name=name, args=["--stage", packed], env=env)
+
+
 def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
-    job = slurm.run(
-        SCRIPT, *TWO, name="slurm-mpirun.sbatch", args=["--stage", packed], env={"DGM_SCRATCH": "/dev/shm"}
-    )
+    job = run(slurm, packed, name=NAMES[1])
     ended = job.wait().check()
     found = facts(ended.output)["found"]
     assert [host for host, *_ in found] == ["h1", "h2"]
@@ -52,13 +53,7 @@ def test_a_copy_on_each_node(slurm: Slurm, packed: str) -> None:
 
 
 def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None:
-    job = slurm.run(
-        SCRIPT,
-        *TWO,
-        "--exclusive=user",
-        args=["--stage", packed],
-        env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
-    )
+    job = run(slurm, packed, "--exclusive=user", WAITS="yes", DASK_GPU_MPI__WALLTIME_SIGNAL="USR1")
     job.wait_for("the script runs")
     slurm.ask("scancel", "-s", "USR1", job.number)
     job.start_again()
@@ -70,7 +65,7 @@ def test_a_requeued_job_uses_its_copies_again(slurm: Slurm, packed: str) -> None
 
 
 def test_a_job_that_is_cancelled(slurm: Slurm, packed: str) -> None:
-    job = slurm.run(SCRIPT, *TWO, args=["--stage", packed], env={"DGM_SCRATCH": "/dev/shm", "WAITS": "yes"})
+    job = run(slurm, packed, WAITS="yes")
     job.wait_for("the script runs")
     slurm.ask("scancel", job.number)
     # Slurm starts no step of a cancelled job: the epilog of the site removes the copies

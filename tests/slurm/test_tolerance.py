@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from support.bed.slurm import TWO, Slurm
+from support.bed.slurm import RUNS, TWO, Slurm
 from support.jobs.clusters import CLIENT
 from support.mocks.gpus import NVML
 
@@ -16,9 +16,8 @@ from support.mocks.gpus import NVML
 @pytest.mark.parametrize("how", ["rank", "node"])
 def test_lost_ranks(slurm: Slurm, how: str) -> None:
     """Below srun; the exit code is the script's, and not srun's 137."""
-    script = (
-        CLIENT
-        + """
+    script = """
+from support.jobs.scripts.client import client
 futures = client.map(lambda x: (time.sleep(0.1), x)[1], range(200))
 print("the script runs", flush=True)
 assert sum(client.gather(futures)) == sum(range(200))
@@ -26,9 +25,7 @@ while len(client.scheduler_info()["workers"]) > 1 or not os.path.exists("go"):
     time.sleep(0.1)
 sys.exit(7)
 """
-    )
-    job = slurm.run(script, *TWO, "--no-kill", env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"})
-    job.wait_for("the script runs")
+    job = slurm.run(script, *TWO, "--no-kill", env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"}, at=RUNS)
     try:
         if how == "rank":
             os.kill(job.ranks()[1], signal.SIGKILL)
@@ -55,18 +52,8 @@ if os.uname().nodename == "h2":
     scratch.exposed_folder = lambda *given: time.sleep(60)
 """
     script = CLIENT + "assert client.submit(sum, [1, 2]).result() == 3\nsys.exit(7)\n"
-    job = slurm.run(
-        script,
-        *TWO,
-        "--no-kill",
-        files={"sitecustomize.py": hangs},
-        env={
-            "DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1",
-            "DASK_GPU_MPI__STARTUP_TIMEOUT": "15",
-            "PYTHONPATH": os.pathsep.join(
-                [".", str(NVML), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-            ),
-        },
-    )
+    env = {"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1", "DASK_GPU_MPI__STARTUP_TIMEOUT": "15"}
+    env["PYTHONPATH"] = os.pathsep.join([".", str(NVML), os.environ.get("PYTHONPATH", "")])
+    job = slurm.run(script, *TWO, "--no-kill", files={"sitecustomize.py": hangs}, env=env)
     job.wait_for(r"rank 1 of 2 on h2 has not responded within 15 s \(startup_timeout\); starting without it")
     job.wait(allowed=".*").check("FAILED", 7)

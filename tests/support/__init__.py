@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "TESTBED"]
-
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = ROOT / "ci" / "testbed"
 _BUILT = ROOT / "docs" / "_build"

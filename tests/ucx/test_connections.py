@@ -16,21 +16,9 @@ pytestmark = needs_ucx
 #: `pair()` is a connection to a process that sends back what it gets. In a file of its own, since a crash must not end the tests.
 HEAD = script("ucx/scripts/connections.py")
 FOOT = "\nif __name__ == '__main__':\n    main(test)\n    print('well')\n"
-
-
-def run(test: str, tmp_path: Path) -> str:
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + test + FOOT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, (done.returncode, done.stdout + done.stderr)
-    assert done.stdout.endswith("well\n")
-    return done.stdout + done.stderr
-
-
-def test_memory_stays_until_ucx_has_done_with_it(tmp_path: Path) -> None:
-    """A read that is cancelled in the middle of a frame, or whose connection is closed: UCX must not write into freed memory."""
-    run(
-        """
+ROWS = {
+    # a read that is cancelled in the middle of a frame, or whose connection is closed: UCX must not write into freed memory
+    "memory stays until UCX has done with it": """
 async def test():
     for number in range(8):
         comm = await pair()
@@ -49,13 +37,53 @@ async def test():
         await asyncio.sleep(0.2)
         assert not fresh.any()
         assert comm.closed() or not reading.cancelled()
+    await exchange(size=1_000_000)
+""",
+    # UCX is looked at now and then after a transfer; the next one is not to wait for that, here for hours
+    "a transfer after another does not wait for it": """
+async def test():
+    ucx_endpoint.LINGERING_TICK = ucx_endpoint.TICK = ucx_endpoint.LINGER = 10000.0
     comm = await pair()
-    assert (await sent_back(comm, np.full(1_000_000, 7.0)) == 7).all()
+    for number in range(5):
+        assert (await sent_back(comm, np.full(100_000, number))) [-1] == number
     assert comm._endpoint is not None
     await comm.close()
 """,
-        tmp_path,
-    )
+    # as a task has that makes a client for itself, also while UCX starts: the worker's own connections keep UCX
+    "a client in another event loop talks TLS": """
+async def test():
+    ucx_endpoint.Ucx.begin()
+    for _ in range(2):
+        await asyncio.to_thread(asyncio.run, exchange(False))
+        await exchange()
+""",
+    "a start of UCX that takes long leaves TLS and comes later": """
+async def test():
+    imports = ucx_endpoint._import
+    def slowly():
+        time.sleep(2)
+        imports()
+    ucx_endpoint._import, worker_comm.UCX_START = slowly, 0.5
+    await exchange(False)
+    await asyncio.sleep(3)
+    await exchange()
+""",
+}
+
+
+def run(test: str, tmp_path: Path) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + test + FOOT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, (done.returncode, done.stdout + done.stderr)
+    assert done.stdout.endswith("well\n")
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_connection(name: str, tmp_path: Path) -> None:
+    slow = "do not go over UCX: UCX has not started within 0.5 s" in run(ROWS[name], tmp_path)
+    assert slow == name.startswith("a start")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
@@ -81,63 +109,3 @@ async def test():
         tmp_path,
     )
     assert [line for line in said.splitlines() if "falling back to pickle" not in line] == ["well"]
-
-
-def test_a_start_of_ucx_that_takes_long_leaves_tls_and_comes_later(tmp_path: Path) -> None:
-    said = run(
-        """
-async def test():
-    imports = ucx_endpoint._import
-    def slowly():
-        time.sleep(2)
-        imports()
-    ucx_endpoint._import, worker_comm.UCX_START = slowly, 0.5
-    comm = await pair()
-    assert (await sent_back(comm, np.full(100_000, 7.0)) == 7).all()
-    assert comm._endpoint is None
-    await asyncio.sleep(3)
-    comm = await pair()
-    assert (await sent_back(comm, np.full(100_000, 8.0)) == 8).all()
-    assert comm._endpoint is not None
-    await comm.close()
-""",
-        tmp_path,
-    )
-    assert "do not go over UCX: UCX has not started within 0.5 s" in said
-
-
-def test_a_transfer_after_another_does_not_wait_for_it(tmp_path: Path) -> None:
-    """UCX is looked at now and then after a transfer; the next one is not to wait for that, here for hours."""
-    run(
-        """
-async def test():
-    ucx_endpoint.LINGERING_TICK = ucx_endpoint.TICK = ucx_endpoint.LINGER = 10000.0
-    comm = await pair()
-    for number in range(5):
-        assert (await sent_back(comm, np.full(100_000, number))) [-1] == number
-    assert comm._endpoint is not None
-    await comm.close()
-""",
-        tmp_path,
-    )
-
-
-def test_a_client_in_another_event_loop_talks_tls(tmp_path: Path) -> None:
-    """As a task has that makes a client for itself, also while UCX starts: the worker's own connections keep UCX."""
-    run(
-        """
-async def test():
-    async def exchange(over_ucx):
-        comm = await pair()
-        assert (await sent_back(comm, np.full(100_000, 7.0)) == 7).all()
-        assert (comm._endpoint is not None) == over_ucx
-        await comm.close()
-
-    ucx_endpoint.Ucx.begin()
-    await asyncio.to_thread(asyncio.run, exchange(False))
-    await exchange(True)
-    await asyncio.to_thread(asyncio.run, exchange(False))
-    await exchange(True)
-""",
-        tmp_path,
-    )

@@ -13,7 +13,7 @@ SCRIPT = script("ucx/scripts/gangs.py")
 
 
 def test_over_ucx(mpirun: Mpi) -> None:
-    done = mpirun.run(SCRIPT, 2, command=["--protocol", "ucx"], timeout=100).check(3)
+    done = mpirun.run(SCRIPT, 2, command=["--protocol", "ucx"]).check(3)
     assert "transport: TLS, and UCX for large data between workers" in done.stderr
     told = facts(done)
     expected = [[[0, 1], 5_000_000 * 4_999_999 / 2, True]] * 2

@@ -66,6 +66,8 @@ def failure(fn, when, victim, number=signal.SIGKILL, **limits):
     return error
 
 
-def is_named(error, text):
+def dies(fn, when, text):
+    """Rank 1 is killed at this moment: the error names it."""
+    error = failure(fn, when, "1")
     assert (error.rank, error.worker) == (1, "1"), vars(error)
     assert text in str(error) and "rank 1 (worker 1 on " in str(error), str(error)

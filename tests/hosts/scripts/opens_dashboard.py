@@ -1,20 +1,10 @@
+import contextlib
 import json
 import sys
-import time
 
-from selenium import webdriver
+from support.jobs.clusters import until
+from support.jobs.screens import browser
 
-options = webdriver.ChromeOptions()
-for word in (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    f"--user-data-dir={sys.argv[1]}",
-):
-    options.add_argument(word)
-options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
 ROWS = """
 const rows = [];
 for (const document of window.Bokeh ? Bokeh.documents : [])
@@ -23,29 +13,32 @@ for (const document of window.Bokeh ? Bokeh.documents : [])
             rows.push(["worker", "gpu-index"].map(name => Array.from(model.data[name])));
 return rows;
 """
-try:
-    driver.set_page_load_timeout(60)
-    found = {}
-    driver.get(sys.argv[2])
+DRAWN = "return window.Bokeh ? Bokeh.documents.map(d => d.is_idle) : []"
+LINKS = "return Array.from(document.links, link => link.pathname)"
+
+
+def is_there():
+    rows, drawn = run(ROWS), run(DRAWN)
+    return drawn and all(drawn) and (page == "status" or (rows and len(rows[0][0]) >= 2))
+
+
+found = {}
+with browser() as chromium:
+    run = chromium.driver.execute_script
+    chromium.driver.get(sys.argv[1])
     for page in ("status", "individual-gpu-memory", "individual-gpu-utilization", "gpu"):
         if page != "status":
-            driver.get(sys.argv[2].partition("/status")[0] + "/" + page)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            drawn = driver.execute_script("return window.Bokeh ? Bokeh.documents.map(d => d.is_idle) : []")
-            rows = driver.execute_script(ROWS)
-            if drawn and all(drawn) and (page == "status" or (rows and len(rows[0][0]) >= 2)):
-                break
-            time.sleep(0.2)
-        log = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+            chromium.driver.get(sys.argv[1].partition("/status")[0] + "/" + page)
+        with contextlib.suppress(AssertionError):  # the test says so
+            until(is_there, 30)
+        log = [each["message"] for each in chromium.driver.get_log("browser") if each["level"] == "SEVERE"]
+        text = chromium.driver.find_element("tag name", "body").text
         found[page] = {
-            "title": driver.title,
-            "drawn": drawn,
-            "rows": rows,
+            "drawn": run(DRAWN),
+            "rows": run(ROWS),
             "errors": log,
-            "links": driver.execute_script("return Array.from(document.links, link => link.pathname)"),
-            "text": driver.find_element("tag name", "body").text,
+            "links": run(LINKS),
+            "text": text,
         }
-    print("FOUND", json.dumps(found))
-finally:
-    driver.quit()
+        found[page]["title"] = chromium.driver.title
+print("FOUND", json.dumps(found))

@@ -108,14 +108,7 @@ def retire():
     return found | {"restarted": client.run_on_scheduler(names), "works": client.submit(sum, [1, 2]).result()}
 
 
-for test in (
-    report,
-    nested,
-    upload,
-    restart,
-    restart_again_and_again,
-    retire,
-):
+for test in (report, nested, upload, restart, restart_again_and_again, retire):
     signal.alarm(SECONDS)
     try:
         tell(**{test.__name__: test()})

@@ -12,7 +12,6 @@ from distributed import Client
 from dask_gpu_mpi import (
     ClusterLostError,
     GangCancelledError,
-    InputError,
     SpmdError,
     SpmdTimeoutError,
     current_session,
@@ -56,14 +55,11 @@ for error, text, kind in (
     ("lock", "Unpicklable", Exception),
 ):
     found = error_of(fail, error)
-    assert (
-        (found.rank, found.worker) == (1, "1")
-        and text in str(found)
-        and str(found).startswith("spmd: rank 1 (worker 1 on ")
-    )
-    assert type(found.__cause__) is kind and text in repr(found.__cause__) and found.died == (), (
+    assert (found.rank, found.worker, found.died, type(found.__cause__)) == (1, "1", (), kind), (
         found.__cause__
     )
+    assert str(found).startswith("spmd: rank 1 (worker 1 on ")
+    assert text in str(found) and text in repr(found.__cause__)
     copy = pickle.loads(pickle.dumps(found))
     assert (str(copy), copy.rank, copy.host) == (str(found), 1, found.host)
 
@@ -94,18 +90,6 @@ for waits, words in (
     found = str(error_of(early, waits))
     assert found.startswith("spmd: " + words[0]) and words[1] in found, found
 
-# a worker by its name and by its address
-one = next(address for address, name in client.run(lambda dask_worker: dask_worker.name).items() if name == 0)
-try:
-    session.spmd(lambda group: group.size, workers=["0", one])
-except InputError as error:
-    assert (
-        str(error)
-        == f"spmd: workers: {['0', one]} has a worker twice (expected each once: a worker is one rank)"
-    ), error
-else:
-    raise AssertionError("no error")
-
 
 def late(group):
     if group.rank == 0:
@@ -115,16 +99,9 @@ def late(group):
 
 
 found = error_of(late)
-assert (
-    found.rank == 0 and isinstance(found.__cause__, TimeoutError) and "rank(s) 1 have" in str(found.__cause__)
-)
+assert found.rank == 0 and isinstance(found.__cause__, TimeoutError)
+assert "rank(s) 1 have" in str(found.__cause__)
 
-
-def large(group):
-    group.allgather(bytes(2_000_000))
-
-
-assert "1048576 at most" in str(error_of(large).__cause__)
 
 # results, arguments and functions that can't be sent
 assert "failed in Dask" in str(error_of(lambda group: threading.Lock()))
@@ -189,20 +166,6 @@ time.sleep(0.05)
 assert session.spmd(lambda group: group.size) == [2, 2]
 
 
-# what takes long to be sent does not hide why the gang has not started
-class Slow:
-    def __reduce__(self):
-        time.sleep(1.5)
-        return int, ()
-
-
-try:
-    session.spmd(lambda group, x: None, Slow(), start_timeout=0.3)
-except SpmdTimeoutError as error:
-    assert "not started within 0.3 s" in str(error), error
-else:
-    raise AssertionError("no error")
-
 # a client that is closed meanwhile
 other = Client(client.scheduler.address, security=client.security)
 threading.Timer(0.5, other.close).start()
@@ -218,30 +181,4 @@ found = error_of(lambda group: [time.sleep(0.01) for _ in iter(lambda: group.can
 assert isinstance(found, SpmdTimeoutError) and "not ended within 0.5 s: rank(s) 0, 1 still ran" in str(found)
 found = error_of(lambda group: None, workers=["no such"], start_timeout=0.5)
 assert isinstance(found, SpmdTimeoutError) and "not started within 0.5 s: no worker no such" in str(found)
-busy = [client.submit(time.sleep, 5, pure=False) for _ in range(sum(client.nthreads().values()))]
-while len([key for keys in client.processing().values() for key in keys]) < len(busy):
-    time.sleep(0.02)
-begun = time.monotonic()
-try:
-    session.spmd(lambda group: None, start_timeout=0.5)
-except SpmdTimeoutError as error:
-    assert "worker(s) 0, 1 have not begun: other tasks have their threads" in str(error), error
-else:
-    raise AssertionError("no error")
-client.gather(busy)
-
-for bad in (
-    {"timeout": 0},
-    {"timeout": "1"},
-    {"grace": -1},
-    {"workers": "0"},
-    {"workers": []},
-    {"start_timeout": True},
-):
-    try:
-        session.spmd(lambda group: None, **bad)
-    except InputError as error:
-        assert "expected" in str(error) and next(iter(bad)) in str(error)
-    else:
-        raise AssertionError(bad)
 sys.exit(3)

@@ -72,22 +72,20 @@ def user(value):
 
 found = session.spmd(describe, 1, "two")
 for rank, row in enumerate(found):
-    assert (
-        row["rank"] == rank and row["size"] == 2 and row["local"] == (rank, 2, 0) and row["device"] is None
-    ), row
-    assert (
-        row["pids"] == [each["pid"] for each in found]
-        and row["word"] == {"from": 1}
-        and row["args"] == (1, "two")
-    ), row
-    assert row["variables"] == expected(rank, *row["master"]), row
+    alike = {
+        "size": 2,
+        "device": None,
+        "pids": [each["pid"] for each in found],
+        "word": {"from": 1},
+        "args": (1, "two"),
+    }
+    own = {"rank": rank, "local": (rank, 2, 0), "variables": expected(rank, *row["master"])}
+    assert row == {**alike, **own, "master": row["master"], "pid": row["pid"]}, row
 assert len({row["master"] for row in found}) == 1
 
 with Client() as client:
-    assert all(
-        value == [None] * len(NAMES)
-        for value in client.run(lambda: [os.environ.get(name) for name in NAMES]).values()
-    )
+    left = client.run(lambda: [os.environ.get(name) for name in NAMES])
+    assert [*left.values()] == [[None] * len(NAMES)] * 2
     assert client.scheduler_info(n_workers=-1) and session.spmd(lambda group: group.rank) == [0, 1]
     client.run(user, "of the user")
     assert session.spmd(lambda group: os.environ["NCCL_SOCKET_IFNAME"]) == ["of the user"] * 2

@@ -15,32 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytest
-
 from dask_gpu_mpi.sites.command import START
 from support import ROOT, TESTBED
-from support.bed.hosts import TestBed
+from support.bed.hosts import TestBed, unavailable_is
 from support.jobs.clusters import environ_of
-from support.jobs.mpi import MARK, JobError, JobTimeout, marked
+from support.jobs.mpi import MARK, JobError, JobTimeout, kill_marked, marked
+from support.jobs.scripts import expanded
 from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
-
-__all__ = [
-    "GPUS",
-    "ONE",
-    "TWO",
-    "BatchJob",
-    "Ended",
-    "Slurm",
-    "new_slurm",
-    "template",
-    "wait_all",
-]
 
 #: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
 REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
 #: Options of a job script for one GPU on each host; of a small job on h1 and h2.
 ONE = ("--gpus-per-node=1",)
 TWO = ("--nodes=2", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
+#: The job scripts that start ranks by srun and by mpirun.
+NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
+#: What a script prints that waits for the test.
+RUNS = "the script runs"
 #: GPUs of h1, h2 and h3.
 GPUS = (4, 4, 2)
 POLL = 0.1
@@ -101,6 +92,13 @@ class BatchJob:
         return "".join(
             path.read_text(errors="replace") for path in sorted(self.directory.glob("slurm-*.out"))
         )
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Host of each of its GPUs, by UUID."""
+        return {
+            self.slurm.gpus[host][place].uuid: host for host, places in self.gpus.items() for place in places
+        }
 
     def show(self) -> dict[str, str]:
         """What ``scontrol show job`` tells of it."""
@@ -188,12 +186,7 @@ class BatchJob:
         """Cancel it and kill what is left."""
         with contextlib.suppress(JobError):
             self.slurm.ask("scancel", "-f", self.number)
-        deadline = time.monotonic() + 10
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-            time.sleep(POLL)
+        kill_marked(self.mark)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -233,19 +226,10 @@ class Slurm:
     gpus: Mapping[str, tuple[SimGpu, ...]]
     jobs: list[BatchJob] = field(default_factory=list)
 
-    class Unavailable(Exception):
-        """No Slurm here."""
-
     @classmethod
     def up(cls, bed: TestBed, *, cgroups: bool, env: Mapping[str, str] | None = None) -> Slurm:
         """Start it on a bed, with these variables of slurm-up; `Unavailable` says why there can be none."""
-        env = {**os.environ, **(env or {}), "TESTBED_DIR": str(bed.state)}
-        line = [TESTBED / "slurm-up", *(["--cgroups"] if cgroups else []), *map(str, GPUS)]
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
-        if done.returncode == 77:
-            raise cls.Unavailable(done.stderr.strip())
-        if done.returncode:
-            raise JobError(f"slurm-up failed with {done.returncode}: {done.stderr}")
+        done = bed.call("slurm-up", *(["--cgroups"] if cgroups else []), *map(str, GPUS), env=env)
         gpus = {
             host: make_gpus(count, host=host, name="NVIDIA A100", memory=80 * GIB)
             for host, count in zip(bed.hosts, GPUS, strict=True)
@@ -259,15 +243,9 @@ class Slurm:
         self.jobs.clear()
 
     def down(self) -> None:
-        """End it, and the hosts."""
+        """End it."""
         self.end_jobs()
-        for script in ("slurm-down", "hosts-down"):
-            subprocess.run(
-                [TESTBED / script],
-                env={**os.environ, "TESTBED_DIR": str(self.bed.state)},
-                check=True,
-                timeout=60,
-            )
+        self.bed.call("slurm-down")
 
     def ask(self, *argv: str) -> str:
         """Run one of Slurm's commands on h1."""
@@ -279,8 +257,7 @@ class Slurm:
 
     def shared_memory(self, hosts: Iterable[str]) -> set[Path]:
         """Files in the /dev/shm of these hosts."""
-        holders = {host: (self.bed.state / f"{host}.holder").read_text().split()[0] for host in hosts}
-        folders = {host: Path(f"/proc/{pid}/root/dev/shm") for host, pid in holders.items()}
+        folders = {host: Path(f"/proc/{self.bed.holder(host)}/root/dev/shm") for host in hosts}
         return {
             Path("/dev/shm") / host / path.name
             for host, folder in folders.items()
@@ -300,10 +277,17 @@ class Slurm:
         args: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        at: str = "",
     ) -> BatchJob:
-        """Submit one of the project's job scripts (see `template`) with this program, ``script.py``, behind `args`."""
+        """Submit one of the project's job scripts (see `template`) with this program, ``script.py``, behind `args`.
+
+        `at`: wait until it prints this.
+        """
         files = {"script.py": program, **(files or {})}
-        return self.submit(template(name, asked), *options, args=[*args, "script.py"], files=files, env=env)
+        job = self.submit(template(name, asked), *options, args=[*args, "script.py"], files=files, env=env)
+        if at:
+            job.wait_for(at)
+        return job
 
     def submit(
         self,
@@ -328,7 +312,7 @@ class Slurm:
             (directory / "job.sbatch").write_text(script)
             script = directory / "job.sbatch"
         for name, text in (files or {}).items():
-            (directory / name).write_text(text)
+            (directory / name).write_text(expanded(text))
         mark = uuid.uuid4().hex
         foreign = re.compile(
             r"DASK_|OMPI_|PRTE_|PMIX_|PMI|MPI_|HYDRA_|MPICH_|SLURM_|PBS_|PYTHONDONTWRITEBYTECODE$"
@@ -364,21 +348,14 @@ class Slurm:
 @contextlib.contextmanager
 def new_slurm(*, cgroups: bool, env: Mapping[str, str] | None = None) -> Iterator[Slurm]:
     """Slurm over three hosts of its own, of which nothing is left however this ends; skips the test where there can be none."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder,
-        contextlib.ExitStack() as stack,
-    ):
-        try:
-            bed = TestBed.up(3, Path(folder) / "bed")
-            # before the folder goes, without which nobody finds the hosts
-            stack.callback(bed.down)
+    required = REQUIRED in os.environ and not (cgroups and why_no_cgroups())
+    with TestBed.for_tests(3, required=required) as bed:
+        with unavailable_is(required=required):
             slurm = Slurm.up(bed, cgroups=cgroups, env=env)
-        except (TestBed.Unavailable, Slurm.Unavailable) as reason:
-            if REQUIRED in os.environ and not (cgroups and why_no_cgroups()):
-                pytest.fail(str(reason), pytrace=False)
-            pytest.skip(str(reason))
-        stack.callback(slurm.down)
-        yield slurm
+        try:
+            yield slurm
+        finally:
+            slurm.down()
 
 
 def why_no_cgroups() -> str:

@@ -1,7 +1,7 @@
 """An intruder: a program that tries to get into a job's listening sockets, as another user and perhaps from another host.
 
 It reads what to do from standard input, as JSON in one line (`jobs.attacked`), and after each group of attacks prints
-what came of it, as ``[[attack, target, outcome, seconds], ...]``. An outcome begins with ``"in"`` where somebody was let in,
+what came of it, as ``[[attack, target, outcome], ...]``. An outcome begins with ``"in"`` where somebody was let in,
 else with ``"out"``. Everything is bounded: in number, in bytes and in time.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -20,8 +21,9 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import dask
@@ -35,8 +37,6 @@ from dask_gpu_mpi.mpi.world import MpiWorld
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 from dask_gpu_mpi.startup.messages import Kind
-
-__all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
 
 #: Seconds for one connection, for one of Dask's own attempts, and for each of those that hold on.
 PATIENCE, DASKS_PATIENCE, HELD = 3.0, 3.0, 6.0
@@ -142,14 +142,20 @@ def worst(outcomes: Sequence[str]) -> str:
     return inside[0] if inside else f"out: all {len(outcomes)}"
 
 
+def worst_of(target: dict[str, Any], pieces: Iterable[bytes], timeout: float) -> str:
+    """Send each of these by a connection of its own."""
+    outcomes = []
+    for data in pieces:
+        with connection(target) as stream:
+            outcomes.append(judged(target, answer_to(stream, data, timeout)))
+    return worst(outcomes)
+
+
 def plain_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Dask's handshake and an operation without TLS, or HTTP."""
     hello = framed({"compression": None, "python": (3, 11, 0), "pickle-protocol": 5})
-    outcomes = []
-    for data in (b"", hello, hello + framed({"op": "identity", "reply": True}), b"GET / HTTP/1.0\r\n\r\n"):
-        with connection(target) as stream:
-            outcomes.append(judged(target, answer_to(stream, data, 1.0)))
-    return worst(outcomes)
+    asks = hello + framed({"op": "identity", "reply": True})
+    return worst_of(target, (b"", hello, asks, b"GET / HTTP/1.0\r\n\r\n"), 1.0)
 
 
 def any_connection(target: dict[str, Any], order: dict[str, Any]) -> str:
@@ -162,22 +168,14 @@ def garbage(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Random bytes of every length, after the beginning of each protocol."""
     chance = random.Random(target["port"])
     lengths = [*LENGTHS, *(chance.randrange(1, 65536) for _ in range(10))]
-    outcomes = []
-    for number, length in enumerate(lengths):
-        begin = BEGINNINGS[number % len(BEGINNINGS)]
-        data = (begin + chance.randbytes(length))[:length]
-        with connection(target) as stream:
-            outcomes.append(judged(target, answer_to(stream, data, 0.3)))
-    return worst(outcomes)
+    begins = itertools.cycle(BEGINNINGS)
+    pieces = ((next(begins) + chance.randbytes(length))[:length] for length in lengths)
+    return worst_of(target, pieces, 0.3)
 
 
 def bombs_by_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Pickles and msgpack that should never be read."""
-    outcomes = []
-    for data in bombs(order["marker"]).values():
-        with connection(target) as stream:
-            outcomes.append(judged(target, answer_to(stream, data, 0.5)))
-    return worst(outcomes)
+    return worst_of(target, bombs(order["marker"]).values(), 0.5)
 
 
 def half_open(target: dict[str, Any], order: dict[str, Any]) -> str:
@@ -300,78 +298,74 @@ def possessions() -> list[tuple[str, Security | None]]:
         return [("tcp", None), ("tls", Security())]
 
 
-async def asks(target: dict[str, Any], scheme: str, security: Security | None, **more: Any) -> str:
+async def asks(target: dict[str, Any], scheme: str, security: Security | None, **more: Any) -> Any:
     """As any process of Dask asks another who it is; `more` goes along."""
     arguments = security.get_connection_args("client") if security else {}
-    try:
-        comm = await connect(f"{scheme}://{target['host']}:{target['port']}", DASKS_PATIENCE, **arguments)
-        await comm.write({"op": "identity", "reply": True, **more})
-        found = await asyncio.wait_for(comm.read(), DASKS_PATIENCE)
-        comm.abort()
-        return f"in: {str(found)[:60]}"
-    except (OSError, TimeoutError, RuntimeError, ValueError) as error:
-        return f"out: {type(error).__name__}"
+    comm = await connect(f"{scheme}://{target['host']}:{target['port']}", DASKS_PATIENCE, **arguments)
+    await comm.write({"op": "identity", "reply": True, **more})
+    found = await asyncio.wait_for(comm.read(), DASKS_PATIENCE)
+    comm.abort()
+    return str(found)[:60]
 
 
-async def as_client(target: dict[str, Any], scheme: str, security: Security | None) -> str:
+async def as_client(target: dict[str, Any], scheme: str, security: Security | None) -> Any:
     """A client that submits a task."""
     address = f"{scheme}://{target['host']}:{target['port']}"
-    try:
-        async with Client(address, asynchronous=True, timeout=DASKS_PATIENCE, security=security) as client:
-            return f"in: {await asyncio.wait_for(client.submit(sum, [1]), DASKS_PATIENCE)}"
-    except (OSError, TimeoutError, RuntimeError, ValueError) as error:
-        return f"out: {type(error).__name__}"
+    async with Client(address, asynchronous=True, timeout=DASKS_PATIENCE, security=security) as client:
+        return await asyncio.wait_for(client.submit(sum, [1]), DASKS_PATIENCE)
 
 
-async def as_worker(target: dict[str, Any], scheme: str, security: Security | None) -> str:
+async def as_worker(target: dict[str, Any], scheme: str, security: Security | None) -> Any:
     """A worker that registers itself, to get tasks and their data."""
     address = f"{scheme}://{target['host']}:{target['port']}"
+    how: dict[str, Any] = {"dashboard": False, "nthreads": 1, "name": "intruder", "security": security}
     with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(
-            address, security=security, local_directory=folder, dashboard=False, nthreads=1, name="intruder"
-        )
+        worker = Worker(address, local_directory=folder, **how)
         try:
             await asyncio.wait_for(worker.start(), 2 * DASKS_PATIENCE)
-            return "in: registered"
-        except (OSError, TimeoutError, RuntimeError, ValueError) as error:
-            return f"out: {type(error).__name__}"
+            return "registered"
         finally:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(worker.close(nanny=False), DASKS_PATIENCE)
 
 
-def as_process_of_dask(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """As client, as worker, and as any other, without credentials and with another job's."""
-    ways: list[Callable[..., Any]] = [asks]
-    if target["role"] == "scheduler":
-        ways += [as_client, as_worker]
+async def outcome_of(attempt: Coroutine[Any, Any, Any]) -> str:
+    """What came of one of these."""
+    try:
+        return f"in: {await attempt}"
+    except (OSError, TimeoutError, RuntimeError, ValueError) as error:
+        return f"out: {type(error).__name__}"
+
+
+def worst_in_dask(target: dict[str, Any], attempts: Callable[..., Any]) -> str:
+    """Make attempts by these functions, to which others come at a scheduler, all at once."""
 
     async def all_ways() -> list[str]:
-        return await asyncio.gather(*(way(target, *having) for having in possessions() for way in ways))
+        ways = [asks, as_client, as_worker] if target["role"] == "scheduler" else [asks]
+        return await asyncio.gather(*map(outcome_of, attempts(ways)))
 
     with dask.config.set({"distributed.comm.timeouts.connect": DASKS_PATIENCE}):
         return worst(asyncio.run(all_ways()))
+
+
+def as_process_of_dask(target: dict[str, Any], order: dict[str, Any]) -> str:
+    """As client, as worker, and as any other, without credentials and with another job's."""
+    having = possessions()
+    return worst_in_dask(target, lambda ways: [way(target, *each) for each in having for way in ways])
 
 
 def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A process of Dask over UCX, as its packages make one: it knows no secret."""
     # unpickled where it is read
     bomb = protocol.ToPickle(Bomb(order["marker"]))
-
-    async def all_ways() -> list[str]:
-        found = [await asks(target, "ucx", None), await asks(target, "ucx", None, bomb=bomb)]
-        if target["role"] == "scheduler":
-            found += [await as_client(target, "ucx", None), await as_worker(target, "ucx", None)]
-        return found
-
-    with dask.config.set({"distributed.comm.timeouts.connect": DASKS_PATIENCE}):
-        return worst(asyncio.run(all_ways()))
+    bombed = partial(asks, bomb=bomb)
+    return worst_in_dask(target, lambda ways: [way(target, "ucx", None) for way in (bombed, *ways)])
 
 
 def with_ucx_of_another_job(target: dict[str, Any], order: dict[str, Any]) -> str:
     """A worker of another job, which offers UCX beside TLS as those of this job do."""
     use_ucx_between_workers(1, loopback=True)
-    return worst([asyncio.run(asks(target, *possessions()[1]))])
+    return asyncio.run(outcome_of(asks(target, *possessions()[1])))
 
 
 def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
@@ -554,16 +548,14 @@ ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
 }
 
 
-def tried(attack: str, target: dict[str, Any], order: dict[str, Any]) -> tuple[str, float]:
-    """What became of an attack, and how many seconds it took."""
-    begun = time.monotonic()
+def tried(attack: str, target: dict[str, Any], order: dict[str, Any]) -> str:
+    """What became of an attack."""
     try:
-        outcome = ATTACKS[attack](target, order)
+        return ATTACKS[attack](target, order)
     except ConnectionRefusedError:
-        outcome = "out: nobody listens"
+        return "out: nobody listens"
     except OSError as error:
-        outcome = f"out: {error}"
-    return outcome, round(time.monotonic() - begun, 1)
+        return f"out: {error}"
 
 
 def become(user: str) -> None:
@@ -594,11 +586,8 @@ def main() -> None:
             pairs = [(attack, name) for attack, names in group.items() for name in names]
             with ThreadPoolExecutor(max(1, len(pairs))) as pool:
                 found = pool.map(lambda pair: tried(pair[0], targets[pair[1]], order), pairs)
-                print(
-                    json.dumps([[*pair, *what] for pair, what in zip(pairs, found, strict=True)]),
-                    file=results,
-                    flush=True,
-                )
+                told = [[*pair, what] for pair, what in zip(pairs, found, strict=True)]
+                print(json.dumps(told), file=results, flush=True)
             sys.stdin.readline()  # until the test has looked at the job
             while order["open"]:
                 order["open"].pop().close()

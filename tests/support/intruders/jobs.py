@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +14,9 @@ from typing import Any
 
 from support.bed.hosts import TestBed
 from support.intruders.listeners import Census, Listener, open_memory
-from support.jobs.clusters import facts, until
-from support.jobs.mpi import CompletedJob, Job, Mpi
+from support.jobs.clusters import Partner, facts, until
+from support.jobs.mpi import Job, Mpi
 from support.jobs.scripts import script
-
-__all__ = ["ATTACKS", "IN_MEETING", "KINDS", "Attacked", "Target", "attack_meeting", "attacked", "start"]
 
 #: Seconds for the intruder to end, for the job to come up, and for a round of its script.
 GROUP, START, ROUND = 60.0, 60.0, 15.0
@@ -30,6 +27,9 @@ LAST_TOLD = r'"recorder": [0-9]+\}'
 
 #: The script. It computes, with a new client for each round, until the file "go-end" is there.
 SCRIPT = script("support/intruders/scripts/computes.py")
+
+#: Variables of the script.
+OWN_MPI, HOLD_MEETING = {"INTRUDERS_OWN_MPI": "1"}, {"INTRUDERS_HOLD_MEETING": "1"}
 
 #: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
 KINDS = {
@@ -49,19 +49,17 @@ KINDS = {
 #: What needs no credentials, and what holds connections.
 RAW = ("plain TCP", "pickle and msgpack bombs", "garbage of every length", "closed at once")
 HOLDING = ("a byte a second", "half-open connections")
+#: With certificates that are none of the job's, or with what a process of the job has sent.
+BY_TLS = (
+    "TLS without a certificate",
+    "a self-made authority",
+    "another job's certificate",
+    "a process of Dask",
+    "replayed",
+)
 #: Groups of attacks by the kind of listener: one group after the other, all of a group at once.
 ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "comm": (
-        (
-            "TLS without a certificate",
-            "a self-made authority",
-            "another job's certificate",
-            "a process of Dask",
-            "replayed",
-        ),
-        RAW,
-        HOLDING,
-    ),
+    "comm": (BY_TLS, RAW, HOLDING),
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
     "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
@@ -102,16 +100,19 @@ class Attacked:
     hidden: dict[str, str] = field(default_factory=dict)
     #: Shared memory of its processes that others may use (see `listeners.open_memory`).
     open_memory: list[str] = field(default_factory=list)
-    #: Of each attack, the longest.
-    seconds: dict[str, float] = field(default_factory=dict)
     #: Rounds of the script during each group of attacks, its start not counted.
     rounds: list[int] = field(default_factory=list)
     #: Whether somebody has unpickled what the intruder sent.
     exploded: bool = False
     #: How often the operation that the intruder replays has run.
     notes: int = 0
-    #: How it ended.
-    done: CompletedJob | None = None
+    #: The `CompletedJob`.
+    done: Any = None
+
+
+def let_in(outcomes: Mapping[str, str]) -> dict[str, str]:
+    """By target the outcomes of an attack that got in."""
+    return {target: outcome for target, outcome in outcomes.items() if not outcome.startswith("out")}
 
 
 def start(
@@ -122,13 +123,11 @@ def start(
     hosts: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     chosen: Mapping[str, str] | None = None,
-    own_mpi: bool = False,
-    hold_meeting: bool = False,
 ) -> Job:
     """Start the job whose script computes until `attacked` ends it.
 
-    `chosen`: the user's variables. `own_mpi`: the script imports mpi4py.MPI first. `hold_meeting`: MPI's processes wait for
-    `attack_meeting`, but not that of rank 0.
+    `chosen`: the user's variables; or with `OWN_MPI` the script imports mpi4py.MPI first, and with `HOLD_MEETING` MPI's processes
+    wait for `attack_meeting`, but not that of rank 0.
     """
     env: dict[str, str | None] = {
         "INTRUDERS_OPTIONS": json.dumps(options or {}),
@@ -136,8 +135,6 @@ def start(
         # the components of Open MPI that users have
         "OMPI_MCA_btl": None,
         "OMPI_MCA_pml": None,
-        **({"INTRUDERS_OWN_MPI": "1"} if own_mpi else {}),
-        **({"INTRUDERS_HOLD_MEETING": "1"} if hold_meeting else {}),
         **(chosen or {}),
     }
     return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
@@ -160,10 +157,7 @@ def attack_meeting(
         )
         found = _of_mpi(census)
         attacks = {"meeting": IN_MEETING}
-        targets = [
-            Target(each.name, each.kind, each.role, each.host, each.port, each.pid, each.memory)
-            for each in _targets(found, hosts, attacks, told, started=True)
-        ]
+        targets = _targets(found, hosts, attacks, told, started=True)
         for name, command in places.items():
             results[name] = result = Attacked(listeners=found)
             result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets}
@@ -179,14 +173,9 @@ def attack_meeting(
 def _of_mpi(census: Census) -> list[Listener]:
     """The ports of MPI's processes that other hosts can reach, but for those that they have inherited of a launcher."""
     found = [Listener(census.roles[place], "start", place) for place in census.look()]
-    launchers = {(each.place.network, each.place.port) for each in found if each.role == "launcher"}
-    return [
-        each
-        for each in found
-        if each.role == "mpi"
-        and not each.place.on_loopback
-        and (each.place.network, each.place.port) not in launchers
-    ]
+    launchers = {each.place.socket for each in found if each.role == "launcher"}
+    ours = [each for each in found if each.role == "mpi" and not each.place.on_loopback]
+    return [each for each in ours if each.place.socket not in launchers]
 
 
 def attacked(
@@ -217,11 +206,9 @@ def attacked(
         before = _rounds(job)
         targets = _targets(result.listeners, hosts, attacks, told)
         result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets if each.memory}
-        more = {
-            "recorded": told["recorded"],
-            "recorded_at_hub": _recorded_at_hub(job),
-            "routes": told["routes"],
-        }
+        # what an agent has sent to the hub; nothing in a job of one rank
+        at_hub = [data.hex()] if (data := _read(job, "hub-recorded")) else []
+        more = {"recorded": told["recorded"], "recorded_at_hub": at_hub, "routes": told["routes"]}
         for _ in _intrusion(job, command, user, targets, attacks, result, **more) if targets else ():
             with contextlib.suppress(AssertionError):  # the test says so
                 until(lambda before=before: _rounds(job) > before, ROUND)
@@ -230,17 +217,16 @@ def attacked(
             result.harmed |= _harmed(targets, result.hidden)
         (job.directory / "go-end").touch()
         result.exploded = (job.directory / "marker").exists()
-        with contextlib.suppress(FileNotFoundError):  # nothing could be recorded
-            result.notes = (job.directory / "notes").read_text().count("done")
+        result.notes = _read(job, "notes").count(b"done")
         result.done = job.wait(60)
     return result
 
 
-def _recorded_at_hub(job: Job) -> list[str]:
-    """What an agent has sent to the hub; nothing in a job of one rank."""
-    with contextlib.suppress(FileNotFoundError):
-        return [(job.directory / "hub-recorded").read_bytes().hex()]
-    return []
+def _read(job: Job, name: str) -> bytes:
+    """A file of the script's; empty: it is not there yet."""
+    with contextlib.suppress(OSError):
+        return (job.directory / name).read_bytes()
+    return b""
 
 
 def _memory(job: Job) -> list[str]:
@@ -312,34 +298,15 @@ def _intrusion(
         "groups": groups,
         **more,
     }
-    intruder = subprocess.Popen(
-        [*command, sys.executable, str(Path(__file__).with_name("attacks.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert intruder.stdin is not None
-    assert intruder.stdout is not None
-    try:
-        intruder.stdin.write(json.dumps(order) + "\n")
+    with Partner(*command, sys.executable, str(Path(__file__).with_name("attacks.py"))) as intruder:
+        intruder.say(json.dumps(order))
         for _ in groups:
-            intruder.stdin.flush()
-            line = intruder.stdout.readline()
-            assert line, f"the intruder ended: {intruder.communicate()[1]}"
-            for attack, name, outcome, seconds in json.loads(line):
+            for attack, name, outcome in intruder.answer():
                 result.outcomes.setdefault(attack, {})[name] = outcome
-                result.seconds[attack] = max(seconds, result.seconds.get(attack, 0.0))
             yield
-            intruder.stdin.write("\n")
-        _, errors = intruder.communicate(timeout=GROUP)
-        assert intruder.returncode == 0, errors
-    finally:  # also at the test's timeout
-        intruder.kill()
-        intruder.communicate()
+            intruder.say("")
+        intruder.end(GROUP)
 
 
 def _rounds(job: Job) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(job.directory / "rounds").read_text())
-    return 0
+    return int(_read(job, "rounds") or 0)

@@ -7,26 +7,19 @@ import ipaddress
 import os
 import re
 import threading
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.jobs.clusters import listening, parent, ranks_of
 from support.jobs.mpi import Job
-from support.jobs.scripts import script
-
-__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "beyond_loopback", "open_memory", "role_of"]
 
 #: What a launcher is called.
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|prterun|prted|hydra_pmi_proxy|hydra_bstrap_proxy|orted|srun)\S*")
 
 #: What the command line of a rank's child has, by which it is found, and its role. MPI's process may also be a fork of its rank.
 CHILDREN = {"dask_gpu_mpi.agent.boot": "agent", "dask_gpu_mpi.mpi.world": "mpi"}
-
-#: After `clusters.TELL`, where there is a `client`: which of Dask's servers listens where.
-TELL_ADDRESSES = script("support/intruders/scripts/addresses.py")
 
 
 @dataclass(frozen=True, order=True)
@@ -37,6 +30,11 @@ class Place:
     address: str
     port: int
     pid: int
+
+    @property
+    def socket(self) -> tuple[str, str, int]:
+        """The same in every process that has inherited it."""
+        return self.network, self.address, self.port
 
     @property
     def on_loopback(self) -> bool:
@@ -64,14 +62,12 @@ class Listener:
 class Census:
     """Looks at a job's listening sockets until the block ends.
 
-    `seen`: By socket the times (``time.monotonic()``) at which it was seen first and last.
-    `roles`: By socket the role that its process had when it was seen first: nothing can be found out of one that has ended.
+    `roles`: Of all that was seen, the role that its process had then: nothing can be found out of one that has ended.
     """
 
     EVERY = 0.1  # seconds
 
     def __init__(self, job: Job) -> None:
-        self.seen: dict[Place, tuple[float, float]] = {}
         self.roles: dict[Place, str] = {}
         self._processes: dict[int, str] = {}
         self._job = job
@@ -96,14 +92,12 @@ class Census:
             with contextlib.suppress(OSError):  # it has ended
                 network = os.readlink(f"/proc/{pid}/ns/net")
                 found |= {Place(network, address, port, pid) for address, port in listening(pid)}
-        now = time.monotonic()
         for place in found:
-            self.seen[place] = (self.seen.get(place, (now, now))[0], now)
             self.roles.setdefault(place, self._processes.get(place.pid, "ended"))
         return found
 
     def listeners(self, servers: Iterable[Any]) -> list[Listener]:
-        """All that were seen so far, with what the script told of the servers (`TELL_ADDRESSES`)."""
+        """All that were seen so far, with what the script told of the servers (scripts/addresses.py)."""
         now = self.look()
         roles: dict[int, str] = {}
         uses: dict[tuple[int, int], tuple[str, str]] = {}
@@ -113,17 +107,14 @@ class Census:
             uses |= {(pid, port): (role, what) for what, port in ports}
         found = []
         # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
-        launchers = {
-            (each.network, each.address, each.port) for each, role in self.roles.items() if role == "launcher"
-        }
+        launchers = {each.socket for each, role in self.roles.items() if role == "launcher"}
         # for a moment rank 0 has the hub's socket, too, which it opens for its agent
-        passed_on = {(each.network, each.address, each.port) for each in now if (each.pid, each.port) in uses}
-        for place in self.seen:
-            inherited = (place.network, place.address, place.port) in launchers
-            if place not in now and (place.network, place.address, place.port) in passed_on:
+        passed_on = {each.socket for each in now if (each.pid, each.port) in uses}
+        for place, first in [*self.roles.items()]:
+            if place not in now and place.socket in passed_on:
                 continue
-            role, what = roles.get(place.pid) or self.roles[place], ""
-            if inherited:
+            role, what = roles.get(place.pid) or first, ""
+            if place.socket in launchers:
                 role = "launcher"
             elif place not in now:
                 what = "start"
@@ -163,12 +154,3 @@ def open_memory(pids: Iterable[int]) -> list[str]:
     return [
         line for line in lines if (fields := line.split())[creator] in made and int(fields[perms], 8) & 0o066
     ]
-
-
-def beyond_loopback(listeners: Iterable[Listener]) -> Mapping[str, set[str]]:
-    """Addresses that other hosts may reach, by name."""
-    found: dict[str, set[str]] = {}
-    for each in listeners:
-        if not each.place.on_loopback:
-            found.setdefault(each.name, set()).add(each.place.address)
-    return found

@@ -14,9 +14,9 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from support.jobs.mpi import CompletedJob, Job
+from support.jobs.mpi import CompletedJob, Job, Mpi
 from support.jobs.processes import slack
 from support.jobs.scripts import script
 
@@ -25,8 +25,12 @@ COMMAND = ("python", "-m", "dask_gpu_mpi")
 #: Begins every script: `tell` is read by `facts`, `look` is for ``client.run``.
 TELL = script("support/jobs/scripts/tell.py")
 #: With a client of the job's cluster; and telling of its workers.
-CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
+CLIENT = script("support/jobs/scripts/client.py")
 LOOKS = CLIENT + "tell(workers=looks(client))\n"
+PLAN = LOOKS + "from dask_gpu_mpi import current_session\ntell(plan=current_session().plan.as_json())\n"
+
+#: Of scripts that call initialize() themselves.
+INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize()\nfrom distributed import Client\n"
 
 #: Tells how many bytes the workers ask of each other at a time; after `TELL`, where there is a client.
 MESSAGES = """
@@ -90,18 +94,6 @@ def workers_of(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def foreign_lines(stderr: str) -> list[str]:
-    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise.
-
-    Without what Open MPI's launcher has to say about exit codes, below a rule.
-    """
-    return [
-        line
-        for line in re.split("(?m)^-{40,}$", stderr)[0].splitlines()
-        if line.strip() and not line.startswith("dask_gpu_mpi: ")
-    ]
-
-
 def scratch_of(job: Job, pattern: str = "dgm-*") -> list[str]:
     """What agents (and with the pattern ``"d*"`` Dask itself) have in the job's temporary directory."""
     return sorted(path.name for path in job.directory.glob(pattern) if path.is_dir())
@@ -149,6 +141,13 @@ def environ_of(pid: int) -> dict[str, str]:
     return {}
 
 
+def network_of(pid: int) -> str:
+    """A process's network; empty: it is gone."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
+
+
 def _rank(pid: int) -> int | None:
     environ = environ_of(pid)
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "DGM_RANK")
@@ -189,8 +188,49 @@ def listening(pid: int) -> Iterator[tuple[str, int]]:
                 yield socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
 
 
-class Driver:
-    """A Python process that holds a client of a cluster and evaluates what it is asked."""
+def up(mpirun: Mpi, file: Path, ranks: int | None, *options: str, workers: int = 0, **how: Any) -> Job:
+    """A job without a script and with this scheduler file, once its workers are up: one of each rank, or so many."""
+    job = mpirun.start([*COMMAND, *options, "--scheduler-file", str(file)], ranks, **how)
+    number = workers or ranks or 1
+    job.wait_for(f"{number} worker{'s' * (number > 1)} on 1 host", stream="stderr")
+    return job
+
+
+class Partner:
+    """A process with which a test talks: lines of text there, lines of JSON back. It ends with the block."""
+
+    def __init__(self, *argv: str) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(argv, text=True, **pipes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def say(self, line: str) -> None:
+        """Send a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """What comes back."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the other process ended: {self._process.communicate()[1]}"
+        return json.loads(line)
+
+    def end(self, seconds: float) -> None:
+        """Wait for its end, which has to be good."""
+        _, errors = self._process.communicate(timeout=seconds)
+        assert self._process.returncode == 0, errors
+
+
+class Driver(Partner):
+    """Holds a client of a cluster, and evaluates what it is asked."""
 
     LOOP = """
 import json, os, sys
@@ -207,32 +247,10 @@ for line in sys.stdin:
 """
 
     def __init__(self, scheduler_file: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self.LOOP, str(scheduler_file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._answer() == "connected"
-
-    def __enter__(self) -> Driver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        super().__init__(sys.executable, "-c", self.LOOP, str(scheduler_file))
+        assert self.answer() == "connected"
 
     def ask(self, expression: str) -> Any:
         """Evaluate an expression there; `client` and `names()` are known."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(expression + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the driver ended: {self._process.communicate()[1]}")
-        return json.loads(line)
+        self.say(expression)
+        return self.answer()

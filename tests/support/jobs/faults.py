@@ -7,19 +7,20 @@ a script. Whatever the row does to it, afterwards no process is left, no schedul
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, until
+from support.jobs.clusters import COMMAND, ranks_of, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 from support.jobs.processes import slack
 from support.jobs.scripts import script
-
-__all__ = ["FORMS", "await_cluster", "end", "mark_time", "preload", "start", "write"]
 
 #: How a script meets its cluster.
 FORMS = ("initialize", "command")
@@ -44,6 +45,7 @@ def start(
     body: str = "",
     ranks: int | None = 2,
     *,
+    at: str = "",
     before: str = "",
     client: bool = True,
     options: Mapping[str, Any] | None = None,
@@ -53,7 +55,7 @@ def start(
     through: Sequence[str] = (),
     call: str = "initialize()",
 ) -> Job:
-    """Start a job.
+    """Start a job, and wait until the script is at the mark `at`; without a script, until the cluster is up.
 
     `mpirun`: the fixture.
     `form`: one of `FORMS`, "execute" for a body that calls that, or "bare": the command without a script.
@@ -72,7 +74,9 @@ def start(
     if form == "bare":
         # without a launcher, the command without any word prints its help
         words = ["--nthreads", "1"] if ranks is None else []
-        return mpirun.start([*through, *COMMAND, *words], ranks, **more)
+        job = mpirun.start([*through, *COMMAND, *words], ranks, **more)
+        await_cluster(job)
+        return job
     text = (
         _PREAMBLE
         + before
@@ -83,7 +87,10 @@ def start(
     )
     script = write("script.py", text)
     line = [*COMMAND, str(script)] if form == "command" else ["python", str(script)]
-    return mpirun.start([*through, *line], ranks, **more)
+    job = mpirun.start([*through, *line], ranks, **more)
+    if at:
+        mark_time(job, at)
+    return job
 
 
 def write(name: str, text: str) -> Path:
@@ -96,6 +103,43 @@ def write(name: str, text: str) -> Path:
 def preload(name: str, text: str, what: str = "WORKER") -> dict[str, str]:
     """The environment of a rank whose workers, nannies or scheduler import this file first."""
     return {f"DASK_DISTRIBUTED__{what}__PRELOAD": f"['{write(name, text)}']"}
+
+
+def hangs(rank: int, seconds: float) -> dict[str, Any]:
+    """For `start`: this rank inspects its node for so long, as if its local directory were on a file server that is gone."""
+    folder = write(
+        "sitecustomize.py",
+        "import os\nif 'HANGS' in os.environ:\n    import time\n    from dask_gpu_mpi.machine import scratch\n"
+        f"    scratch.exposed_folder = lambda folder: time.sleep({seconds})\n",
+    ).parent
+    before = f"if rank() == {rank}:\n    os.environ['HANGS'] = 'yes'\n"
+    return {"before": before, "env": {"PYTHONPATH": str(folder)}}
+
+
+def strike(job: Job, *victims: int | str, number: int = signal.SIGKILL, below: bool = False) -> None:
+    """Send a signal to ranks by their numbers, to "launcher" or "everybody" (of Python); the script may wait for "struck".
+
+    `below`: to all their child processes, too.
+    """
+    ranks = ranks_of(job)
+    groups = {"launcher": [job.launcher.pid], "everybody": [*job.processes(r"^\S*python[\d.]*( |$)")]}
+    pids = [pid for each in victims for pid in (groups[each] if isinstance(each, str) else [ranks[each]])]
+    if below:
+        pids += [each.pid for pid in pids for each in psutil.Process(pid).children(recursive=True)]
+    job.struck = time.time()
+    for pid in pids:
+        os.kill(pid, number)
+    set_mark(job, "struck")
+
+
+def set_mark(job: Job, name: str) -> None:
+    """Make a mark for which the script waits."""
+    (job.directory / f"mark-{name}").touch()
+
+
+def marks(job: Job) -> list[str]:
+    """All marks of the script's."""
+    return sorted(path.name.removeprefix("mark-") for path in job.directory.glob("mark-*"))
 
 
 def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
@@ -125,7 +169,6 @@ def await_cluster(job: Job) -> None:
 
 
 def end(
-    mpirun: Mpi,
     job: Job,
     codes: int | Collection[int] | Mapping[str, Collection[int]] | None,
     within: float,
@@ -140,7 +183,7 @@ def end(
 
     `codes`: exit codes of the launcher; None: any but 0.
     `within`: seconds from the fault until the launcher has ended.
-    `since`: when the fault was, seconds since the epoch; None: at the script's mark "end".
+    `since`: when the fault was, seconds since the epoch; None: at the script's mark "end", else at the last `strike`.
     `says`: what standard error must have, each exactly once.
     `tracebacks`: how many there must be; None: any number.
     `scratch`: whether scratch may be left.
@@ -152,10 +195,11 @@ def end(
     ended = time.time()
     done = job.wait()
     within *= slack()
-    fault = since if since is not None else mark_time(job, "end")
-    seconds = ended - fault
+    if since is None:
+        since = job.struck if job.struck and "end" not in marks(job) else mark_time(job, "end")
+    seconds = ended - since
     if isinstance(codes, Mapping):
-        codes = codes[mpirun.name]
+        codes = codes[job.mpi]
     if isinstance(codes, int):
         codes = {codes}
     good = done.rc != 0 if codes is None else done.rc in codes

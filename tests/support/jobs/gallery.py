@@ -11,8 +11,6 @@ import pytest
 
 from support import ROOT
 
-__all__ = ["EXAMPLES", "PAGE", "Example", "right", "sections", "skip_without"]
-
 PAGE = ROOT / "docs" / "gallery.md"
 
 

@@ -11,8 +11,6 @@ from support.jobs.clusters import workers_of
 from support.jobs.scripts import script
 from support.mocks.gpus import Described, SimGpu, SimMig, emulated_environ
 
-__all__ = ["CORES", "SCRIPT", "SITE", "SOCKETS", "check_workers", "gpu_environ"]
-
 #: The cores that this process, and so every rank of a job that binds nothing, may use.
 CORES = sorted(os.sched_getaffinity(0))
 #: Two sockets, where this machine has cores for them.

@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from support import TESTBED
 from support.jobs.processes import slack
+from support.jobs.scripts import expanded
+from support.mocks.gpus import Described, emulated_environ
 
 if TYPE_CHECKING:
     from support.bed.hosts import TestBed
-
-__all__ = ["MARK", "CompletedJob", "Job", "JobError", "JobTimeout", "LeakedProcesses", "Mpi", "marked"]
 
 
 MARK = "DASK_GPU_MPI_TEST_JOB"  # its value tells the processes of one job from all others
@@ -63,6 +63,8 @@ class CompletedJob:
     seconds: float
     #: "PID command" of each process that had to be killed afterwards.
     leaked: tuple[str, ...] = ()
+    #: Scratch directories that agents have left.
+    left: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:
@@ -76,17 +78,37 @@ class CompletedJob:
         assert len(lines) == 1, self.output
         return lines[0]
 
-    @property
-    def refusal(self) -> str:
-        """The same of a job that has no traceback."""
-        assert "Traceback" not in self.stderr, self.output
-        return self.error
-
     def check(self, rc: int = 0) -> CompletedJob:
         """Return self, or raise `JobError` with the whole output when the exit code is not `rc`."""
         if self.rc != rc:
             raise JobError(f"exit code {self.rc}, expected {rc}, after {self.seconds:.1f} s\n{self.output}")
         return self
+
+    def clean(self, rc: int = 0) -> CompletedJob:
+        """The same of a job that has left no scratch directory, and has printed no warnings, tracebacks and noise of others."""
+        self.check(rc)
+        assert self.left == (), self.left
+        assert foreign_lines(self.stderr) == [], self.output
+        return self
+
+    def refused(self, *says: str, rc: int = 2) -> str:
+        """The one report of a job that has refused something, without a traceback; it says all this."""
+        error = self.check(rc).error
+        assert "Traceback" not in self.stderr, self.output
+        assert [part for part in says if part not in error] == [], error
+        return error
+
+
+def foreign_lines(stderr: str) -> list[str]:
+    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise.
+
+    Without what Open MPI's launcher has to say about exit codes, below a rule.
+    """
+    return [
+        line
+        for line in re.split("(?m)^-{40,}$", stderr)[0].splitlines()
+        if line.strip() and not line.startswith("dask_gpu_mpi: ")
+    ]
 
 
 def marked(mark: str, pattern: str = "") -> dict[int, str]:
@@ -107,18 +129,39 @@ def marked(mark: str, pattern: str = "") -> dict[int, str]:
     return found
 
 
+def kill_marked(mark: str) -> None:
+    """Kill all processes with this mark, until none is found any more."""
+    deadline = time.monotonic() + 10
+    semaphores = set()
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        # stopped first: a nanny would start another worker, with new semaphores
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in left:
+                semaphores |= semaphores_of(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        time.sleep(POLL)
+    for path in semaphores:  # multiprocessing's trackers, which remove them, are killed as well
+        path.unlink(missing_ok=True)
+
+
 class Job:
     """A job that runs. Made by `Mpi.start`.
 
     `directory`: The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
     `launcher`: The launcher, or the program itself where there is none.
     `began`: When it was started, in seconds since the epoch.
+    `struck`: When a test has sent it a signal (`faults.strike`); 0: none has.
+    `mpi`: Name of the MPI.
     """
 
+    struck = 0.0
+
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, cwd: Path | None
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, cwd: Path | None, mpi: str
     ) -> None:
         self.argv = tuple(argv)
+        self.mpi = mpi
         self.directory = directory
         self.mark = env[MARK]
         self.result: CompletedJob | None = None
@@ -152,7 +195,7 @@ class Job:
         """Return the job's live processes, command by PID, whose command line matches the regular expression."""
         return marked(self.mark, pattern)
 
-    def wait_for(self, pattern: str, timeout: float = 30, *, stream: str = "stdout") -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = 60, *, stream: str = "stdout") -> re.Match[str]:
         """Wait until the regular expression matches what the job printed so far; return the match.
 
         Raises `JobTimeout`: after `timeout` seconds.
@@ -173,7 +216,7 @@ class Job:
         """Send a signal to the launcher alone."""
         self.launcher.send_signal(number)
 
-    def wait(self, timeout: float = 60, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
+    def wait(self, timeout: float = 110, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
         """Wait for the end of the launcher and then, `grace` seconds at most, of all its processes.
 
         Raises `JobTimeout`: the launcher did not end within `timeout` seconds. Its Python processes are asked for their
@@ -193,7 +236,8 @@ class Job:
             ) from None
         seconds = time.time() - self.began
         leaked = self._leaked(grace)
-        self.result = CompletedJob(self.argv, rc, self.stdout, self.stderr, seconds, leaked)
+        left = tuple(sorted(path.name for path in self.directory.glob("dgm-*") if path.is_dir()))
+        self.result = CompletedJob(self.argv, rc, self.stdout, self.stderr, seconds, leaked, left)
         if leaked and not allow_leaks:
             raise LeakedProcesses(
                 f"left behind {grace} s after exit code {rc}:\n"
@@ -202,20 +246,14 @@ class Job:
             )
         return self.result
 
+    def go_on(self) -> CompletedJob:
+        """Let a script that waits for the test (``go_on`` of scripts/tell.py) run to its end, which has to be good."""
+        (self.directory / "go-on").touch()
+        return self.wait().check()
+
     def kill(self) -> None:
         """Kill every process of the job, until none is found any more."""
-        deadline = time.monotonic() + 10
-        semaphores = set()
-        while (left := self.processes()) and time.monotonic() < deadline:
-            # stopped first: a nanny would start another worker, with new semaphores
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in left:
-                    semaphores |= semaphores_of(pid)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-            time.sleep(POLL)
-        for path in semaphores:  # multiprocessing's trackers, which remove them, are killed as well
-            path.unlink(missing_ok=True)
+        kill_marked(self.mark)
         self.launcher.kill()
         self.launcher.wait()
 
@@ -296,10 +334,14 @@ class Mpi:
         bed: TestBed | None = None,
         hosts: Sequence[str] | Mapping[str, int] | None = None,
         cwd: Path | None = None,
+        begin: str = "",
+        path: Path | None = None,
+        gpus: Described | None = None,
     ) -> Job:
         """Start a job.
 
-        `program`: the text of a Python script, or a command line, in which a first word "python" stands for this Python.
+        `program`: the text of a Python script (`scripts.expanded`), or a command line, in which a first word "python" stands for
+        this one.
         `ranks`: MPI processes. None: the program alone, without a launcher.
         `command`: run the script by ``python -m dask_gpu_mpi`` with these options, not by itself.
         `args`: arguments after the program.
@@ -308,13 +350,16 @@ class Mpi:
         `bed`, `hosts`: run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping
         says. The launcher runs on the first of them. `bed` alone: on all its hosts. They find the same packages.
         `cwd`: working directory; default: the job's own folder.
+        `begin`: what comes before the text of the script.
+        `path`: a folder whose modules every process finds first.
+        `gpus`: the ranks see these emulated GPUs, and no others.
         """
         # short, because a path that names a socket has 107 characters at most
         base = tempfile.gettempdir()
         directory = Path(tempfile.mkdtemp(prefix="dgm-", dir=base if len(base) < 30 else "/tmp"))
         if isinstance(program, str):
             script = directory / "script.py"
-            script.write_text(textwrap.dedent(program))
+            script.write_text(expanded(begin + textwrap.dedent(program)))
             words = [] if command is None else ["-m", "dask_gpu_mpi", *command]
             program = ["python", *words, str(script)]
         argv = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(program)]
@@ -326,7 +371,12 @@ class Mpi:
         }
         if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
             added["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+        if gpus is not None:
+            added |= {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(gpus, {})}
         added |= env or {}
+        if path is not None:
+            after = added.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+            added["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), after]))
         if ranks is not None:
             if bed is not None and hosts is None:
                 hosts = bed.hosts
@@ -335,9 +385,8 @@ class Mpi:
             argv = self.command(argv, ranks, env=exported, per_rank_env=per_rank_env, slots=slots)
             if bed is not None and slots is not None:
                 argv = bed.on(next(iter(slots)), argv)
-        job = Job(
-            [*self.prefix, *argv], self._environment(added, spans_hosts=bed is not None), directory, cwd
-        )
+        environ = self._environment(added, spans_hosts=bed is not None)
+        job = Job([*self.prefix, *argv], environ, directory, cwd, self.name)
         self.jobs.append(job)
         return job
 
@@ -346,7 +395,7 @@ class Mpi:
         program: str | Sequence[str],
         ranks: int | None,
         *,
-        timeout: float = 60,
+        timeout: float = 110,
         grace: float = 3.0,
         allow_leaks: bool = False,
         **how: Any,
@@ -366,32 +415,24 @@ class Mpi:
         """Return the launcher's command line; `slots` is the number of ranks on each host."""
         if per_rank_env is not None and len(per_rank_env) != ranks:
             raise ValueError(f"per_rank_env has {len(per_rank_env)} entries for {ranks} ranks")
+        openmpi, rsh = self.name == "openmpi", str(TESTBED / "on-rsh")
         line = [str(self.mpirun), *self.flags]
-        rsh = str(TESTBED / "on-rsh")
-        if self.name == "openmpi":
+        if openmpi:
             line += ["--oversubscribe", "--bind-to", "none"]
-            if slots is not None:
-                line += ["--prtemca", "plm_ssh_agent", rsh]
-            # one context per group of ranks: each names its hosts and exports its variables itself
-            placed = [host for host, count in (slots or {}).items() for _ in range(count)]
-            for i, (count, extra) in enumerate(_groups(ranks, per_rank_env)):
-                line += [":"] if i else []
-                line += ["-np", str(count)]
-                if placed:
-                    here = placed[i : i + 1] if per_rank_env is not None else placed
-                    line += ["--host", ",".join(f"{host}:{here.count(host)}" for host in dict.fromkeys(here))]
-                for name, value in {**env, **extra}.items():
-                    line += ["-x", f"{name}={value}"]
-                line += argv
-            return line
-        if slots is not None:
+            line += ["--prtemca", "plm_ssh_agent", rsh] if slots is not None else []
+        elif slots is not None:
             line += ["-launcher", "ssh", "-launcher-exec", rsh]
             line += ["-hosts", ",".join(f"{host}:{count}" for host, count in slots.items())]
-        for i, (count, extra) in enumerate(_groups(ranks, per_rank_env)):
-            line += [":"] if i else []
-            line += ["-n", str(count)]
-            for name, value in extra.items():  # the rest of the environment goes to all ranks by itself
-                line += ["-env", name, value]
+        # one context per group of ranks; with Open MPI each names its hosts, and exports all variables itself
+        placed = [host for host, count in (slots or {}).items() for _ in range(count)]
+        groups = [(ranks, {})] if per_rank_env is None else [(1, extra) for extra in per_rank_env]
+        for i, (count, extra) in enumerate(groups):
+            line += [*([":"] if i else []), "-np", str(count)]
+            if openmpi and placed:
+                here = placed[i : i + 1] if per_rank_env is not None else placed
+                line += ["--host", ",".join(f"{host}:{here.count(host)}" for host in dict.fromkeys(here))]
+            for name, value in ({**env, **extra} if openmpi else extra).items():
+                line += ["-x", f"{name}={value}"] if openmpi else ["-env", name, value]
             line += argv
         return line
 
@@ -430,14 +471,3 @@ def _slots(hosts: Sequence[str] | Mapping[str, int], ranks: int) -> dict[str, in
     each, more = divmod(ranks, len(hosts))
     counts = [each + (i < more) for i in range(len(hosts))]
     return {host: count for host, count in zip(hosts, counts, strict=True) if count}
-
-
-def _groups(
-    ranks: int, per_rank_env: Sequence[Mapping[str, str]] | None
-) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Ranks that share a context of the command line: their number and what they have in their environment alone."""
-    if per_rank_env is None:
-        yield ranks, {}
-    else:
-        for extra in per_rank_env:
-            yield 1, extra

@@ -10,8 +10,6 @@ import sys
 import tempfile
 from typing import Any
 
-__all__ = ["give_surroundings", "run_python", "slack"]
-
 #: Variables of a terminal or a user that change what programs print.
 PRINTING = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "PYTHONUNBUFFERED", "TERM")
 

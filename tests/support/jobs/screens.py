@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from typing import Any
 import pytest
 
 from support.jobs.clusters import until
-
-__all__ = ["TABS", "Browser", "Tab", "Tmux", "browser"]
 
 
 class Tmux:
@@ -122,16 +119,8 @@ class Tmux:
 
 
 TABS = (
-    "Overview",
-    "GPUs",
-    "Memory & spill",
-    "Tasks",
-    "Task prefixes",
-    "Transfers",
-    "Events",
-    "Start-up",
-    "Plan & options",
-)
+    "Overview", "GPUs", "Memory & spill", "Tasks", "Task prefixes", "Transfers", "Events", "Start-up", "Plan & options",
+)  # fmt: skip
 #: Of a tab: its figures with the length of each of their sources, and its text.
 LOOK = """
 const section = document.querySelectorAll('section')[arguments[0]];
@@ -140,32 +129,27 @@ const figures = [...section.querySelectorAll('[data-root-id]')]
   .map(figure => [figure.title.text, figure.renderers.map(each => each.data_source.get_length())]);
 return [figures, section.textContent];
 """
-#: Finds what Bokeh keeps in shadow trees.
-FIND = """
+DRAWN = "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
+#: Canvases with a colour; Bokeh keeps them in shadow trees.
+PAINTED = """
 const found = [];
 const walk = root => {
   for (const each of root.querySelectorAll('*')) {
-    if (each.matches(arguments[0])) found.push(each);
+    if (each.matches('canvas')) found.push(each);
     if (each.shadowRoot) walk(each.shadowRoot);
   }
 };
 walk(document);
-"""
-#: What Chromium says of the reading below, not of the page.
-OWN_READING = "willReadFrequently"
-PAINTED = (
-    FIND
-    + """
 return found.filter(canvas => {
   if (!canvas.width || !canvas.height || !canvas.getClientRects().length) return false;
   const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  const colours = new Set();
   for (let i = 0; i < data.length; i += 4)
     if (data[i + 3] > 200 && Math.max(data[i], data[i+1], data[i+2]) - Math.min(data[i], data[i+1], data[i+2]) > 40) return true;
   return false;
 }).length;
 """
-)
+#: What Chromium says of the reading below, not of the page.
+OWN_READING = "willReadFrequently"
 
 
 @dataclass(frozen=True)
@@ -184,49 +168,37 @@ class Browser:
     """Chromium, without a window."""
 
     def __init__(self, driver: Any) -> None:
-        self._driver = driver
+        self.driver = driver
 
     def open(self, path: Path, *, dark: bool = False) -> list[Tab]:
         """Open a report, click each tab, and return what it shows; errors on the console are failures."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self._driver.get(path.as_uri())
-        self._until(
-            "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
-        )
-        buttons = self._driver.find_elements("css selector", "nav button")
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.driver.get(path.as_uri())
+        until(lambda: self.driver.execute_script(DRAWN), 30, "the page is drawn")
+        buttons = self.driver.find_elements("css selector", "nav button")
         tabs = []
         for number, button in enumerate(buttons):
             title = button.text
             button.click()
-            figures, text = self._driver.execute_script(LOOK, number)
-            painted = self._painted(len(figures))
-            tabs.append(Tab(title, [(name, marks) for name, marks in figures], text, painted))
-        told = [entry["message"] for entry in self._driver.get_log("browser") if entry["level"] != "INFO"]
+            figures, text = self.driver.execute_script(LOOK, number)
+            tabs.append(Tab(title, [tuple(each) for each in figures], text, self._painted(len(figures))))
+        told = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
         assert [message for message in told if OWN_READING not in message] == []
         return tabs
 
     def style(self, property_: str) -> str:
         """A style of the page's body."""
-        found: str = self._driver.execute_script(
+        found: str = self.driver.execute_script(
             "return getComputedStyle(document.body)[arguments[0]]", property_
         )
         return found
 
-    def _until(self, script: str) -> None:
-        deadline = time.monotonic() + 30
-        while not self._driver.execute_script(script):
-            assert time.monotonic() < deadline, script
-            time.sleep(0.05)
-
     def _painted(self, expected: int) -> int:
         """How many canvases have colours, once they are as many as expected."""
-        deadline = time.monotonic() + 15
-        while True:
-            painted: int = self._driver.execute_script(PAINTED, "canvas")
-            if painted >= expected or time.monotonic() > deadline:
-                return painted
-            time.sleep(0.05)
+        with contextlib.suppress(AssertionError):
+            until(lambda: self.driver.execute_script(PAINTED) >= expected, 15)
+        return int(self.driver.execute_script(PAINTED))
 
 
 @contextlib.contextmanager

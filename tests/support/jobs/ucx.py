@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 
-__all__ = ["needs_ucx"]
-
 needs_ucx = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
     reason="distributed-ucxx is not installed: ci/ucx.sh installs it, on GPUs pip install 'dask-gpu-mpi[cuda13]'",

@@ -18,8 +18,6 @@ from typing import Any
 
 from dask_gpu_mpi.sites.command import START
 
-__all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives"]
-
 ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 COMMANDS = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """`time`, which only a sleep, or the test, moves on."""

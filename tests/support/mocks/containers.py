@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RUNTIMES", "mock_pyxis", "mock_runtime", "recorded"]
-
 RUNTIMES = ("podman-hpc", "shifter", "apptainer")
 PROGRAM = """#!{python} -SE
 import fnmatch, json, os, sys

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
-__all__ = ["fuzz", "near", "soon", "texts", "values", "variables"]
-
 fuzz = settings(
     max_examples=int(os.environ.get("DASK_GPU_MPI_FUZZ", "150")),
     deadline=None,

@@ -24,23 +24,6 @@ from typing import Any
 
 from support.mocks.nvml.pynvml import NOT_SUPPORTED, ONLY_VARIABLE, VARIABLE
 
-__all__ = [
-    "GIB",
-    "LOG_VARIABLE",
-    "ONLY_VARIABLE",
-    "VARIABLE",
-    "Described",
-    "SimGpu",
-    "SimHost",
-    "SimMig",
-    "compile_cuda",
-    "compile_library",
-    "driver_folder",
-    "emulated_environ",
-    "make_gpus",
-    "read_log",
-]
-
 #: A folder with the mock of `pynvml`, for PYTHONPATH.
 NVML = Path(__file__).with_name("nvml")
 GIB = 2**30

@@ -17,22 +17,6 @@ from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.plan import HostPlan, Plan, Role, WorkerPlan
 from dask_gpu_mpi.plan.planner import make_plan
 
-__all__ = [
-    "GIB",
-    "command",
-    "gpu",
-    "keywords",
-    "names",
-    "one_host",
-    "parse_run",
-    "plan",
-    "plan_of",
-    "rank",
-    "refused",
-    "worker_plan",
-]
-
-
 GIB = 1024**3
 
 

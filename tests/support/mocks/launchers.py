@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["SAMPLES"]
-
 #: By the launcher's name in messages.
 SAMPLES: Mapping[str, Mapping[str, str]] = {
     "dask-gpu-mpi launch": {"DGM_RANK": "1", "DGM_SIZE": "4", "DGM_MEETING_FD": "5"},

@@ -12,22 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-__all__ = [
-    "ANY_SOURCE",
-    "BYTE",
-    "COMM_WORLD",
-    "Comm",
-    "Exception",
-    "Finalize",
-    "Get_library_version",
-    "Init_thread",
-    "Is_finalized",
-    "Is_initialized",
-    "Status",
-    "install",
-    "package",
-]
-
 ANY_SOURCE, BYTE = -1, "BYTE"
 
 

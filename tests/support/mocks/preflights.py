@@ -15,8 +15,6 @@ from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 
-__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "gpu", "inventory", "observed", "only"]
-
 GIB = 2**30
 VERSIONS = {
     **dict.fromkeys(DISTRIBUTIONS, NOT_INSTALLED),

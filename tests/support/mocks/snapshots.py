@@ -11,8 +11,6 @@ from dask_gpu_mpi.base.plain_data import pack
 from support import ROOT
 from support.mocks.inputs import plan_of, worker_plan
 
-__all__ = ["GIB", "cluster", "identity_of", "made_up", "metrics"]
-
 GIB = 2**30
 
 

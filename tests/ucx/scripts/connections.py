@@ -44,6 +44,13 @@ async def sent_back(comm, data):
     return (await comm.read())["back"]
 
 
+async def exchange(over_ucx=True, size=100_000):
+    comm = await pair()
+    assert (await sent_back(comm, np.full(size, 7.0)) == 7).all()
+    assert (comm._endpoint is not None) == over_ucx
+    await comm.close()
+
+
 def main(test):
     global ADDRESS, SERVER
     credentials = make_credentials()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["script"]
-
 TESTS = Path(__file__).resolve().parents[3]
 IMPORT = re.compile(r"^from (support\.\S+\.scripts\.\w+) import .*\n", re.MULTILINE)
 
 
 def script(name: str) -> str:
-    """Text of a script, by its path below tests/.
+    """Text of a script, by its path below tests/."""
+    return expanded((TESTS / name).read_text())
 
-    Text stands in the place of what it imports of other scripts: Dask sends the functions of ``__main__`` by value, and needs no
-    module for them on other hosts.
+
+def expanded(text: str) -> str:
+    """A text, with other scripts in the place of what it imports of them.
+
+    Dask sends the functions of ``__main__`` by value, and needs no module for them on other hosts.
     """
-    text = (TESTS / name).read_text()
     return IMPORT.sub(lambda found: script(found[1].replace(".", "/") + ".py"), text)

@@ -18,22 +18,6 @@ from importlib.machinery import PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = [
-    "FUNCTION_NOT_FOUND",
-    "GIB",
-    "LOST",
-    "MISMATCH",
-    "NOT_FOUND",
-    "NOT_SUPPORTED",
-    "NO_DRIVER",
-    "NO_LIBRARY",
-    "NO_PERMISSION",
-    "UNKNOWN",
-    "NVMLError",
-    "Nvml",
-    "device",
-]
-
 GIB = 1024**3
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, NO_DRIVER, NO_LIBRARY = 1, 3, 4, 6, 9, 12
 FUNCTION_NOT_FOUND, LOST, MISMATCH, UNKNOWN = 13, 15, 18, 999

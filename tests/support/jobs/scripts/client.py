@@ -1,0 +1,7 @@
+import time
+
+from distributed import Client
+
+from support.jobs.scripts.tell import go_on, looks, tell, wait_until
+
+client = Client()
