@@ -467,13 +467,6 @@ def test_ctrl_c_of_a_terminal_is_not_forwarded() -> None:
     assert job.returncode == 9
 
 
-def test_code_of_an_interrupt(start: Start) -> None:
-    job = start("tell(os.getpid()); time.sleep(100)", ranks=2)
-    up(job, 2)
-    job.send_signal(signal.SIGINT)
-    assert end(job) == (130, [])
-
-
 def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
     job = start(HEARS.replace("time.sleep(1.5)", "return signal.signal(number, lambda *_: sys.exit(9))"))
     up(job)
@@ -483,30 +476,29 @@ def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
     assert end(job) == (9, ["SIGTERM"])
 
 
-def test_batch_system_that_tells_the_ranks_itself(start: Start) -> None:
-    job = start(HEARS, forwards_end=False, batch="lsf")
-    (pid,) = up(job)
-    for number in (signal.SIGUSR1, signal.SIGTERM):
-        job.send_signal(number)
-    time.sleep(1.5)  # longer than a forwarded signal would take
-    os.kill(pid, signal.SIGINT)
-    assert end(job) == (9, ["SIGINT"])
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
-def test_signal_to_launch_alone_if_the_batch_system_signals_the_ranks(
-    start: Start, state: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("batch", "state", "rc", "heard"),
+    [
+        ("slurm", "RUNNING", 9, ["SIGTERM", "SIGUSR1"]),
+        ("slurm", "COMPLETING", 0, ["SIGUSR1"]),
+        ("lsf", "", 9, ["SIGTERM"]),  # LSF sends the warning to all processes
+    ],
+)
+def test_signals_to_launch_alone_if_the_batch_system_signals_the_ranks(
+    start: Start, batch: str, state: str, rc: int, heard: list[str], tmp_path: Path
 ) -> None:
     """As of ``scancel --batch``; a job that Slurm ends is left alone, since srun would kill ranks that clean up."""
     (tmp_path / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
     (tmp_path / "squeue").chmod(0o755)
     launcher = HEARS.replace("while True", "limit = time.monotonic() + 3\nwhile time.monotonic() < limit")
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    job = start(launcher, env=env, forwards_end=False, batch="slurm", seconds={"BATCH_DELAY": 0.5})
+    # it is longer than the usual delay
+    job = start(launcher, env=env, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
     up(job)
-    job.send_signal(signal.SIGTERM)
-    forwarded = [said("the ranks have not ended after 0 s; the launcher gets SIGTERM"), "SIGTERM"]
-    assert end(job) == ((9, sorted(forwarded)) if state == "RUNNING" else (0, []))
+    for number in (USR1, TERM):
+        job.send_signal(number)
+    late = said("the ranks have not ended after 2 s; the launcher gets SIGTERM")
+    assert end(job) == (rc, [*heard, late] if rc else heard)
 
 
 def test_ranks_end_with_launch(start: Start) -> None:
