@@ -31,7 +31,8 @@ PLAN_OPTIONS = [
     click.Option(["--nodes"], type=click.IntRange(min=1), help="Plan a hypothetical allocation with this number of nodes."),
     click.Option(["--ranks-per-node"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Ranks on each of these nodes."),
-    click.Option(["--gpus-per-node"], type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each of these nodes."),
+    click.Option(["--gpus-per-node"], type=click.IntRange(min=0), default=0, show_default=True,
+                 help="GPUs of each of these nodes."),
     click.Option(["--gpus", "total"], type=click.IntRange(min=1),
                  help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node."),
     click.Option(["--visible"], type=click.Choice(["all", "per-rank"]), default="all", show_default=True,
@@ -47,7 +48,10 @@ PLAN_OPTIONS = [
 
 @click.command(
     cls=HelpCommand,
-    params=[*PLAN_OPTIONS, *click_options(option for option in OPTIONS.values() if option.cli and option.plan)],
+    params=[
+        *PLAN_OPTIONS,
+        *click_options(option for option in OPTIONS.values() if option.cli and option.plan),
+    ],
     short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
     examples=("srun dask-gpu-mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),

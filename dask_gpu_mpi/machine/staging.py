@@ -213,7 +213,9 @@ def _unpack(wanted: Stage) -> None:
             # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
             line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
             _find("tar")
-            if program := next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""):
+            if program := next(
+                (each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""
+            ):
                 _find(program)
                 line += ["--use-compress-program", program]
             os.mkdir(unpacked)

@@ -49,6 +49,11 @@ class Stage:
         """The folder of the copy's programs."""
         return os.path.join(self.folder, "env", "bin")
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its fields, for a command line."""
+        return self.source, self.folder, str(self.size), self.sha256
+
 
 @dataclass(frozen=True)
 class Request:
@@ -156,13 +161,7 @@ def decide(
         changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
-    logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
-    own: tuple[str, ...] = ()
-    if not logs and allocation.job:
-        # the folder of all jobs, which other nodes may have, though not yet that of this job
-        bound = environ.get("DGM_LOGS") or "logs"
-        logs = os.path.join(bound, allocation.job)
-        own = ("--log-directory", logs)
+    logs, mounted, own = _log_folders(request, environ, allocation)
     loses = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
     marks = bool(logs and loses and request.command == "run")
     if run_name or RUN in environ:
@@ -173,17 +172,8 @@ def decide(
         options += launcher.without_input
     if request.tolerates:
         options += launcher.surviving(library, mpi)
-    stage: tuple[str, ...] = ()
-    unstage: tuple[str, ...] = ()
-    if request.stage is not None:
-        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
-        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
-        of = request.stage
-        source = (of.source, of.folder, str(of.size), of.sha256, library.partition("\n")[0].rstrip("\0"))
-        stage = (starter.path, *how, python, "-c", STAGE, *source)
-        unstage = (starter.path, *how, python, "-c", STAGE, of.folder)
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
-    if (container := container_of(request, environ, cwd, bound)) is not None:
+    if (container := container_of(request, environ, cwd, mounted)) is not None:
         runtime = container.runtime
         if runtime.launcher not in ("", launcher.kind):
             raise LauncherError(
@@ -204,6 +194,12 @@ def decide(
     if request.command == "run":
         inner[-1:-1] = _profiler(request.profile, launcher.rank, logs)
     run = (*start, *inner, *code, request.command, *words, *request.options, *request.program)
+    copy: tuple[str, ...] = ()
+    if stage := request.stage:
+        # one process on each node
+        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
+        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
+        copy = (starter.path, *how, python, "-c", STAGE)
     return Launch(
         environment=changes,
         check=check if request.check else (),
@@ -211,8 +207,8 @@ def decide(
         ranks=allocation.ranks if local else 0,
         tolerant=bool(request.tolerates),
         batch=batch,
-        stage=stage,
-        unstage=unstage,
+        stage=(*copy, *stage.words, library.partition("\n")[0].rstrip("\0")) if stage else (),
+        unstage=(*copy, stage.folder) if stage else (),
         logs=logs,
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
@@ -220,6 +216,19 @@ def decide(
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )
+
+
+def _log_folders(
+    request: Request, environ: Mapping[str, str], allocation: Allocation
+) -> tuple[str, str, tuple[str, ...]]:
+    """The folder of the log files; the one that a container mounts; and the option for ranks, if they don't have it already."""
+    logs = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
+    if logs or not allocation.job:
+        return logs, logs, ()
+    # the folder of all jobs, which other nodes may have, though not yet that of this job
+    folder = environ.get("DGM_LOGS") or "logs"
+    logs = os.path.join(folder, allocation.job)
+    return logs, folder, ("--log-directory", logs)
 
 
 def _profiler(words: Sequence[str], rank: str, logs: str) -> list[str]:
