@@ -25,8 +25,7 @@ from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.sites.batch import Allocation
-    from dask_gpu_mpi.sites.command import Request
-    from dask_gpu_mpi.sites.starter import Starter
+    from dask_gpu_mpi.sites.command import Request, Starter
 
 #: The output of a command of the batch system, such as `flux getattr` and `squeue`.
 _ask = partial(output_of, timeout=20.0)
@@ -250,7 +249,7 @@ def _launcher_command(text: str, excluded: Mapping[str, object]) -> tuple[Starte
 
     `excluded`: the values of options that such a command excludes.
     """
-    from dask_gpu_mpi.sites.starter import Starter
+    from dask_gpu_mpi.sites.command import Starter
 
     words = _split(f"--launcher-command {text!r}", text, "a command")
     if not words:
@@ -278,9 +277,16 @@ def _launch(
     dry_run: bool,
 ) -> int:
     """Run the job, or print its commands; return the exit code. `launcher` and `mpi` are the user's choice, or empty."""
-    from dask_gpu_mpi.sites.command import as_text, decide, library_command, needs_launcher
+    from dask_gpu_mpi.sites.command import (
+        Starter,
+        as_text,
+        ask_library,
+        choose_launcher,
+        decide,
+        library_command,
+        needs_launcher,
+    )
     from dask_gpu_mpi.sites.execute import run_launch
-    from dask_gpu_mpi.sites.starter import Starter, ask_library, choose_launcher
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()

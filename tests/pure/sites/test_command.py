@@ -20,6 +20,7 @@ from dask_gpu_mpi.sites.command import (
     Launch,
     Request,
     Stage,
+    Starter,
     as_text,
     decide,
     library_command,
@@ -27,7 +28,6 @@ from dask_gpu_mpi.sites.command import (
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, MPIRUNS
-from dask_gpu_mpi.sites.starter import Starter
 
 KINDS = {**BY_COMMAND, "command": FOREIGN, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
