@@ -490,7 +490,10 @@ def test_signals_to_launch_alone_if_the_batch_system_signals_the_ranks(
     """As of ``scancel --batch``; a job that Slurm ends is left alone, since srun would kill ranks that clean up."""
     (tmp_path / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
     (tmp_path / "squeue").chmod(0o755)
-    launcher = HEARS.replace("while True", "limit = time.monotonic() + 3\nwhile time.monotonic() < limit")
+    lives = 30 if rc else 3
+    launcher = HEARS.replace(
+        "while True", f"limit = time.monotonic() + {lives}\nwhile time.monotonic() < limit"
+    )
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # it is longer than the usual delay
     job = start(launcher, env=env, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
