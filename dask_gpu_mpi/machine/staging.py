@@ -37,7 +37,7 @@ from dask_gpu_mpi.machine.scratch import (
     remove_scratch,
 )
 from dask_gpu_mpi.sites.batch import run_command
-from dask_gpu_mpi.sites.command import Stage
+from dask_gpu_mpi.sites.command import LIBRARY_PROGRAM, Stage, parse_answer
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
 #: Bytes of a read.
@@ -51,14 +51,6 @@ SQUASHFS = b"hsqs"
 TAR_END = bytes(1024)
 #: Seconds for a program of the copy, and for the removal of one, which `launch` ends soon after that.
 PROGRAM_TIMEOUT, REMOVAL_TIMEOUT = 300.0, 100.0
-#: Imports what a rank does; loading the library fails on a disk from which nothing may be run.
-PROBE = """
-import mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-import dask_gpu_mpi.cli.main
-print("dask-gpu-mpi:" + MPI.Get_library_version().partition("\\n")[0].rstrip("\\0"))
-"""
 
 
 def find_stage(source: str, local: str, *, job: str) -> Stage:
@@ -270,9 +262,10 @@ def _complete(wanted: Stage, library: str) -> None:
     if os.path.exists(relocate):
         _run([python, relocate], "pack it again with conda-pack")
     fix = "install the same packages and dask-gpu-mpi in the environment; a venv needs its base Python on each node, too"
-    printed = _run([python, "-P", "-c", PROBE], fix)
-    if f"dask-gpu-mpi:{library}\n" not in printed:
-        found = printed.rpartition("dask-gpu-mpi:")[2]
+    # what a rank does; loading the library fails on a disk from which nothing may be run
+    printed = _run([python, "-P", "-c", f"import dask_gpu_mpi.cli.main\n{LIBRARY_PROGRAM}"], fix)
+    found, _ = parse_answer(printed) or ("", "")
+    if found.partition("\n")[0].rstrip("\0") != library:
         raise InputError(f"its MPI library is {library_name(found)}", expected=library_name(library), fix=fix)
 
 
