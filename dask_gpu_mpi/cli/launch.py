@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_gpu_mpi.base.streams import is_public
-from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts, resolve_texts
+from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
@@ -157,10 +157,13 @@ def launch(
         if not container and (container_runtime or container_mounts):
             option = "--container-runtime" if container_runtime else "--container-mount"
             raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
-        resolved = resolve_texts(given)
-        local = (
-            given["local_directory"] or environ.get("DGM_SCRATCH") or getattr(resolved, "local_directory", "")
-        )
+        try:
+            resolved = read_texts(given)
+        except InputError:  # the ranks report it
+            resolved = None
+        local = given["local_directory"] or environ.get("DGM_SCRATCH")
+        if not local and resolved is not None:
+            local = resolved.local_directory
         # a requeued job has this command line again, and another `launch` in this job has not
         digest = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
         kept = f"{where.job}-{digest}" if restarts is not None and where.batch.keeps_number else ""
@@ -185,8 +188,7 @@ def launch(
             local_directory=local or "",
             launcher_options=(*own_options, *_words(launcher_options)),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
-            # if the options are wrong, the ranks report it
-            tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
+            tolerates=resolved.tolerate_lost_ranks if resolved is not None else 0,
         )
         code = _launch(request, environ, where, restarts, launcher, own_launcher, mpi or "", dry_run)
     except DaskGpuMpiError as error:

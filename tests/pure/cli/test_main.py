@@ -11,10 +11,9 @@ import click
 import pytest
 
 from dask_gpu_mpi.cli.main import cli, main
-from dask_gpu_mpi.cli.options import resolve_texts, split_run
+from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import start as module
-from dask_gpu_mpi.options.model import Options
 from support.mocks.inputs import parse_run
 
 
@@ -142,12 +141,6 @@ def test_first_word_decides_the_command(
     assert seen == [parsed]
 
 
-def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
-    given = parse_run(arguments)
-    given, program = split_run(given, given.pop("program"))
-    return resolve_texts(given), program
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -181,9 +174,10 @@ def test_a_module_that_is_missing() -> None:
     ],
 )
 def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None:
-    options, words = resolved(*arguments.split())
-    assert words == (arguments.split()[-1],)
-    assert not address or getattr(options, "scheduler_address", "") == address
+    given = parse_run(arguments.split())
+    given, program = split_run(given, given.pop("program"))
+    assert program == (arguments.split()[-1],)
+    assert not address or read_texts(given).scheduler_address == address
 
 
 @pytest.mark.parametrize(
