@@ -138,6 +138,9 @@ def test_a_node_is_two_numa_nodes() -> None:
     assert (first.host, second.host, second.rank, second.world_size) == ("h1", "h2", 1, 2)
     assert (first.cpus, first.memory) == ((0, 1, 2, 3, 4), 7)
     assert [gpu.cpus for gpu in first.gpus] == [(0, 1, 2), (0, 1, 2), (3, 4)]
+    assert {(gpu.numa, gpu.slice, gpu.free) for gpu in first.gpus} == {
+        (-1, -1, -1)
+    }  # unknown, and no MIG instance
     assert [(gpu.index, gpu.pci) for gpu in first.gpus] == [(n, f"00000000:0{n}:00.0") for n in range(3)]
     assert second.gpus[0].uuid.startswith("GPU-00000003-")
     assert hypothetical_job(1, 1, 2, cpus_per_node=1)[0].gpus[1].cpus == (0,)
