@@ -1,7 +1,7 @@
 """``launch --stage``: the nodes get a copy of an environment, so that ranks open no files of a shared file system.
 
 `launch` inspects the archive (`find_stage`) and starts one process on each node (`main`). This process reads the archive once. It
-pipes what it reads into `tar`, which unpacks it. The SHA-256 comes by the command line, and nothing of the copy is run before
+pipes what it reads into the programs that unpack it. The SHA-256 comes by the command line, and nothing of the copy is run before
 it is compared. A marker, written last, makes a copy complete. At the end another process on each node removes the copy.
 """
 
@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import IO
 
@@ -199,22 +199,16 @@ def _unpack(wanted: Stage) -> None:
             with open(image, "xb") as file:
                 file.writelines(archive)
             line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image]
-            code = _start(line, log, subprocess.DEVNULL).wait()
+            code = _pipe((), [line], log)
             os.unlink(image)
         else:
             # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
             line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
-            _find("tar")
-            if program := next(
-                (each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""
-            ):
-                _find(program)
-                line += ["--use-compress-program", program]
+            program = next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), "")
+            for each in filter(None, ("tar", program)):
+                _find(each)
             os.mkdir(unpacked)
-            with contextlib.suppress(BrokenPipeError), _start(line, log, subprocess.PIPE) as tar:
-                assert tar.stdin is not None
-                tar.stdin.writelines(archive)
-            code = tar.returncode
+            code = _pipe(archive, [[program, "-dc"], line] if program else [line], log)
         lines = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip().split("\n")
     if code:
         status = os.statvfs(wanted.folder)
@@ -274,9 +268,24 @@ def _find(program: str) -> None:
         raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
-def _start(line: Sequence[str], log: IO[bytes], stdin: int) -> subprocess.Popen[bytes]:
-    die = partial(die_with_parent, os.getpid())
-    return subprocess.Popen(line, stdin=stdin, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=die)
+def _pipe(parts: Iterable[memoryview | bytes], lines: Sequence[Sequence[str]], log: IO[bytes]) -> int:
+    """Write into the first of these programs, each of which writes into the next one; return the first exit code but 0."""
+    die, programs = partial(die_with_parent, os.getpid()), list[subprocess.Popen[bytes]]()
+    stdout: IO[bytes] | int = subprocess.DEVNULL
+    for line in reversed(lines):
+        program = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=stdout, stderr=log, preexec_fn=die)
+        if not isinstance(stdout, int):
+            stdout.close()
+        assert program.stdin is not None
+        programs.append(program)
+        stdout = program.stdin
+    assert not isinstance(stdout, int)
+    try:
+        with contextlib.suppress(BrokenPipeError), stdout as first:
+            first.writelines(parts)
+    finally:
+        codes = [program.wait() for program in programs]
+    return next(filter(None, codes), 0)
 
 
 def _run(line: Sequence[str], fix: str) -> str:
