@@ -131,6 +131,20 @@ def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list((place / "worker" / "storage").iterdir())) == 5
 
 
+def test_a_folder_into_which_others_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, clock, rmdir = filled(tmp_path), Clock(monkeypatch), os.rmdir
+
+    def not_empty(path: str, **more: int) -> None:
+        if path == str(place) and clock.now < 3 * scratch.STUCK:
+            (place / "more").touch()
+            raise OSError(39, "Directory not empty", path)
+        rmdir(path, **more)
+
+    monkeypatch.setattr(scratch.os, "rmdir", not_empty)
+    remove_scratch(str(place), within=60)
+    assert not place.exists()
+
+
 def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, clock = filled(tmp_path), Clock(monkeypatch)
 
