@@ -261,10 +261,10 @@ def request(
             raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
     seconds = batch.seconds(text := values.pop("time"))
     if seconds is None:
-        spelled = ", ".join(("HH:MM:SS", *batch.times))
+        spelled = ", ".join(batch.times)
         raise OptionError(
             f"{_origin('time', source)}: invalid value {show(text)}",
-            expected=f"a walltime of {batch.title} above zero: {spelled}",
+            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {spelled}",
         )
     if (each := values.get("cpus_per_gpu")) and not gpus:
         values["cpus_per_node"] = each * values["gpus_per_node"] or None

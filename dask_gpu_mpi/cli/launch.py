@@ -20,6 +20,7 @@ import click
 from dask_gpu_mpi.base.streams import is_public
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
+from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
 
@@ -298,6 +299,8 @@ def _launch(
             expected="one in which the ranks can start",
             fix="cd to another",
         ) from None
+    if request.command == "run" and request.program:
+        Program.of(request.program).check_name()  # `python -m dask_gpu_mpi launch` may import it, too
     if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or own_launcher or mpi)):
         library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
         starter = own_launcher or choose_launcher(

@@ -201,6 +201,8 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("launch --worker-gpu 1 my.py", "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
         ("launch --nodes=2 my.py", "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobs"),
         ("launch -n 0 my.py", "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000"),
+        ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
+        ("launch -np", "No such option '-np'. Fix: -n N"),
         ("launch -n four my.py", "'four' is not a whole number of 1 to 1000000"),
         ("launch -n 4 --ranks-per-node 2 my.py", "launch: -n 4 with --ranks-per-node 2 (expected one of them)"),
         ("launch --hosts none.invalid my.py", "--hosts: 'none.invalid' has no address, and there is no such file"),
