@@ -248,27 +248,7 @@ def request(
             fix="name it before all options, as in jobscript slurm --nodes 2 -- SCRIPT",
         )
     batch = batch_system(system)
-    values: dict[str, Any] = {}
-    for layer in _layers(system, given, source):
-        gpu_type, _, number = layer.pop("gpus_per_node", "").rpartition(":")
-        if number:
-            layer["gpus_per_node"] = int(number)
-            layer["gpu_type"] = (gpu_type or values.get("gpu_type", "")) if int(number) else ""
-        for sides in _INSTEAD:
-            one, other = (sorted(layer.keys() & side) for side in sides)
-            if one and other:
-                raise OptionError(
-                    f"{_origin(other[0], source)}: can't be combined with {JOB_OPTIONS[one[0]].flags[0]}",
-                    fix="leave one out",
-                )
-            gone = sides[1] if one else sides[0] if other else set()
-            values = {name: value for name, value in values.items() if name not in gone}
-        if new := layer.get("directives"):
-            # they add up, but one replaces those of its meaning in the layers below
-            replaced = frozenset[str]().union(*map(batch.replaced, new))
-            kept = [text for text in values.get("directives", ()) if batch.option_name(text) not in replaced]
-            layer["directives"] = (*kept, *new)
-        values |= layer
+    values = _merged(_layers(system, given, source), batch, source)
     program = (*values.pop("launch_options", ()), *program)
     if gpus := values.get("gpus"):
         values |= {"nodes": 1, "gpus_per_node": gpus}
@@ -344,6 +324,32 @@ def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[
     for each in ("modules", "launch_options"):  # what the site needs, below what the user adds
         users[each] = (*sites.pop(each, ()), *(users.get(each) or configured.get(each, ())))
     return [sites, configured, users]
+
+
+def _merged(layers: Sequence[dict[str, Any]], batch: BatchSystem, source: Source) -> dict[str, Any]:
+    """The values of all layers; each wins over those before."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        gpu_type, _, number = layer.pop("gpus_per_node", "").rpartition(":")
+        if number:
+            layer["gpus_per_node"] = int(number)
+            layer["gpu_type"] = (gpu_type or values.get("gpu_type", "")) if int(number) else ""
+        for sides in _INSTEAD:
+            one, other = (sorted(layer.keys() & side) for side in sides)
+            if one and other:
+                raise OptionError(
+                    f"{_origin(other[0], source)}: can't be combined with {JOB_OPTIONS[one[0]].flags[0]}",
+                    fix="leave one out",
+                )
+            gone = sides[1] if one else sides[0] if other else set()
+            values = {name: value for name, value in values.items() if name not in gone}
+        if new := layer.get("directives"):
+            # they add up, but one replaces those of its meaning in the layers below
+            replaced = frozenset[str]().union(*map(batch.replaced, new))
+            kept = [text for text in values.get("directives", ()) if batch.option_name(text) not in replaced]
+            layer["directives"] = (*kept, *new)
+        values |= layer
+    return values
 
 
 def load_site(name: str) -> dict[str, Any]:
@@ -447,24 +453,16 @@ def _configured() -> Mapping[Any, Any]:
         raise OptionError(
             f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
         )
-    start = "DASK_GPU_MPI__JOBSCRIPT__"
+    # Dask has guessed the type of a variable, whose text is known
+    start, written = "DASK_GPU_MPI__JOBSCRIPT__", dict(section)
     texts = {
         key[len(start) :].lower(): text for key, text in os.environ.items() if key.upper().startswith(start)
     }
-    # Dask has guessed the type of a variable, whose text is known
-    return {
-        key: _as_written(value, texts.get(str(key).replace("-", "_").lower()))
-        for key, value in section.items()
-    }
-
-
-def _as_written(value: Any, text: str | None) -> Any:
-    is_guess = (
-        text is not None
-        and isinstance(value, (int, float))
-        and value == import_config().interpret_value(text)
-    )
-    return text if is_guess else value
+    for key, value in section.items():
+        text = texts.get(str(key).replace("-", "_").lower())
+        if text is not None and isinstance(value, (int, float)) and value == config.interpret_value(text):
+            written[key] = text
+    return written
 
 
 def _check_program(job: JobRequest) -> None:

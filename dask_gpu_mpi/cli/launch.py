@@ -11,20 +11,25 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dask_gpu_mpi.base.streams import is_public
-from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts, resolve_texts
+from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
 
-#: Seconds for a command of the batch system, such as `flux getattr` and `squeue`.
-ASK_TIMEOUT = 20.0
+if TYPE_CHECKING:
+    from dask_gpu_mpi.sites.batch import Allocation
+    from dask_gpu_mpi.sites.command import Request, Starter
+
+#: The output of a command of the batch system, such as `flux getattr` and `squeue`.
+_ask = partial(output_of, timeout=20.0)
 
 
 # fmt: off
@@ -109,7 +114,6 @@ def launch(
     from dask_gpu_mpi.machine.staging import find_stage
     from dask_gpu_mpi.sites.command import Request
     from dask_gpu_mpi.sites.containers import choose_container
-    from dask_gpu_mpi.sites.starter import Starter
 
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -143,20 +147,9 @@ def launch(
             ask=_ask,
         )
         launcher = "" if launcher in (None, "auto") else launcher
-        foreign = _split(f"--launcher-command {launcher_command!r}", launcher_command or "", "a command")
-        others = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
-        others["--ranks-per-node"] = ranks_per_node
-        if foreign and (given_too := [option for option, value in others.items() if value]):
-            raise InputError(
-                f"launch: {given_too[0]} with --launcher-command: {foreign[0]} starts the ranks that the job has",
-                fix=f"leave {given_too[0]} out; --launcher-option for options of {foreign[0]}",
-            )
-        path = shutil.which(foreign[0]) if foreign else None
-        if foreign and path is None:
-            raise LauncherError(
-                f"launch: --launcher-command {foreign[0]}: not found in PATH", fix="load its module"
-            )
-        starter = Starter(FOREIGN, path) if path is not None else None
+        excluded = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
+        excluded["--ranks-per-node"] = ranks_per_node
+        own_launcher, own_options = _launcher_command(launcher_command or "", excluded)
         if stage and container:
             raise InputError(
                 "launch: --stage with --container: the environment of the ranks is that of the image",
@@ -165,13 +158,16 @@ def launch(
         if not container and (container_runtime or container_mounts):
             option = "--container-runtime" if container_runtime else "--container-mount"
             raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
-        resolved = resolve_texts(given)
-        local = (
-            given["local_directory"] or environ.get("DGM_SCRATCH") or getattr(resolved, "local_directory", "")
-        )
+        try:
+            resolved = read_texts(given)
+        except InputError:  # the ranks report it
+            resolved = None
+        local = given["local_directory"] or environ.get("DGM_SCRATCH")
+        if not local and resolved is not None:
+            local = resolved.local_directory
         # a requeued job has this command line again, and another `launch` in this job has not
-        own = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
-        kept = f"{where.job}-{own}" if restarts is not None and where.batch.keeps_number else ""
+        digest = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
+        kept = f"{where.job}-{digest}" if restarts is not None and where.batch.keeps_number else ""
         request = Request(
             options=run_options(launch.params, given),
             program=program,
@@ -182,7 +178,7 @@ def launch(
                 container,
                 runtime=container_runtime or "",
                 mounts=container_mounts,
-                launcher=FOREIGN.kind if foreign else launcher or where.batch.launcher,
+                launcher=FOREIGN.kind if own_launcher else launcher or where.batch.launcher,
                 environ=environ,
                 ask=_ask,
             )
@@ -191,12 +187,11 @@ def launch(
             stage=find_stage(stage, local_directory(local), job=kept) if stage is not None else None,
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
-            launcher_options=(*foreign[1:], *_words(launcher_options)),
+            launcher_options=(*own_options, *_words(launcher_options)),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
-            # if the options are wrong, the ranks report it
-            tolerates=getattr(resolved, "tolerate_lost_ranks", 0),
+            tolerates=resolved.tolerate_lost_ranks if resolved is not None else 0,
         )
-        code = _launch(request, environ, where, restarts, launcher, starter, mpi or "", dry_run)
+        code = _launch(request, environ, where, restarts, launcher, own_launcher, mpi or "", dry_run)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -252,19 +247,49 @@ def _words(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _launcher_command(text: str, excluded: Mapping[str, object]) -> tuple[Starter | None, Sequence[str]]:
+    """The command of the user that starts all ranks by itself, and its options; None: there is none.
+
+    `excluded`: the values of options that such a command excludes.
+    """
+    from dask_gpu_mpi.sites.command import Starter
+
+    words = _split(f"--launcher-command {text!r}", text, "a command")
+    if not words:
+        return None, ()
+    if given := [option for option, value in excluded.items() if value]:
+        raise InputError(
+            f"launch: {given[0]} with --launcher-command: {words[0]} starts the ranks that the job has",
+            fix=f"leave {given[0]} out; --launcher-option for options of {words[0]}",
+        )
+    if (path := shutil.which(words[0])) is None:
+        raise LauncherError(
+            f"launch: --launcher-command {words[0]}: not found in PATH", fix="load its module"
+        )
+    return Starter(FOREIGN, path), words[1:]
+
+
 def _launch(
-    request: Any,
+    request: Request,
     environ: dict[str, str],
-    where: Any,
+    where: Allocation,
     restarts: int | None,
     launcher: str,
-    foreign: Any,
+    own_launcher: Starter | None,
     mpi: str,
     dry_run: bool,
 ) -> int:
-    from dask_gpu_mpi.sites.command import as_text, decide, library_command, needs_launcher
+    """Run the job, or print its commands; return the exit code. `launcher` and `mpi` are the user's choice, or empty."""
+    from dask_gpu_mpi.sites.command import (
+        Starter,
+        as_text,
+        ask_library,
+        choose_launcher,
+        decide,
+        library_command,
+        needs_launcher,
+    )
     from dask_gpu_mpi.sites.execute import run_launch
-    from dask_gpu_mpi.sites.starter import Starter, ask_library, choose_launcher
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
@@ -276,9 +301,9 @@ def _launch(
         ) from None
     if request.command == "run" and request.program:
         Program.of(request.program).check_name()  # `python -m dask_gpu_mpi launch` may import it, too
-    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or foreign or mpi)):
+    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or own_launcher or mpi)):
         library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-        starter = foreign or choose_launcher(
+        starter = own_launcher or choose_launcher(
             where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi
         )
         notes = [str(where), f"{library_name(library)}: {starter.launcher.kind}"]
@@ -340,7 +365,3 @@ def _refuse_ranks(environ: dict[str, str]) -> None:
             fix="`dask-gpu-mpi run` below a launcher, or `dask-gpu-mpi launch` without one",
             reported=launched.rank > 0,  # rank 0 reports it
         )
-
-
-def _ask(command: Sequence[str]) -> str:
-    return output_of(command, ASK_TIMEOUT)

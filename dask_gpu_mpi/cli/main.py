@@ -160,31 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         say("error: SIGINT came before the start")
         sys.exit(130)
     except click.ClickException as error:
-        text = error.format_message()
-        if isinstance(error, click.NoSuchOption):
-            name = error.option_name
-            of_launch = {flag for each in launch.params for flag in (*each.opts, *each.secondary_opts)}
-            if arguments[0] == jobscript.name and name in of_launch:
-                text = f"{name} is an option of launch. Fix: put it behind --, before the script"
-            elif ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
-                text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
-            elif name in ("-n", "--ranks"):
-                text = f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
-            elif arguments[0] == jobscript.name and "--" not in arguments:
-                text = f"No such option {name!r}. Fix: `--` before the script"
-            elif name in {flag for each in jobscript.params for flag in each.opts}:
-                text = f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
-        elif isinstance(error, click.BadParameter) and isinstance(
-            kind := getattr(error.param, "type", None), click.IntRange | click.FloatRange
-        ):
-            kind_of = "whole " if isinstance(kind, click.IntRange) else ""
-            limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
-            text = f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
-            if "'p'" in text and "-np" in arguments:  # mpirun's option
-                text = f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
-        elif arguments[:1] == [plan.name] and "unexpected extra argument" in text:
-            text = f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
-        refused = InputError(f"command line: {text}")
+        refused = InputError(f"command line: {_explained(error, arguments)}")
         if _is_without_ranks(arguments):
             fail(refused)
 
@@ -193,6 +169,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         _run(refuse, ())
     sys.exit(0)
+
+
+def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """The message of an error of click, with the fix if it is known."""
+    text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        name, is_jobscript = error.option_name, arguments[0] == jobscript.name
+        if is_jobscript and name in _flags_of(launch):
+            return f"{name} is an option of launch. Fix: put it behind --, before the script"
+        if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
+            return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
+        if name in ("-n", "--ranks"):
+            return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
+        if is_jobscript and "--" not in arguments:
+            return f"No such option {name!r}. Fix: `--` before the script"
+        if name in _flags_of(jobscript):
+            return f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
+    if isinstance(error, click.BadParameter):
+        kind = getattr(error.param, "type", None)
+        if isinstance(kind, click.IntRange | click.FloatRange):
+            kind_of = "whole " if isinstance(kind, click.IntRange) else ""
+            limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
+            if "'p'" in text and "-np" in arguments:  # mpirun's option
+                return f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
+            return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
+    if arguments[:1] == [plan.name] and "unexpected extra argument" in text:
+        return f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
+    return text
+
+
+def _flags_of(command: click.Command) -> set[str]:
+    return {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
 
 
 def _is_rank() -> bool:

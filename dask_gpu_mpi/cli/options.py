@@ -171,14 +171,6 @@ def read_texts(given: dict[str, Any]) -> Options:
     return resolve(explicit, source="command line")
 
 
-def resolve_texts(given: dict[str, Any]) -> Options | InputError:
-    """The options of a command line, or their error, which is reported once for all ranks."""
-    try:
-        return read_texts(given)
-    except InputError as error:
-        return error
-
-
 def write_file(option: str, path: str, content: bytes) -> None:
     """Write the file of an option; InputError if it can't be written."""
     try:

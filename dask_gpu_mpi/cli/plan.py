@@ -25,59 +25,38 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
 
 
+# fmt: off
+#: The shape of a hypothetical allocation, and the output.
+PLAN_OPTIONS = [
+    click.Option(["--nodes"], type=click.IntRange(min=1), help="Plan a hypothetical allocation with this number of nodes."),
+    click.Option(["--ranks-per-node"], type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Ranks on each of these nodes."),
+    click.Option(["--gpus-per-node"], type=click.IntRange(min=0), default=0, show_default=True,
+                 help="GPUs of each of these nodes."),
+    click.Option(["--gpus", "total"], type=click.IntRange(min=1),
+                 help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node."),
+    click.Option(["--visible"], type=click.Choice(["all", "per-rank"]), default="all", show_default=True,
+                 help="GPUs that each of these ranks sees: all of its node, or its share."),
+    click.Option(["--cpus-per-node"], type=click.IntRange(min=1), default=64, show_default=True,
+                 help="Cores of each of these nodes."),
+    click.Option(["--memory-per-node"], help="Memory of each of these nodes: bytes, or a text such as 64GiB.  [default: 512GiB]"),
+    click.Option(["--json", "as_json"], is_flag=True, help="The plan as JSON instead of a table."),
+    click.Option(["--svg"], metavar="FILE", help="Write the plan there as a picture, too."),
+]
+# fmt: on
+
+
 @click.command(
     cls=HelpCommand,
-    params=click_options(option for option in OPTIONS.values() if option.cli and option.plan),
+    params=[
+        *PLAN_OPTIONS,
+        *click_options(option for option in OPTIONS.values() if option.cli and option.plan),
+    ],
     short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
     examples=("srun dask-gpu-mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
     short_help="Show which worker gets which GPU; start nothing.",
 )
-@click.option(
-    "--nodes",
-    type=click.IntRange(min=1),
-    help="Plan a hypothetical allocation with this number of nodes.",
-)
-@click.option(
-    "--ranks-per-node",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Ranks on each of these nodes.",
-)
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="GPUs of each of these nodes.",
-)
-@click.option(
-    "--gpus",
-    "total",
-    type=click.IntRange(min=1),
-    help="GPUs in all, instead of --nodes: each node but the last has --gpus-per-node. Default: one node.",
-)
-@click.option(
-    "--visible",
-    type=click.Choice(["all", "per-rank"]),
-    default="all",
-    show_default=True,
-    help="GPUs that each of these ranks sees: all of its node, or its share.",
-)
-@click.option(
-    "--cpus-per-node",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Cores of each of these nodes.",
-)
-@click.option(
-    "--memory-per-node",
-    help="Memory of each of these nodes: bytes, or a text such as 64GiB.  [default: 512GiB]",
-)
-@click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
-@click.option("--svg", metavar="FILE", help="Write the plan there as a picture, too.")
 def plan(
     nodes: int | None,
     ranks_per_node: int,

@@ -29,24 +29,16 @@ _NO_ANSWER = (
 )
 
 
-class Look:
-    """The answer of the process of `start_look`, read from the descriptor `fd`, which is closed then."""
-
-    def __init__(self, fd: int) -> None:
-        self._reader = FrameReader(fd)
-
-    @property
-    def fd(self) -> int:
-        """The descriptor of the answer."""
-        return self._reader.fd
+class Look(FrameReader):
+    """Reads the answer of the process of `start_look`, after which its descriptor is closed."""
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
         """The result of `nvidia.visible_gpus`, once; None if it has not come within these seconds.
 
         Raises the InputError of `visible_gpus`, or a StartupError if NVML or the process has failed.
         """
-        frames = self._reader.read(seconds)
-        if not frames and not self._reader.eof:
+        frames = self.read(seconds)
+        if not frames and not self.eof:
             return None
         self.close()
         answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
@@ -54,10 +46,6 @@ class Look:
         if kind == "seen":
             return cast("tuple[Gpu, ...]", found)
         raise InputError(found) if kind == "input" else StartupError(found)
-
-    def close(self) -> None:
-        """Stop waiting for the answer."""
-        self._reader.close()
 
 
 def nvml_grace(timeout: float) -> float:

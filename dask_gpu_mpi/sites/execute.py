@@ -125,7 +125,7 @@ class Runner:
                 )
                 child.terminate()
                 over, limit = time.monotonic() + LAUNCHER_GRACE, math.inf
-            if over is None and mark and _noted(mark)[0] is not None:
+            if over is None and mark and (found := _read_mark(mark)) and found[0] is not None:
                 over = time.monotonic() + LAUNCHER_GRACE
             elif over is not None and time.monotonic() > over:
                 child.kill()  # the batch system ends the remaining processes
@@ -198,7 +198,7 @@ def run_launch(
         contextlib.ExitStack() as stack,
     ):
         if launch.mark:
-            stack.callback(_remove_ours, launch.mark)
+            stack.callback(_remove_mark, launch.mark)
         if launch.stage:
             stack.callback(_unstage, runner, launch, child)
             begin = time.monotonic()
@@ -211,9 +211,10 @@ def run_launch(
             if code or runner.stopped_by:
                 return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
-        noted, lost = _noted(launch.mark) if launch.mark else (None, "")
+        found = _read_mark(launch.mark)
+        noted, lost = found or (None, "")
         # ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank
-        is_missing = code in (0, 255) and not _is_our_mark(launch.mark)
+        is_missing = code in (0, 255) and found is None
         lost_node = bool(launch.mark) and (is_missing or (code == 0 and lost == GONE))
         code = code if noted is None else noted
         requeues = requeue is not None and (code == 75 or lost_node or lost == LOST)
@@ -255,32 +256,25 @@ def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None
         )
 
 
-def _noted(mark: str) -> tuple[int | None, str]:
-    """The exit code in the mark of a job that has lost ranks (None: there is none), and the word after it, or alone."""
-    words: list[str] = []
+def _read_mark(mark: str) -> tuple[int | None, str] | None:
+    """The exit code in the mark of a job that has lost ranks (None: there is none), and the word after it, or alone.
+
+    None: the mark is missing, or another user's, which could otherwise make a lost job count as completed.
+    """
     with (
         contextlib.suppress(OSError),
         open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file,
     ):
-        if _is_ours(os.fstat(file.fileno())):
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and is_ours(status):
             words = file.read(100).split()
-    word = words[-1] if words and words[-1] in (LOST, GONE) else ""
-    return int(words[0]) & 0xFF if words and words[0].isdecimal() else None, word
+            code = int(words[0]) & 0xFF if words and words[0].isdecimal() else None
+            return code, words[-1] if words and words[-1] in (LOST, GONE) else ""
+    return None
 
 
-def _is_our_mark(path: str) -> bool:
-    """Whether the file exists and is ours: another user could otherwise make a lost job count as completed."""
-    with contextlib.suppress(OSError):
-        return _is_ours(os.lstat(path))
-    return False
-
-
-def _remove_ours(mark: str) -> None:
+def _remove_mark(mark: str) -> None:
     """Remove the mark of this run, which nobody reads any more."""
     with contextlib.suppress(OSError):
-        if _is_our_mark(mark):
+        if _read_mark(mark) is not None:
             remove(mark)
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and is_ours(status)

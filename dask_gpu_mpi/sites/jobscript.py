@@ -47,39 +47,8 @@ def render(job: JobRequest) -> str:
     """The script of a request; InputError if the batch system has no such launcher or option."""
     system = batch_system(job.system)
     launcher = job.launcher or next(iter(system.templates))
-    if launcher not in system.templates:
-        raise InputError(
-            f"--launcher {launcher}: not available under {system.title}",
-            expected=f"one of {', '.join(system.templates)}",
-        )
-    if missing := sorted(job.words.keys() - system.words.keys()):
-        raise InputError(
-            f"--{missing[0].replace('_', '-')}: {system.title} has no such option",
-            expected=f"one of {', '.join(system.words)}",
-            fix=f"leave it out, or --directive with an option of {system.submit[0]}",
-        )
-    if job.cpus_per_node and not job.shared and not system.counts_cores:
-        raise InputError(
-            f"--cpus-per-node {job.cpus_per_node}: {system.title} gives whole nodes with all their cores",
-            expected="with --shared",
-            fix="leave it out",
-        )
-    asked = {"--mem=": job.memory_per_node, "--ntasks-per-node=": job.ranks_per_node > 1}
-    if lost := [each for each in job.directives if asked.get(each)]:
-        option = "--memory-per-node" if lost[0] == "--mem=" else "--ranks-per-node"
-        raise InputError(
-            f"{option}: {lost[0]} among the directives takes it out", fix="leave one of them out"
-        )
-    if job.gpus and not system.chooses_nodes:
-        raise InputError(f"--gpus: {system.title} has no such request", fix="--nodes and --gpus-per-node")
-    filled = tuple(_filled(text, job) for text in job.directives)
-    if job.gpu_type and not system.has_types and "{gpu-type}" not in "".join(job.directives):
-        raise InputError(
-            f"--gpus-per-node {job.gpu_type}:{job.gpus_per_node}: {system.title} has no type there",
-            expected="a number",
-            fix="--directive in the site's words, such as '-l select={nodes}:ngpus={gpus}:gpu_type={gpu-type}' of PBS",
-        )
-    job = replace(job, directives=filled)
+    _check(job, system, launcher)
+    job = replace(job, directives=tuple(_filled(text, job) for text in job.directives))
     lines = template(system.templates[launcher]).splitlines()
     words = {system.words[name]: text for name, text in job.words.items()}
     for beginning, value in (system.directives(job) | words).items():
@@ -105,6 +74,41 @@ def render(job: JobRequest) -> str:
     # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
+
+
+def _check(job: JobRequest, system: BatchSystem, launcher: str) -> None:
+    """Refuse what the batch system does not have, and options that contradict each other."""
+    if launcher not in system.templates:
+        raise InputError(
+            f"--launcher {launcher}: not available under {system.title}",
+            expected=f"one of {', '.join(system.templates)}",
+        )
+    if missing := sorted(job.words.keys() - system.words.keys()):
+        raise InputError(
+            f"--{missing[0].replace('_', '-')}: {system.title} has no such option",
+            expected=f"one of {', '.join(system.words)}",
+            fix=f"leave it out, or --directive with an option of {system.submit[0]}",
+        )
+    if job.cpus_per_node and not job.shared and not system.counts_cores:
+        raise InputError(
+            f"--cpus-per-node {job.cpus_per_node}: {system.title} gives whole nodes with all their cores",
+            expected="with --shared",
+            fix="leave it out",
+        )
+    asked = {"--mem=": job.memory_per_node, "--ntasks-per-node=": job.ranks_per_node > 1}
+    if lost := [each for each in job.directives if asked.get(each)]:
+        option = "--memory-per-node" if lost[0] == "--mem=" else "--ranks-per-node"
+        raise InputError(
+            f"{option}: {lost[0]} among the directives takes it out", fix="leave one of them out"
+        )
+    if job.gpu_type and not system.has_types and "{gpu-type}" not in "".join(job.directives):
+        raise InputError(
+            f"--gpus-per-node {job.gpu_type}:{job.gpus_per_node}: {system.title} has no type there",
+            expected="a number",
+            fix="--directive in the site's words, such as '-l select={nodes}:ngpus={gpus}:gpu_type={gpu-type}' of PBS",
+        )
+    if job.gpus and not system.chooses_nodes:
+        raise InputError(f"--gpus: {system.title} has no such request", fix="--nodes and --gpus-per-node")
 
 
 def _filled(directive: str, job: JobRequest) -> str:

@@ -144,7 +144,7 @@ class Launcher:
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         """Its options for the requested ranks, each of which gets all cores and GPUs of its node."""
-        raise NotImplementedError
+        return []
 
     # -- a rank that dies
 
@@ -189,9 +189,6 @@ class Local(Launcher):
     scrubbed = "DGM_RANK DGM_SIZE DGM_MEETING_FD"
 
     kind = "local"
-
-    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
-        return []
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
         return ""
@@ -448,9 +445,6 @@ class Foreign(Launcher):
     name = "the command of --launcher-command"
     scrubbed = f"MPI_LOCALRANKID OMPI_COMM_WORLD_RANK {PMI} {PMIX}"
     kind = "command"
-
-    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
-        return []
 
 
 class Pmi(Launcher):

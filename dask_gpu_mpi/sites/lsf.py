@@ -46,8 +46,8 @@ class Lsf(BatchSystem):
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         minutes = -(-job.seconds // 60)  # LSF has no seconds
-        # a slot is a core; on a whole node, one for each rank is enough
-        slots = job.cpus_per_node if job.shared and job.cpus_per_node else job.ranks_per_node
+        # a slot is a core; on a whole node, which has no number of cores, one for each rank is enough
+        slots = job.cpus_per_node or job.ranks_per_node
         memory = f" rusage[mem={job.mebibytes}MB/host]" if job.mebibytes else ""
         found: dict[str, str | None] = {
             "-n ": str(job.nodes * slots),

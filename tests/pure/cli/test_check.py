@@ -31,21 +31,21 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
+def ended_by_signal() -> StartupError:
+    error = StartupError("x")
+    error.exit_code = 143
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(OptionError("x"), 2), (InputError("x"), 1), (StartupError("x"), 1)],
+    [(OptionError("x"), 2), (InputError("x"), 1), (StartupError("x"), 1), (ended_by_signal(), 143)],
 )
 def test_an_error_is_reported_once(check: Callable[..., Any], error: DaskGpuMpiError, code: int) -> None:
     """Code 2 is for options that can't be used; all else is a finding."""
     done = check(raises=error)
     assert (done.exit_code, done.stderr) == (code, "dask_gpu_mpi: error: x\n")
     assert check(raises=error).stderr == ""
-
-
-def test_the_code_of_a_signal(check: Callable[..., Any]) -> None:
-    error = StartupError("SIGTERM came", reported=True)
-    error.exit_code = 143
-    assert check(raises=error).exit_code == 143
 
 
 def test_options_are_read_by_the_start(check: Callable[..., Any]) -> None:

@@ -68,7 +68,7 @@ def test_one_node_needs_neither_a_launcher_nor_an_mpi_library(
         raise AssertionError("the MPI library is not needed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dask_gpu_mpi.sites.starter.ask_library", ask)
+        patch.setattr("dask_gpu_mpi.sites.command.ask_library", ask)
         patch.setenv("PATH", "/gone")
         for given in ((), ("--launcher", "auto"), ("--hosts", "localhost"), ("--profile", "perf record")):
             found = dry("-n2", *given, "my.py")
@@ -158,48 +158,6 @@ def test_the_workers_directory_is_in_their_container(
         assert f"--bind={local}:{local}" in dry("--container", str(image), *given, "my.py")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--nodes", "2", "my.py"], "No such option"),
-        (["--worker-gpu", "1", "my.py"], "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
-        (
-            ["--nodes=2", "my.py"],
-            "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it",
-        ),
-        (["-n", "0", "my.py"], "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000\n"),
-        (["-n", "four", "my.py"], "'four' is not a whole number of 1 to 1000000\n"),
-        (["--check", "-np", "3", "my.py"], "No such option '-np'. Fix: -n 3\n"),
-        (["-np"], "No such option '-np'. Fix: -n N\n"),
-        (
-            ["--hosts", "none.invalid", "my.py"],
-            "--hosts: 'none.invalid' has no address, and there is no such file",
-        ),
-        (
-            ["-n", "4", "--ranks-per-node", "2", "my.py"],
-            "launch: -n 4 with --ranks-per-node 2 (expected one of them)",
-        ),
-        (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
-        (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
-        (
-            ["--launcher-option=mem-bind=local", "my.py"],
-            "is not an option of a launcher (expected one that begins",
-        ),
-        (["--launcher-option=--a 'b", "my.py"], "--launcher-option=--a 'b: No closing quotation"),
-        (["--container-runtime", "shifter", "my.py"], "--container-runtime without --container. Fix: add"),
-        (["--container-mount", "/usr", "my.py"], "--container-mount without --container. Fix: add"),
-    ],
-)
-def test_usage_error_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/gone")
-    assert run(*arguments) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_below_a_launcher_it_is_refused_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,12 +190,7 @@ def removed(found: list[str]) -> str:
     return found[len(found) - found[::-1].index(STAGE)]
 
 
-def test_a_copy_of_an_environment(dry: Dry, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run("--stage", str(tmp_path / "no.tar"), "--dry-run", "my.py") == 2
-    assert "--stage" in (error := capsys.readouterr().err)
-    assert "can't be read (No such file or directory)" in error
-    assert run("--stage", "env.tar", "--container", "image.sif", "--dry-run", "my.py") == 2
-    assert "--stage with --container" in capsys.readouterr().err
+def test_a_copy_of_an_environment(dry: Dry, tmp_path: Path) -> None:
     archive = packed_environment(tmp_path)
     given = ["--local-directory", str(tmp_path / "local"), "my.py"]
     found = dry("--stage", str(archive), *given)
@@ -277,23 +230,3 @@ def test_command_that_starts_the_ranks_of_the_job(
     at = found.index(str(tmp_path / "ibrun"))
     assert found[at + 1 : at + 5] == ["-v", "-o", "2", sys.executable]
     assert not (tmp_path / "started").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("-n", "2"),
-            "launch: -n with --launcher-command: ibrun starts the ranks that the job has. Fix: leave -n out",
-        ),
-        (("--launcher", "srun"), "--launcher with --launcher-command"),
-        (("--mpi", "pmix"), "--mpi with --launcher-command"),
-        (("--stage", "x.tar"), "--stage with --launcher-command"),
-        ((), "launch: --launcher-command ibrun: not found in PATH. Fix: load its module"),
-    ],
-)
-def test_command_that_starts_the_ranks_has_its_own_number(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--dry-run", "--launcher-command", "ibrun", *arguments, "my.py") == 2
-    assert message in capsys.readouterr().err

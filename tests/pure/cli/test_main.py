@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,9 @@ import click
 import pytest
 
 from dask_gpu_mpi.cli.main import cli, main
-from dask_gpu_mpi.cli.options import resolve_texts, split_run
+from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import start as module
-from dask_gpu_mpi.options.model import Options
 from support.mocks.inputs import parse_run
 
 
@@ -141,12 +141,6 @@ def test_first_word_decides_the_command(
     assert seen == [parsed]
 
 
-def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
-    given = parse_run(arguments)
-    given, program = split_run(given, given.pop("program"))
-    return resolve_texts(given), program
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -180,40 +174,60 @@ def test_a_module_that_is_missing() -> None:
     ],
 )
 def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None:
-    options, words = resolved(*arguments.split())
-    assert words == (arguments.split()[-1],)
-    assert not address or getattr(options, "scheduler_address", "") == address
-
-
-def test_a_job_script_without_the_dashes_before_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["jobscript", "slurm", "--gpus-per-node", "0", "my.py", "--epochs", "3"])
-    assert "No such option '--epochs'. Fix: `--` before the script\n" in capsys.readouterr().err
-
-
-def test_a_word_for_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["top", "--interval", "slow"])
-    assert "'slow' is not a number of 0.5 to 3600\n" in capsys.readouterr().err
-
-
-def test_a_script_for_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--nodes", "1", "analysis.py"])
-    assert "extra argument (analysis.py). Fix: leave the script out" in capsys.readouterr().err
+    given = parse_run(arguments.split())
+    given, program = split_run(given, given.pop("program"))
+    assert program == (arguments.split()[-1],)
+    assert not address or read_texts(given).scheduler_address == address
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
+        ("jobscript slurm --gpus-per-node 0 my.py --epochs 3", "No such option '--epochs'. Fix: `--` before the script"),
+        ("jobscript slurm --container x -- my.py", "--container is an option of launch. Fix: put it behind --, before"),
+        ("top --interval slow", "'slow' is not a number of 0.5 to 3600"),
         ("top -n 2", "No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"),
-        (
-            "jobscript slurm --container x -- my.py",
-            "--container is an option of launch. Fix: put it behind --, before the script",
-        ),
+        ("top --once", "no cluster found"),
+        ("top --json --scheduler-file none", "no scheduler file"),
+        ("top --scheduler-file none", "--once or --json"),  # no terminal
+        ("plan --nodes 1 analysis.py", "extra argument (analysis.py). Fix: leave the script out"),
+        ("plan --nodes 1 --memory-per-node 1x", "command line: --memory-per-node '1x': "),
+        ("plan --nodes 1 --nthreads x", "--nthreads"),
+        ("plan --nodes 1 --layout exclusive --ranks-per-node 1", "at least 3 ranks"),
+        ("plan --nodes 1 --worker-options '{\"no_such\": 1}'", "no_such"),
+        ("plan --gpus 8 --nodes 2", "--gpus with --nodes (expected one of them)"),
+        ("plan --gpus-per-node 4", "command line: --gpus-per-node without --nodes (expected --nodes N"),
+        ("plan --nodes 1 --svg none/plan", "--svg 'none/plan' can't be written: No such file or directory. Fix: choose a file"),
+        ("launch --worker-gpu 1 my.py", "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
+        ("launch --nodes=2 my.py", "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobs"),
+        ("launch -n 0 my.py", "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000"),
+        ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
+        ("launch -np", "No such option '-np'. Fix: -n N"),
+        ("launch -n four my.py", "'four' is not a whole number of 1 to 1000000"),
+        ("launch -n 4 --ranks-per-node 2 my.py", "launch: -n 4 with --ranks-per-node 2 (expected one of them)"),
+        ("launch --hosts none.invalid my.py", "--hosts: 'none.invalid' has no address, and there is no such file"),
+        ("launch --hosts h1:x my.py", "--hosts: invalid node 'h1:x'"),
+        ("launch --launcher srun my.py", "--launcher srun: command srun not found"),
+        ("launch --launcher-option=mem-bind=local my.py", "is not an option of a launcher (expected one that begins"),
+        ('launch "--launcher-option=--a \'b" my.py', "--launcher-option=--a 'b: No closing quotation"),
+        ("launch --container-runtime shifter my.py", "--container-runtime without --container. Fix: add"),
+        ("launch --container-mount /usr my.py", "--container-mount without --container. Fix: add"),
+        ("launch --stage env.tar --container image.sif my.py", "--stage with --container"),
+        ("launch --stage none.tar my.py", "--stage none.tar: can't be read (No such file or directory)"),
+        ("launch --launcher-command ibrun -n 2 x", "-n with --launcher-command: ibrun starts the ranks that the job has. Fix:"),
+        ("launch --launcher-command ibrun --launcher srun x", "--launcher with --launcher-command"),
+        ("launch --launcher-command ibrun --mpi pmix x", "--mpi with --launcher-command"),
+        ("launch --launcher-command ibrun --stage x.tar x", "--stage with --launcher-command"),
+        ("launch --launcher-command ibrun x", "launch: --launcher-command ibrun: not found in PATH. Fix: load its module"),
     ],
-)
-def test_options_of_launch(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(words.split())
-    assert f"command line: {told}" in capsys.readouterr().err
+)  # fmt: skip
+def test_refused_in_one_line(
+    words: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/gone")
+    with pytest.raises(SystemExit) as caught:
+        main(shlex.split(words))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert line.startswith("dask_gpu_mpi: error: ")
+    assert message in line

@@ -15,21 +15,7 @@ from dask_gpu_mpi.cli.live_view import find_cluster, run_top
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
 from dask_gpu_mpi.view.snapshot import snapshot_of
-from support.mocks.inputs import command
 from support.mocks.snapshots import cluster as cluster_of
-
-
-def refused(*arguments: str, rc: int) -> str:
-    (line,) = command("top", *arguments, rc=rc).splitlines()
-    assert line.startswith("dask_gpu_mpi: error: ")
-    return line
-
-
-def test_what_is_refused(tmp_path: Path) -> None:
-    none = str(tmp_path / "none")
-    assert "no cluster found" in refused("--once", rc=2)
-    assert "no scheduler file" in refused("--json", "--scheduler-file", none, rc=2)
-    assert "--once or --json" in refused("--scheduler-file", none, rc=2)  # no terminal
 
 
 @pytest.fixture

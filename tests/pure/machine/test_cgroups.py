@@ -27,7 +27,7 @@ Tree = Callable[..., Path]
 def tree(tmp_path: Path) -> Tree:
     """Write cgroup, mountinfo and the limit files (path below the mount -> text); give the proc directory."""
 
-    def make(cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, str]) -> Path:
+    def make(cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, object]) -> Path:
         proc = tmp_path / "proc"
         proc.mkdir()
         (proc / "cgroup").write_text(cgroup)
@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Tree:
         for name, text in files.items():
             file = tmp_path / "sys fs" / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text + "\n")
+            file.write_text(f"{text}\n")
         return proc
 
     return make
@@ -70,48 +70,40 @@ def test_without_a_cgroup_physical_and_resident_memory_count(
     assert (cpu_quota() or 1) > 0
 
 
+STEP = "0::/job/step\n"
+V1 = [("cgroup", "/", "rw,cpu,cpuacct"), ("cgroup", "/", "rw,memory")]
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("cgroup", "mounts", "files", "expected"),
     [
-        ({"0/job/step/memory.max": str(8 * GIB)}, 8 * GIB),
-        ({"0/job/step/memory.max": "max", "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
-        ({"0/job/step/memory.max": str(8 * GIB), "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
-        ({"0/job/step/memory.max": "max"}, 64 * GIB),
-        ({"0/job/step/memory.max": str(500 * GIB)}, 64 * GIB),
+        # version 2: every ancestor counts
+        (STEP, V2, {"0/job/step/memory.max": 8 * GIB}, 8 * GIB),
+        (STEP, V2, {"0/job/step/memory.max": "max", "0/job/memory.max": 4 * GIB}, 4 * GIB),
+        (STEP, V2, {"0/job/step/memory.max": 8 * GIB, "0/job/memory.max": 4 * GIB}, 4 * GIB),
+        (STEP, V2, {"0/job/step/memory.max": "max"}, 64 * GIB),
+        (STEP, V2, {"0/job/step/memory.max": 500 * GIB}, 64 * GIB),
         # above it the kernel takes pages away, and slows the processes down; distributed reads it as well
-        ({"0/job/step/memory.high": str(GIB), "0/job/step/memory.max": str(2 * GIB)}, GIB),
-        ({"0/job/memory.high": "max"}, 64 * GIB),
-        ({"0/other/memory.max": str(GIB)}, 64 * GIB),
+        (STEP, V2, {"0/job/step/memory.high": GIB, "0/job/step/memory.max": 2 * GIB}, GIB),
+        (STEP, V2, {"0/job/memory.high": "max"}, 64 * GIB),
+        (STEP, V2, {"0/other/memory.max": GIB}, 64 * GIB),
+        # version 1
+        ("5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/job_7/step_0\n1:name=systemd:/\n", V1,
+         {"0/elsewhere/memory.limit_in_bytes": "1", "1/slurm/job_7/step_0/memory.limit_in_bytes": NO_LIMIT_V1,
+          "1/slurm/job_7/memory.limit_in_bytes": 16 * GIB, "1/memory.limit_in_bytes": NO_LIMIT_V1}, 16 * GIB),
+        # limits of ancestors that a container hides
+        ("4:memory:/\n", [("cgroup", "/", "rw,memory")],
+         {"0/memory.limit_in_bytes": NO_LIMIT_V1,
+          "0/memory.stat": f"cache 12\nhierarchical_memory_limit {3 * GIB}\nhierarchical_memsw_limit 5"}, 3 * GIB),
+        # both
+        ("4:memory:/a\n0::/b\n", [("cgroup", "/", "rw,memory"), ("cgroup2", "/", "rw")],
+         {"0/a/memory.limit_in_bytes": 9 * GIB, "1/b/memory.max": 7 * GIB}, 7 * GIB),
     ],
-)
-def test_v2_reads_every_ancestor(tree: Tree, files: dict[str, str], expected: int) -> None:
-    assert host_memory(tree("0::/job/step\n", V2, files), 64 * GIB) == expected
-
-
-def test_v1_reads_every_ancestor(tree: Tree) -> None:
-    cgroup = "5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/job_7/step_0/task_1\n1:name=systemd:/\n"
-    mounts = [("cgroup", "/", "rw,cpu,cpuacct"), ("cgroup", "/", "rw,memory")]
-    files = {
-        "0/elsewhere/memory.limit_in_bytes": "1",
-        "1/slurm/job_7/step_0/task_1/memory.limit_in_bytes": NO_LIMIT_V1,
-        "1/slurm/job_7/memory.limit_in_bytes": str(16 * GIB),
-        "1/memory.limit_in_bytes": NO_LIMIT_V1,
-    }
-    assert host_memory(tree(cgroup, mounts, files), 64 * GIB) == 16 * GIB
-
-
-def test_v1_tells_limits_of_hidden_ancestors(tree: Tree) -> None:
-    stat = f"cache 12\nhierarchical_memory_limit {3 * GIB}\nhierarchical_memsw_limit 5"
-    files = {"0/memory.limit_in_bytes": NO_LIMIT_V1, "0/memory.stat": stat}
-    proc = tree("4:memory:/\n", [("cgroup", "/", "rw,memory")], files)
-    assert host_memory(proc, 64 * GIB) == 3 * GIB
-
-
-def test_hybrid_takes_the_smaller(tree: Tree) -> None:
-    cgroup = "4:memory:/a\n0::/b\n"
-    mounts = [("cgroup", "/", "rw,memory"), ("cgroup2", "/", "rw")]
-    files = {"0/a/memory.limit_in_bytes": str(9 * GIB), "1/b/memory.max": str(7 * GIB)}
-    assert host_memory(tree(cgroup, mounts, files), 64 * GIB) == 7 * GIB
+)  # fmt: skip
+def test_memory(
+    tree: Tree, cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, object], expected: int
+) -> None:
+    assert host_memory(tree(cgroup, mounts, files), 64 * GIB) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +156,7 @@ def test_cpus_are_cut_to_the_cpuset(
 def test_the_cpu_quota_of_v2_is_the_smallest_on_the_path(
     tree: Tree, files: dict[str, str], cores: float | None
 ) -> None:
-    assert cpu_quota(tree("0::/job/step\n", V2, files)) == cores
+    assert cpu_quota(tree(STEP, V2, files)) == cores
 
 
 @pytest.mark.parametrize(
@@ -178,17 +170,20 @@ def test_the_cpu_quota_of_v2_is_the_smallest_on_the_path(
 def test_the_cpu_quota_of_v1(
     tree: Tree, step: tuple[str, str], job: tuple[str, str], cores: float | None
 ) -> None:
-    mounts = [("cgroup", "/", "rw,memory"), ("cgroup", "/", "rw,cpu,cpuacct")]
-    files = {
-        "0/job/step/cpu.cfs_quota_us": "1",  # another controller's hierarchy
-        "0/job/step/cpu.cfs_period_us": "1",
-        "1/cpu.cfs_period_us": "100000",  # the root has no quota
+    quotas = {
+        "1/job/step": ("1", "1"),  # another controller's hierarchy
+        "0/job/step": step,
+        "0/job": job,
+        "0": (None, "100000"),  # the root has no quota
     }
-    for place, limits in (("job/step", step), ("job", job)):
-        for name, limit in zip(("quota", "period"), limits, strict=True):
-            files[f"1/{place}/cpu.cfs_{name}_us"] = limit
-    proc = tree("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n", mounts, files)
-    assert cpu_quota(proc) == cores
+    names = ("quota", "period")
+    files = {
+        f"{place}/cpu.cfs_{name}_us": value
+        for place, values in quotas.items()
+        for name, value in zip(names, values, strict=True)
+        if value
+    }
+    assert cpu_quota(tree("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n", V1, files)) == cores
 
 
 TEXT = """\

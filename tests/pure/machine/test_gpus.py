@@ -15,11 +15,9 @@ def gpu(uuid: str = "GPU-a", index: int = 0, **more: object) -> Gpu:
 
 
 def test_each_once_in_pci_order() -> None:
+    """Without PCI the index gives the order."""
     one, two = gpu("GPU-b", 0, pci="0:2"), gpu("GPU-a", 0, pci="0:1")
     assert gpus_of_host([(10, [one]), (20, [two, one])]) == [two, one]
-
-
-def test_without_pci_the_index_orders() -> None:
     found = [gpu("MIG-a", 1, slice=1), gpu("MIG-b", 1, slice=0), gpu("GPU-c", 0)]
     assert [each.uuid for each in gpus_of_host([(1, found)])] == ["GPU-c", "MIG-b", "MIG-a"]
 

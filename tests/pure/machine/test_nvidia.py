@@ -142,87 +142,62 @@ MIG = (
 ONE_LOST = (*FOUR[:2], Gpu(uuid="", index=2, name="GPU is lost", memory=0), FOUR[3])
 
 
-@pytest.mark.parametrize(
-    ("value", "indices"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("0,1", [0, 1]),
-        ("3,1", [3, 1]),
-        (" 2 , 0 ", [2, 0]),
-        ("GPU-cc33,GPU-aa00", [3, 0]),
-        ("GPU-b,GPU-c", [2, 3]),
-        ("GPU-BB22", [2]),
-        ("1,-1,3", [1]),
-        ("", []),
-        (" ", []),
-        ("-1", []),
-        ("NoDevFiles", []),
-    ],
-)
-def test_values(value: str | None, indices: list[int]) -> None:
-    assert [named_gpu.index for named_gpu in parse_visible(value, FOUR)] == indices
-    assert sees_none(value) == (not indices)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("4", "'4' | there is no GPU"), ("0,9", "'9' | there is no GPU"), ("GPU-ff", "'GPU-ff' | there is no GPU"),
-        ("MIG-ff", "'MIG-ff' | there is no GPU"), ("0,0", "twice"), ("0,GPU-aa00", "twice | '0' | 'GPU-aa00'"),
-        ("GPU-aa1,GPU-aa11", "twice"), ("GPU-aa", "fits 2"), ("0,", "'' | expected an index"),
-        (",0", "'' | expected an index"), (",", "'' | expected an index"),
-        *((entry, f"invalid entry {entry!r} ") for entry in ("0;1", "all", "-2", "²", "-1x", "0x1", "gpu-1111", "GPU-", "MIG-")),
-    ],
-)  # fmt: skip
-def test_errors_name_the_value_and_what_is_there(value: str, words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_visible(value, FOUR)
-    message = str(caught.value)
-    for word in (f"CUDA_VISIBLE_DEVICES={value!r}", "0 (GPU-aa00)", "3 (GPU-cc33)", *words.split(" | ")):
-        assert word in message
-    assert "\n" not in message
-
-
 LONGER = (named_gpu(0, "GPU-a"), named_gpu(1, "GPU-ab"))
 OLDEST = (Gpu("MIG-GPU-dd00/1/0", 0, "A100", GIB, parent=PARENT, slice=0),)
 
 
 @pytest.mark.parametrize(
-    ("devices", "value", "uuids"),
+    ("devices", "value", "places"),
     [
-        (MIG, None, "GPU-aa00 MIG-ee00 MIG-ee01 MIG-ee02 GPU-bb22"),
-        (MIG, "MIG-ee02,MIG-ee00", "MIG-ee02 MIG-ee00"),
-        (MIG, "1", "MIG-ee00"),
-        (MIG, "GPU-dd", "MIG-ee00"),
-        (MIG, "2,MIG-ee01", "GPU-bb22 MIG-ee01"),
-        (LONGER, "GPU-a", "GPU-a"),
-        (OLDEST, "MIG-GPU-dd00/1/0", "MIG-GPU-dd00/1/0"),
-        ((), None, ""),
+        (FOUR, None, [0, 1, 2, 3]),
+        (FOUR, "0,1", [0, 1]),
+        (FOUR, "3,1", [3, 1]),
+        (FOUR, " 2 , 0 ", [2, 0]),
+        (FOUR, "GPU-cc33,GPU-aa00", [3, 0]),
+        (FOUR, "GPU-b,GPU-c", [2, 3]),
+        (FOUR, "GPU-BB22", [2]),
+        (FOUR, "1,-1,3", [1]),
+        *((FOUR, value, []) for value in ("", " ", "-1", "NoDevFiles")),
+        (MIG, None, [0, 1, 2, 3, 4]),
+        (MIG, "MIG-ee02,MIG-ee00", [3, 1]),
+        (MIG, "1", [1]),
+        (MIG, "GPU-dd", [1]),
+        (MIG, "2,MIG-ee01", [4, 2]),
+        (LONGER, "GPU-a", [0]),
+        (OLDEST, "MIG-GPU-dd00/1/0", [0]),
+        # a lost GPU comes back where it is asked for; its UUID can't be read any more
+        (ONE_LOST, "0,1", [0, 1]),
+        (ONE_LOST, "0,2", [0, 2]),
+        (ONE_LOST, None, [0, 1, 2, 3]),
+        (ONE_LOST, "GPU-bb22,GPU-cc33", [2, 3]),
     ],
 )
-def test_mig_and_names_that_others_begin_with(
-    devices: tuple[Gpu, ...], value: str | None, uuids: str
-) -> None:
-    assert [gpu.uuid for gpu in parse_visible(value, devices)] == uuids.split()
+def test_what_a_value_makes_visible(devices: tuple[Gpu, ...], value: str | None, places: list[int]) -> None:
+    assert parse_visible(value, devices) == tuple(devices[place] for place in places)
+    assert sees_none(value) == (not places)
 
 
 @pytest.mark.parametrize(
     ("devices", "value", "words"),
-    [(MIG, "MIG-ee", "fits 3"), (MIG, "1,MIG-ee00", "twice"), ((), "0", "NVML lists no GPU")],
-)
-def test_what_fits_several_or_none(devices: tuple[Gpu, ...], value: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    [
+        (FOUR, "4", "'4' | there is no GPU"), (FOUR, "0,9", "'9' | there is no GPU"),
+        (FOUR, "GPU-ff", "'GPU-ff' | there is no GPU"), (FOUR, "MIG-ff", "'MIG-ff' | there is no GPU"),
+        (FOUR, "0,0", "twice"), (FOUR, "0,GPU-aa00", "twice | '0' | 'GPU-aa00'"), (FOUR, "GPU-aa1,GPU-aa11", "twice"),
+        (FOUR, "GPU-aa", "fits 2"), (FOUR, "0,", "'' | expected an index"), (FOUR, ",0", "'' | expected an index"),
+        (FOUR, ",", "'' | expected an index | 0 (GPU-aa00) | 3 (GPU-cc33)"),
+        *((FOUR, entry, f"invalid entry {entry!r} ")
+          for entry in ("0;1", "all", "-2", "²", "-1x", "0x1", "gpu-1111", "GPU-", "MIG-")),
+        (MIG, "MIG-ee", "fits 3"), (MIG, "1,MIG-ee00", "twice"), ((), "0", "NVML lists no GPU"),
+        (ONE_LOST, "GPU-bb22,GPU-ff", "lost: GPU is lost"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_value_and_what_is_there(devices: tuple[Gpu, ...], value: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
         parse_visible(value, devices)
-
-
-def test_lost_gpus_come_back_where_they_are_asked_for() -> None:
-    assert parse_visible("0,1", ONE_LOST) == ONE_LOST[:2]
-    assert parse_visible("0,2", ONE_LOST) == (ONE_LOST[0], ONE_LOST[2])
-    assert parse_visible(None, ONE_LOST) == ONE_LOST
-    # its UUID can't be read any more
-    assert parse_visible("GPU-bb22,GPU-cc33", ONE_LOST) == (ONE_LOST[2], ONE_LOST[3])
-    with pytest.raises(InputError, match="lost: GPU is lost"):
-        parse_visible("GPU-bb22,GPU-ff", ONE_LOST)
+    message = str(caught.value)
+    for word in (f"CUDA_VISIBLE_DEVICES={value!r}", "NVML lists ", *words.split(" | ")):
+        assert word in message
+    assert "\n" not in message
 
 
 FIGURES = """

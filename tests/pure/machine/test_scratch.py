@@ -104,12 +104,18 @@ def filled(tmp_path: Path) -> Path:
 
 
 def test_removing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are removed, not followed: if others may write the folder around it, one may be in its place."""
     clock = Clock(monkeypatch)
     place = filled(tmp_path)
-    remove_scratch(str(place), within=60)
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    remove_scratch(str(place), within=60)
+    for _ in range(2):
+        remove_scratch(str(place), within=60)
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert clock.now < 0.01  # nobody writes there: nothing to wait for
+    (tmp_path / "home" / "folder").mkdir(parents=True)
+    (tmp_path / "home" / "precious").touch()
+    place.symlink_to("home")
+    remove_scratch(str(place), within=60)
+    assert sorted(os.listdir(tmp_path / "home")) == ["folder", "precious"]
 
 
 def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +131,20 @@ def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list((place / "worker" / "storage").iterdir())) == 5
 
 
+def test_a_folder_into_which_others_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, clock, rmdir = filled(tmp_path), Clock(monkeypatch), os.rmdir
+
+    def not_empty(path: str, **more: int) -> None:
+        if path == str(place) and clock.now < 3 * scratch.STUCK:
+            (place / "more").touch()
+            raise OSError(39, "Directory not empty", path)
+        rmdir(path, **more)
+
+    monkeypatch.setattr(scratch.os, "rmdir", not_empty)
+    remove_scratch(str(place), within=60)
+    assert not place.exists()
+
+
 def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, clock = filled(tmp_path), Clock(monkeypatch)
 
@@ -136,17 +156,6 @@ def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: py
     assert scratch.STUCK <= clock.now < 2 * scratch.STUCK
     monkeypatch.undo()
     assert [path.name for path in place.iterdir()] == ["worker"]
-
-
-def test_link_in_its_place_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where others may write the folder around it, one may have put it there: to the home directory, say."""
-    Clock(monkeypatch)
-    home = tmp_path / "home"
-    (home / "folder").mkdir(parents=True)
-    (home / "precious").touch()
-    (tmp_path / "dgm-1").symlink_to("home")
-    remove_scratch(str(tmp_path / "dgm-1"), within=60)
-    assert sorted(os.listdir(home)) == ["folder", "precious"]
 
 
 def test_strangers_link_is_not_followed(tmp_path: Path, links_are_strangers: Callable[[], None]) -> None:

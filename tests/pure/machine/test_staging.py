@@ -44,13 +44,14 @@ def packed(source: Path, name: str = "env.tar", *options: str) -> Path:
     return archive
 
 
-def find(source: Path, tmp_path: Path, job: str = "") -> Stage:
-    return find_stage(str(source), str(tmp_path / "local"), job=job)
+def find(archive: Path, job: str = "") -> Stage:
+    return find_stage(str(archive), str(archive.parent / "local"), job=job)
 
 
-def copies(tmp_path: Path) -> list[str]:
-    local = tmp_path / "local"
-    return os.listdir(local) if local.exists() else []
+@pytest.fixture
+def wanted(source: Path) -> Stage:
+    """A copy of an archive, for a job that may be requeued."""
+    return find(packed(source), "42")
 
 
 @pytest.mark.parametrize(
@@ -64,34 +65,34 @@ def copies(tmp_path: Path) -> list[str]:
         ),
     ],
 )
-def test_archives(source: Path, tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+def test_archives(source: Path, name: str, options: tuple[str, ...]) -> None:
     """Also of folders that their owner may not write."""
+    (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
     (source / "bin").chmod(0o555)
     source.chmod(0o555)
-    wanted = find(packed(source, name + ".x", *options), tmp_path)
+    wanted = find(packed(source, name + ".x", *options))
     stage(wanted)
-    python = os.path.join(wanted.bin, "python")
-    done = subprocess.run(
-        [python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
-    )
+    line = [os.path.join(wanted.bin, "python"), "-c", "import sys; print(sys.prefix)"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == os.path.dirname(wanted.bin)
+    assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
     assert os.stat(wanted.folder).st_mode & 0o777 == 0o700
     for folder in (wanted.bin, os.path.dirname(wanted.bin)):
         assert os.stat(folder).st_mode & 0o700 == 0o700
 
 
-def test_conda_unpack_runs(source: Path, tmp_path: Path) -> None:
-    (source / "bin" / "conda-unpack").write_text("open(__file__ + '.ran', 'w').close()")
-    wanted = find(packed(source), tmp_path, "7")
-    stage(wanted)
-    assert os.path.exists(os.path.join(wanted.bin, "conda-unpack.ran"))
-
-
-@pytest.mark.skipif(not shutil.which("mksquashfs"), reason="no mksquashfs")
-def test_an_image(source: Path, tmp_path: Path) -> None:
+def test_an_image(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are no programs for SquashFS, a mock unpacks a tar file behind the magic number."""
     image = tmp_path / "env.sqsh"
-    subprocess.run(["mksquashfs", source, image, "-quiet"], check=True, stdout=subprocess.DEVNULL, timeout=60)
-    wanted = find(image, tmp_path)
+    if shutil.which("mksquashfs"):
+        subprocess.run(["mksquashfs", source, image, "-quiet"], check=True, stdout=-3, timeout=60)
+    else:
+        image.write_bytes(b"hsqs" + packed(source).read_bytes())
+        unpack = '[ "$1 $2 $3" = "-no-progress -no-xattrs -d" ] && mkdir "$4" && tail -c +5 "$5" | tar -xf - -C "$4"'
+        (tmp_path / "unsquashfs").write_text(f"#!/bin/sh\n{unpack}\n")
+        (tmp_path / "unsquashfs").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    wanted = find(image)
     stage(wanted)
     assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
 
@@ -103,11 +104,11 @@ def test_sources_that_are_refused(source: Path, tmp_path: Path) -> None:
     for name, data in {"empty": b"", "zip": b"PK" + bytes(4096), "part": part}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(InputError, match=f"{name}: is not a complete archive"):
-            find(tmp_path / name, tmp_path)
+            find(tmp_path / name)
     with pytest.raises(InputError, match="No such file"):
-        find(tmp_path / "gone", tmp_path)
+        find(tmp_path / "gone")
     with pytest.raises(InputError, match=f"is a folder.*Fix: tar -C {source} -c . "):
-        find(source, tmp_path)
+        find(source)
 
 
 def refused(why: str, wanted: Stage, **how: Any) -> None:
@@ -117,19 +118,25 @@ def refused(why: str, wanted: Stage, **how: Any) -> None:
     assert not os.path.exists(os.path.join(wanted.folder, "complete"))
 
 
-def test_a_part_of_a_compressed_file(source: Path, tmp_path: Path) -> None:
+def test_a_part_of_a_compressed_file(source: Path) -> None:
     archive = packed(source, "a.tar.gz", "-z")
     os.truncate(archive, archive.stat().st_size // 2)
-    refused("can't be unpacked.*[Uu]nexpected end of file", find(archive, tmp_path))
+    refused("can't be unpacked.*[Uu]nexpected end of file", find(archive))
 
 
-def test_an_archive_that_is_exchanged_meanwhile(source: Path, tmp_path: Path) -> None:
-    archive = packed(source)
-    wanted = find(archive, tmp_path)
-    (source / "more").touch()
+@pytest.mark.parametrize("tar", [None, "exit 0", "exec cat"])
+def test_an_archive_that_is_exchanged_meanwhile(
+    source: Path, wanted: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tar: str | None
+) -> None:
+    """It is read to its end, even if `tar` reads a part."""
+    (source / "more").write_bytes(os.urandom(1 << 20))
     packed(source)
+    if tar is not None:
+        (tmp_path / "tar").write_text(f"#!/bin/sh\n{tar}\n")
+        (tmp_path / "tar").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     refused("SHA-256 is another", wanted)
-    archive.unlink()
+    os.unlink(wanted.source)
     refused("env.tar can't be read: .*No such file", wanted)
 
 
@@ -145,40 +152,35 @@ def test_an_archive_writes_nothing_outside(source: Path, tmp_path: Path, name: s
         member = tarfile.TarInfo(f"{outside}/outside" if name.startswith("/") else name)
         member.size = 3
         tar.addfile(member, io.BytesIO(b"bad"))
-    wanted = find(archive, tmp_path)
+    wanted = find(archive)
     # tar removes / and ../ from names, and writes through no link of the archive
     try:
         stage(wanted)
     except InputError as error:
         assert "can't be unpacked" in str(error)  # noqa: PT017
     assert list(outside.iterdir()) == []
-    assert set(copies(tmp_path)) <= {os.path.basename(wanted.folder)}
+    assert set(os.listdir(tmp_path / "local")) <= {os.path.basename(wanted.folder)}
     assert not (tmp_path / "outside").exists()
     assert not (tmp_path / "local" / "outside").exists()
 
 
-def test_an_environment_without_our_packages(tmp_path: Path) -> None:
-    source = small_environment(tmp_path / "env")
+def test_an_environment_without_our_packages(source: Path) -> None:
     next(source.glob("lib/*/site-packages/these.pth")).unlink()
-    refused("No module named .*Fix: install the same packages", find(packed(source), tmp_path))
+    refused("No module named .*Fix: install the same packages", find(packed(source)))
 
 
-def test_another_mpi_library_than_that_of_launch(source: Path, tmp_path: Path) -> None:
+def test_another_mpi_library_than_that_of_launch(wanted: Stage) -> None:
     why = r"its MPI library is .* \(expected Other MPI 1.0\)"
-    refused(why, find(packed(source), tmp_path), library="Other MPI 1.0, of a module")
+    refused(why, wanted, library="Other MPI 1.0, of a module")
 
 
-def test_a_program_that_is_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = find(packed(source, "a.tar.gz", "-z"), tmp_path)
-    which = shutil.which
-    monkeypatch.setattr(
-        staging.shutil, "which", lambda name, **more: None if name == "gzip" else which(name, **more)
-    )
+def test_a_program_that_is_missing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = find(packed(source, "a.tar.gz", "-z"))
+    monkeypatch.setattr(staging.shutil, "which", lambda name: None if name == "gzip" else name)
     refused("command gzip not found in PATH. Fix: install gzip", wanted)
 
 
-def test_a_folder_that_others_may_write_is_not_used(source: Path, tmp_path: Path) -> None:
-    wanted = find(packed(source), tmp_path, "42")
+def test_a_folder_that_others_may_write_is_not_used(wanted: Stage) -> None:
     os.makedirs(os.path.join(wanted.bin, "more"))
     (Path(wanted.folder) / "complete").write_text(f"{wanted.sha256} h1")
     os.chmod(wanted.folder, 0o777)
@@ -187,18 +189,19 @@ def test_a_folder_that_others_may_write_is_not_used(source: Path, tmp_path: Path
     assert "more" not in os.listdir(wanted.bin)
 
 
-def test_a_folder_of_another_user_is_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = find(packed(source), tmp_path, "42")
+def test_a_folder_of_another_user_is_refused(wanted: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     os.makedirs(wanted.folder)
     monkeypatch.setattr(staging.os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(InputError, match="belongs to another user"):
-        stage(wanted)
+    refused("belongs to another user", wanted)
 
 
-def test_a_link_in_place_of_the_copy_is_refused(source: Path, tmp_path: Path) -> None:
-    wanted = find(packed(source), tmp_path, "42")
+def test_a_local_directory_that_every_user_may_change(wanted: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = os.path.dirname(wanted.folder)
+    monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
+    refused(f"other users .* Fix: chmod \\+t {local}, or another", wanted)
+
+
+def test_a_link_in_place_of_the_copy_is_refused(wanted: Stage, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "local").mkdir()
     os.symlink(tmp_path / "elsewhere", wanted.folder)
@@ -209,8 +212,7 @@ def test_a_link_in_place_of_the_copy_is_refused(source: Path, tmp_path: Path) ->
 
 def run_removal(folder: Path | str) -> str:
     """What the process that removes a copy prints."""
-    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()", str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*MAIN, str(folder)], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout + done.stderr
 
 
@@ -266,55 +268,34 @@ def test_the_mark_of_a_copy_goes_first(
     assert capsys.readouterr().err.endswith(f"launch: --stage: h1: {folder} is left. Fix: remove it there\n")
 
 
-def test_a_node_that_has_its_copy_keeps_it(source: Path, tmp_path: Path) -> None:
+def test_a_node_that_has_its_copy_keeps_it(source: Path, wanted: Stage) -> None:
     """As those of a requeued job (tests/slurm/test_staging.py); of another archive it has another copy."""
-    archive = packed(source)
-    wanted = find(archive, tmp_path, "42")
     folder = Path(wanted.folder)
     stage(wanted)
     (folder / "ours").touch()
-    assert find(archive, tmp_path, "42") == wanted
+    assert find(Path(wanted.source), "42") == wanted
     stage(wanted)
     assert sorted(os.listdir(folder)) == ["complete", "env", "ours"]
+    with pytest.raises(InputError, match="is the copy of node h1: the local directory is shared by nodes"):
+        stage(wanted, host="h2")
     # the first run was killed before it had all
     (folder / "complete").unlink()
     stage(wanted)
     assert sorted(os.listdir(folder)) == ["complete", "env"]
     (source / "more").touch()
-    packed(source)
-    assert find(archive, tmp_path, "42").folder != wanted.folder
+    assert find(packed(source), "42").folder != wanted.folder
 
 
-def test_a_local_directory_that_nodes_share(source: Path, tmp_path: Path) -> None:
-    wanted = find(packed(source), tmp_path)
-    stage(wanted)
-    with pytest.raises(InputError, match="is the copy of node h1: the local directory is shared by nodes"):
-        stage(wanted, host="h2")
+MAIN = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()"]
 
 
-def test_processes_of_one_node_make_one_copy(source: Path, tmp_path: Path) -> None:
+def test_processes_of_one_node_make_one_copy(wanted: Stage) -> None:
     """As those of a heterogeneous job: the second one waits for the first."""
-    wanted = find(packed(source), tmp_path)
-    words = [
-        wanted.source,
-        wanted.folder,
-        str(wanted.size),
-        wanted.sha256,
-        this_library().partition("\n")[0].rstrip("\0"),
-    ]
-    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()", *words]
+    words = [wanted.source, wanted.folder, str(wanted.size), wanted.sha256]
+    line = [*MAIN, *words, this_library().partition("\n")[0].rstrip("\0")]
     both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [(process.communicate(timeout=60)[1], process.returncode) for process in both] == [("", 0)] * 2
     assert sorted(os.listdir(wanted.folder)) == ["complete", "env"]
-
-
-def test_a_local_directory_that_every_user_may_change(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = str(tmp_path / "local")
-    wanted = find_stage(str(packed(source)), local, job="")
-    monkeypatch.setattr(staging, "exposed_folder", {local: local}.get)
-    refused(f"other users .* Fix: chmod \\+t {local}, or another", wanted)
 
 
 def test_programs_of_the_copy_end_with_the_process() -> None:
@@ -323,12 +304,9 @@ def test_programs_of_the_copy_end_with_the_process() -> None:
 
 
 def test_the_error_has_its_node(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", "from dask_gpu_mpi.machine.staging import main; main()"]
     words = [str(tmp_path / "gone.tar"), str(tmp_path / "dgm-stage-1"), "7", "abc", "MPI"]
-    done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*MAIN, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert (
-        f"error: launch: --stage: {os.uname().nodename}: {words[0]} can't be read: No such file"
-        in done.stderr
-    )
+    place = f"error: launch: --stage: {os.uname().nodename}: {words[0]}"
+    assert f"{place} can't be read: No such file" in done.stderr
     assert "Traceback" not in done.stderr

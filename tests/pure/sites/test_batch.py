@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,6 @@ from dask_gpu_mpi.sites.batch import (
 from support.jobs.processes import run_python
 
 NOW = 1_000_000.0
-
-
-def ask(answers: dict[str, str]) -> object:
-    def asked(command: Sequence[str]) -> str:
-        return answers.get(command[0], "")
-
-    return asked
 
 
 def qstat(limit: str, used: str | None) -> str:
@@ -61,7 +55,7 @@ def qstat(limit: str, used: str | None) -> str:
     ],
 )
 def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: float | None) -> None:
-    assert end_time(environ, now=lambda: NOW, ask=ask(answers)) == expected  # type: ignore[arg-type]
+    assert end_time(environ, now=lambda: NOW, ask=lambda command: answers.get(command[0], "")) == expected
 
 
 @pytest.mark.parametrize("path", ["", ":/nowhere", "."])
@@ -143,48 +137,44 @@ ONE_EACH, TWO_EACH = {"h1": 1, "h2": 1}, {"h1": 2, "h2": 2}
 
 
 @pytest.mark.parametrize(
-    ("environ", "ranks", "expected"),
+    ("environ", "given", "expected"),
     [
-        ({}, None, Allocation("local", 1, 1)),
-        ({}, 4, Allocation("local", 1, 4)),
-        (SLURM, None, Allocation("slurm", 2, 2, job="42")),
-        (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, None, Allocation("slurm", 2, 8, job="42")),
-        (SLURM, 3, Allocation("slurm", 2, 3, job="42")),
-        (SLURM, 1, Allocation("slurm", 1, 1, job="42")),
+        ({}, {}, Allocation("local", 1, 1)),
+        ({}, {"ranks": 4}, Allocation("local", 1, 4)),
+        ({}, {"ranks_per_node": 3}, Allocation("local", 1, 3)),
+        (SLURM, {}, Allocation("slurm", 2, 2, job="42")),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, {}, Allocation("slurm", 2, 8, job="42")),
+        (SLURM, {"ranks": 3}, Allocation("slurm", 2, 3, job="42")),
+        (SLURM, {"ranks": 1}, Allocation("slurm", 1, 1, job="42")),
+        (SLURM, {"ranks_per_node": 3}, Allocation("slurm", 2, 6, job="42")),
+        (SLURM, {"ranks_per_node": 3, "ranks": 5}, Allocation("slurm", 2, 5, job="42")),
         # salloc
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"}, None, Allocation("slurm", 3, 3, job="7")),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"}, {}, Allocation("slurm", 3, 3, job="7")),
         (
             {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2"},
-            None,
+            {},
             Allocation("slurm", 3, 3, job="7", parts=2),
         ),
-        (PBS, None, Allocation("pbs", 2, 4, TWO_EACH, "42.server")),
-        (PBS, 3, Allocation("pbs", 2, 3, {"h1": 2, "h2": 1}, "42.server")),
-        (PBS, 1, Allocation("pbs", 1, 1, {"h1": 1}, "42.server")),
+        (PBS, {}, Allocation("pbs", 2, 4, TWO_EACH, "42.server")),
+        (PBS, {"ranks": 3}, Allocation("pbs", 2, 3, {"h1": 2, "h2": 1}, "42.server")),
+        (PBS, {"ranks": 1}, Allocation("pbs", 1, 1, {"h1": 1}, "42.server")),
+        (PBS, {"ranks_per_node": 1}, Allocation("pbs", 2, 2, ONE_EACH, "42.server")),
+        (PBS, {"hosts": {"a": 1, "b": 2}}, Allocation("hosts", 2, 3, {"a": 1, "b": 2})),
         # Torque: a line for each core
-        (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, ONE_EACH, "42.server")),
-        (LSF, None, Allocation("lsf", 2, 2, ONE_EACH, "42")),
-        (LSF | {"LSB_JOBINDEX": "3"}, 4, Allocation("lsf", 2, 4, TWO_EACH, "42_3")),
+        (PBS | {"PBS_NUM_PPN": "2"}, {}, Allocation("pbs", 2, 2, ONE_EACH, "42.server")),
+        (LSF, {}, Allocation("lsf", 2, 2, ONE_EACH, "42")),
+        (LSF | {"LSB_JOBINDEX": "3"}, {"ranks": 4}, Allocation("lsf", 2, 4, TWO_EACH, "42_3")),
         # a line for each queue of a node
-        (SGE, None, Allocation("sge", 2, 2, ONE_EACH, "42")),
-        (SGE | {"SGE_TASK_ID": "3"}, 4, Allocation("sge", 2, 4, TWO_EACH, "42_3")),
-        (SGE | {"PE_HOSTFILE": ""}, None, Allocation("sge", 1, 1, job="42")),
-        ({"SGE_ROOT": "/opt/sge", "JOB_ID": "42"}, None, Allocation("local", 1, 1)),  # a login node
+        (SGE, {}, Allocation("sge", 2, 2, ONE_EACH, "42")),
+        (SGE | {"SGE_TASK_ID": "3"}, {"ranks": 4}, Allocation("sge", 2, 4, TWO_EACH, "42_3")),
+        (SGE | {"PE_HOSTFILE": ""}, {}, Allocation("sge", 1, 1, job="42")),
+        ({"SGE_ROOT": "/opt/sge", "JOB_ID": "42"}, {}, Allocation("local", 1, 1)),  # a login node
     ],
 )
-def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
-    assert find_allocation(environ, ranks=ranks) == expected
-
-
-def test_ranks_of_each_node() -> None:
-    def found(environ: dict[str, str], **given: int) -> tuple[int, int]:
-        where = find_allocation(environ, **given)
-        return where.ranks, where.ranks_per_node
-
-    assert found(LSF, ranks_per_node=3) == found(SLURM, ranks_per_node=3) == (6, 3)
-    assert found(PBS, ranks_per_node=1) == (2, 1)
-    assert found({}, ranks_per_node=3) == (3, 3)
-    assert found(SLURM, ranks_per_node=3, ranks=5) == (5, 3)
+def test_find_allocation(environ: dict[str, str], given: dict[str, Any], expected: Allocation) -> None:
+    found = find_allocation(environ, **given)
+    assert found == expected
+    assert found.ranks_per_node == math.ceil(expected.ranks / expected.nodes)
 
 
 def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
@@ -199,52 +189,31 @@ def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
         assert find_allocation(environ, ask=lambda command: answers[command[-1]]).nodes == 1
 
 
-def test_nodes_of_the_command_line_win() -> None:
-    found = find_allocation(PBS, hosts={"a": 1, "b": 2})
-    assert found == Allocation("hosts", 2, 3, {"a": 1, "b": 2})
-
-
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        (
-            PBS | {"PBS_NODEFILE": "gone"},
-            r"PBS_NODEFILE=gone: can't be read .*Fix: run `launch` inside the job",
-        ),
+        (PBS | {"PBS_NODEFILE": "gone"}, r"PBS_NODEFILE=gone: can't be read .*Fix: run `launch` inside the job"),
         (LSF | {"LSB_DJOB_HOSTFILE": "empty"}, "LSB_DJOB_HOSTFILE=empty: lists no node"),
         (SGE | {"PE_HOSTFILE": "empty"}, "PE_HOSTFILE=empty: lists no node"),
-        (
-            {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "9" * 18},
-            r"SLURM_HET_SIZE=999999999999999999: too many \(expected at most 128\)\. Fix: ",
-        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "9" * 18}, r"SLURM_HET_SIZE=9+: too many \(expected at most 128\)\. Fix: "),
         (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
-    ],
-)
-def test_what_can_not_be_used(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        find_allocation(environ)
-
-
-def test_parse_hosts(tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("h1  # the first\n\nh2:2\nh1\n")
-    assert parse_hosts("h1,h2:2") == {"h1": 1, "h2": 2}
-    assert parse_hosts(str(file)) == {"h1": 2, "h2": 2}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ("h1,h 2", "invalid node 'h 2'"),
         ("h1:0", "invalid node 'h1:0'"),
         ("-x", "invalid node '-x'"),
         (",", "lists no node"),
         ("/gone", "--hosts /gone: can't be read"),
     ],
-)
-def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
+)  # fmt: skip
+def test_what_can_not_be_used(environ: dict[str, str] | str, message: str) -> None:
+    """A text is that of ``--hosts``."""
     with pytest.raises(InputError, match=message):
-        parse_hosts(text)
+        parse_hosts(environ) if isinstance(environ, str) else find_allocation(environ)
+
+
+def test_parse_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("h1  # the first\n\nh2:2\nh1\n")
+    assert parse_hosts("h1,h2:2") == {"h1": 1, "h2": 2}
+    assert parse_hosts(str(tmp_path / "hosts")) == {"h1": 2, "h2": 2}
 
 
 def test_one_line_for_the_user() -> None:

@@ -20,6 +20,7 @@ from dask_gpu_mpi.sites.command import (
     Launch,
     Request,
     Stage,
+    Starter,
     as_text,
     decide,
     library_command,
@@ -27,7 +28,6 @@ from dask_gpu_mpi.sites.command import (
 )
 from dask_gpu_mpi.sites.containers import RUNTIMES, Container
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, MPIRUNS
-from dask_gpu_mpi.sites.starter import Starter
 
 KINDS = {**BY_COMMAND, "command": FOREIGN, "local": LOCAL, **{each.kind: each for each in MPIRUNS}}
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
@@ -349,72 +349,55 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
         mounts(cwd="/a,b")
 
 
+PODMAN = "podman-hpc run --rm --interactive --entrypoint= --gpu{} --network=host --pid=host --ipc=host --workdir=/w"
+VARIABLES = "CUDA_VISIBLE_DEVICES DASK_* DGM_* NCCL_* OMP_NUM_THREADS PMI2_* PMIX_* PMI_* RAPIDS_* SLURMD_* SLURM_* UCX_*"
+ALONE = "srun --nodes=1 --ntasks=1 --mpi=none"
+
+
 @pytest.mark.parametrize(
-    ("runtime", "environ", "expected"),
+    ("runtime", "image", "environ", "expected", "alone"),
     [
-        ("singularity", {}, "singularity exec --nv --bind=/w:/w --bind=/w/logs:/w/logs img"),
-        ("shifter", {}, "shifter --image=img --module=gpu --"),
-        ("shifter", {"SHIFTER_MODULE": "none"}, "shifter --image=img --"),
-        (
-            "podman-hpc",
-            {},
-            "podman-hpc run --rm --interactive --entrypoint= --gpu --openmpi-pmix --network=host --pid=host --ipc=host "
-            "--workdir=/w --volume=/tmp:/tmp --volume=/w:/w --volume=/w/logs:/w/logs --env=CUDA_VISIBLE_DEVICES "
-            "--env=DASK_* --env=DGM_* --env=NCCL_* --env=OMP_NUM_THREADS --env=PMI2_* --env=PMIX_* --env=PMI_* "
-            "--env=RAPIDS_* --env=SLURMD_* --env=SLURM_* --env=UCX_* -- img",
-        ),
+        ("singularity", "img", {}, "singularity exec --nv --bind=/w:/w --bind=/w/logs:/w/logs img",
+         "singularity exec --nv --bind=/w:/w img"),
+        ("shifter", "img", {}, "shifter --image=img --module=gpu --", "shifter --image=img --module=gpu --"),
+        ("shifter", "img", {"SHIFTER_MODULE": "none"}, "shifter --image=img --", "shifter --image=img --"),
+        ("podman-hpc", "img", {},
+         f"{PODMAN.format(' --openmpi-pmix')} --volume=/tmp:/tmp --volume=/w:/w --volume=/w/logs:/w/logs "
+         f"{' '.join(f'--env={name}' for name in VARIABLES.split())} -- img",
+         f"{PODMAN.format('')} --volume=/tmp:/tmp --volume=/w:/w -- img"),
+        # srun itself starts these; with an option of CSCS the ranks' Python is the image's, too
+        ("pyxis", "/i.sqsh", {},
+         "--container-image=/i.sqsh --container-mounts=/tmp:/tmp,/w:/w,/w/logs:/w/logs --container-workdir=/w",
+         f"{ALONE} --container-image=/i.sqsh --container-mounts=/tmp:/tmp,/w:/w --container-workdir=/w"),
+        ("srun", "--environment=/e.toml", {}, "--environment=/e.toml env --chdir=/w",
+         f"{ALONE} --environment=/e.toml env --chdir=/w"),
     ],
-)
-def test_command_of_a_rank_in_a_container(runtime: str, environ: dict[str, str], expected: str) -> None:
-    container = inside(runtime, "img")
-    launch = made(SLURM, "srun", "pmix", environ=BATCH | environ, cwd="/w", container=container, check=True)
+)  # fmt: skip
+def test_command_of_a_rank_in_a_container(
+    runtime: str, image: str, environ: dict[str, str], expected: str, alone: str
+) -> None:
+    """What finds the MPI library is run in the same way, but is no rank."""
+    container, environ = inside(runtime, image), BATCH | environ
+    launch = made(SLURM, "srun", "pmix", environ=environ, cwd="/w", container=container, check=True)
     for words in (launch.run, launch.check):
-        inner = " ".join(words[: words.index("python")])
-        assert inner.endswith(f"--wait=30 {expected}")
-    # what finds the MPI library is run in the same way, but is no rank
-    alone = " ".join(library_command(Request((), (), container=container), environ, "p", "/w"))
-    assert alone.startswith(expected.split()[0])
-    assert alone.endswith(" img python" if "--image" not in expected else " -- python")
+        assert " ".join(words[: words.index("-c")]).endswith(f"--wait=30 {expected} python")
+    library = library_command(Request((), (), container=container), environ, "p", "/w")
+    assert " ".join(library) == f"{alone} python"
 
 
-def test_pyxis_gives_the_image_to_srun() -> None:
+def test_containers_that_srun_starts() -> None:
     container = inside("pyxis", "/i.sqsh", mounts=("/data:/mnt:ro,rprivate",))
-    launch = made(
-        SLURM, "srun", "pmi2", cwd="/w", container=container, launcher_options=("--container-name=x",)
-    )
-    expected = (
-        "--container-image=/i.sqsh --container-mounts=/data:/mnt:ro+rprivate,/tmp:/tmp,/w:/w,/w/logs:/w/logs "
-        "--container-workdir=/w --container-name=x python"
-    )
-    assert " ".join(launch.run[: launch.run.index("-c")]).endswith(f"--wait=30 {expected}")
+    launch = made(SLURM, "srun", "pmi2", container=container, launcher_options=("--container-name=x",))
+    assert launch.run[launch.run.index("python") - 1] == "--container-name=x"
+    assert any(word.startswith("--container-mounts=/data:/mnt:ro+rprivate,") for word in launch.run)
     # Enroot shows no GPU without them; the user's win
     both = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     assert {name: launch.environment.get(name) for name in both} == both
     mine = made(SLURM, "srun", environ={**BATCH, "NVIDIA_VISIBLE_DEVICES": "0"}, container=container)
     assert "NVIDIA_VISIBLE_DEVICES" not in mine.environment
-    request = Request((), (), container=container)
-    alone = library_command(request, {}, "p", "/w")
-    assert alone[:5] == ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", "--overlap"]
-    assert alone[-2:] == ["--container-workdir=/w", "python"]
-    assert "--overlap" not in library_command(request, BATCH, "p", "/w")
-    with pytest.raises(
-        LauncherError, match=r"openmpi starts the ranks, .* containers of pyxis \(expected srun\)"
-    ):
+    assert "--overlap" in library_command(Request((), (), container=container), {}, "p", "/w")
+    with pytest.raises(LauncherError, match=r"openmpi starts the ranks, .* of pyxis \(expected srun\)"):
         made(SLURM, "openmpi", container=container)
-
-
-def test_image_by_options_of_srun() -> None:
-    """CSCS: the ranks' Python is the image's, and so is the one that finds the MPI library."""
-    container = inside("srun", "--environment=/e.toml")
-    launch = made(
-        SLURM, "srun", "pmix", cwd="/w", container=container, launcher_options=("--network=disable_rdzv_get",)
-    )
-    expected = "--environment=/e.toml --network=disable_rdzv_get env --chdir=/w python"
-    assert " ".join(launch.run[: launch.run.index("-c")]).endswith(f"--wait=30 {expected}")
-    alone = library_command(Request((), (), container=container), BATCH, "p", "/w")
-    assert (
-        " ".join(alone) == "srun --nodes=1 --ntasks=1 --mpi=none --environment=/e.toml env --chdir=/w python"
-    )
     with pytest.raises(LauncherError, match="--container-mount: can't be combined with options of srun"):
         made(SLURM, "srun", container=inside("srun", "--environment=/e.toml", mounts=("/a:/a",)))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError, LauncherError
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.containers import Container, choose_container
 
 ALL = ("podman-hpc", "shifter", "apptainer", "singularity")
@@ -101,62 +102,33 @@ def test_mounts_of_the_user(choose: Callable[..., Container], tmp_path: Path) ->
     assert found == (f"{tmp_path}/sandbox:{tmp_path}/sandbox", "/usr:/mnt", "/usr:/data:ro")
 
 
+NODE = ("podman-hpc",)
 NO_MOUNT = "can't be mounted .expected SOURCE"
 
 
 @pytest.mark.parametrize(
-    ("image", "runtime", "mount", "message"),
+    ("image", "here", "given", "message"),
     [
-        (
-            REGISTRY,
-            "docker",
-            None,
-            "--container-runtime docker: unknown .expected one of srun, pyxis, podman-hpc",
-        ),
-        (REGISTRY, "shifter", None, "shifter: command shifter not found in PATH. Fix: load its module"),
-        (REGISTRY, "pyxis", None, "pyxis: srun has no option --container-image"),
-        (REGISTRY, "", None, "no container runtime found .expected one of pyxis, podman-hpc, shifter, appt"),
-        ("image.sif", "", None, "no container runtime found .expected one of apptainer, singularity"),
-        ("gone.sif", "", None, "--container gone.sif: no such file .expected an image file, or the name"),
-        ("./gone", "", None, "--container ./gone: no such file"),
-        (
-            "image.sif",
-            "podman-hpc",
-            None,
-            "podman-hpc does not run such images .expected the name of an image",
-        ),
-        (
-            REGISTRY,
-            "podman-hpc",
-            "/gone:/mnt",
-            "--container-mount /gone:/mnt: /gone does not exist .expected",
-        ),
-        (REGISTRY, "podman-hpc", "/usr:mnt", f"--container-mount /usr:mnt: {NO_MOUNT}"),
-        (REGISTRY, "podman-hpc", "/usr:/a,b", NO_MOUNT),
-        (REGISTRY, "podman-hpc", "/usr:/a:ro:x", NO_MOUNT),
-        (REGISTRY, "podman-hpc", "", NO_MOUNT),
+        (REGISTRY, (), {"runtime": "docker"}, "--container-runtime docker: unknown .expected one of srun, pyxis, podman-hpc"),
+        (REGISTRY, (), {"runtime": "shifter"}, "shifter: command shifter not found in PATH. Fix: load its module"),
+        (REGISTRY, (), {"runtime": "pyxis"}, "pyxis: srun has no option --container-image"),
+        (REGISTRY, ("pyxis",), {"runtime": "pyxis", "launcher": "mpirun"}, "pyxis: the ranks are not started by srun"),
+        (REGISTRY, (), {}, "no container runtime found .expected one of pyxis, podman-hpc, shifter, appt"),
+        ("image.sif", (), {}, "no container runtime found .expected one of apptainer, singularity"),
+        ("image.toml", ALL, {"launcher": "mpirun"}, "no container runtime found .expected one of srun.. Fix"),
+        ("gone.sif", (), {}, "--container gone.sif: no such file .expected an image file, or the name"),
+        ("./gone", (), {}, "--container ./gone: no such file"),
+        ("gone.toml", ALL, {}, "--container gone.toml: no such file"),
+        ("image.sif", NODE, {"runtime": "podman-hpc"}, "podman-hpc does not run such images .expected the name of an image"),
+        ("oras://r/i", ("pyxis",), {"runtime": "pyxis"}, "pyxis does not run such images .expected a file .sqsh, a file .sq"),
+        (REGISTRY, NODE, {"mounts": ["/gone:/mnt"]}, "--container-mount /gone:/mnt: /gone does not exist .expected"),
+        (REGISTRY, NODE, {"mounts": ["/usr:mnt"]}, f"--container-mount /usr:mnt: {NO_MOUNT}"),
+        *((REGISTRY, NODE, {"mounts": [mount]}, NO_MOUNT) for mount in ("/usr:/a,b", "/usr:/a:ro:x", "")),
     ],
-)
+)  # fmt: skip
 def test_refused(
-    choose: Callable[..., Container], image: str, runtime: str, mount: str | None, message: str
+    choose: Callable[..., Container], image: str, here: Sequence[str], given: dict[str, Any], message: str
 ) -> None:
-    """On a node with podman-hpc, if it is asked for."""
-    here = [runtime] if runtime == "podman-hpc" else []
     with pytest.raises(InputError, match=message) as caught:
-        choose(image, here, launcher="srun", runtime=runtime, mounts=[] if mount is None else [mount])
-    assert caught.value.exit_code == 2
+        choose(image, here, **{"launcher": "srun", **given})
     assert "\n" not in str(caught.value)
-
-
-def test_refused_by_pyxis(choose: Callable[..., Container]) -> None:
-    with pytest.raises(LauncherError, match="pyxis: the ranks are not started by srun"):
-        choose(REGISTRY, ("pyxis",), launcher="mpirun", runtime="pyxis")
-    with pytest.raises(InputError, match="pyxis does not run such images .expected a file .sqsh, a file .sq"):
-        choose("oras://r/i", ("pyxis",), launcher="srun", runtime="pyxis")
-
-
-def test_image_by_options_of_srun_needs_srun(choose: Callable[..., Container]) -> None:
-    with pytest.raises(LauncherError, match="no container runtime found .expected one of srun.. Fix"):
-        choose("image.toml", ALL, launcher="mpirun")
-    with pytest.raises(InputError, match="--container gone.toml: no such file"):
-        choose("gone.toml", ALL, launcher="srun")

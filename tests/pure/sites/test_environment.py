@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.sites import pbs
 from dask_gpu_mpi.sites.batch import Allocation
 from dask_gpu_mpi.sites.command import launch_environment
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, LOCAL, MPIRUNS, forwarded
@@ -23,15 +24,14 @@ def changes(
     nodes: int = 2,
     library: str = "MPICH Version: 5.0.2",
     root: bool = False,
-    ends: str = "",
-    has_srun: bool = True,
+    **answers: str,
 ) -> dict[str, str | None]:
+    """The changes if commands, by their names, print these `answers`."""
     where = Allocation(system, nodes, nodes, {f"h{i}": 1 for i in range(nodes)})
-
-    def ask(command: Sequence[str]) -> str:
-        return ("slurm 24.05" if has_srun else "") if command[0] == "srun" else ends
-
-    return launch_environment(environ, where, library, KINDS[kind], ask, root=root)
+    known = {"srun": "slurm 24.05", **answers}
+    return launch_environment(
+        environ, where, library, KINDS[kind], lambda command: known.get(command[0], ""), root=root
+    )
 
 
 def test_nothing_on_a_laptop_but_leave_for_root() -> None:
@@ -43,40 +43,83 @@ def test_nothing_on_a_laptop_but_leave_for_root() -> None:
     assert changes(leave, kind="openmpi", root=True) == {}  # what is so already is not said again
 
 
-def test_shell_that_is_a_rank_starts_none_below_itself() -> None:
+@pytest.mark.parametrize("kind", ["srun", "local"])
+def test_shell_that_is_a_rank_starts_none_below_itself(kind: str) -> None:
     """``srun --pty bash``."""
-    environ = {
-        "SLURM_JOB_ID": "42",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "1",
-        "PMI_FD": "9",
-    }
-    for kind in ("srun", "local"):
-        gone = {name for name, value in changes(environ, "slurm", kind).items() if value is None}
-        assert gone == {"SLURM_STEP_ID", "SLURM_PROCID", "PMI_FD"}
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "PMI_FD": "9"}
+    found = changes({"SLURM_JOB_ID": "42", "SLURM_NTASKS": "1", **step}, "slurm", kind)
+    assert {name for name, value in found.items() if value is None} == step.keys()
+
+
+def qstat(place: str, last: str = "ncpus=3:ngpus=2") -> str:
+    """The part of a job on two nodes. Two chunks on one host count together."""
+    vnodes = f"(h1:ncpus=2:ngpus=1)+(h1:ncpus=2:ngpus=1)+(h2:{last})"
+    return f"    Resource_List.place = {place}\n    exec_vnode = {vnodes}\n"
+
+
+PART = {"DGM_PBS_CPUS": "3", "DGM_PBS_GPUS": "2"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "nodes", "expected"),
+    ("environ", "nodes", "described", "expected"),
     [
-        ({"OMP_NUM_THREADS": "8", "NCPUS": "8"}, 2, {"OMP_NUM_THREADS": None}),
-        ({"OMP_NUM_THREADS": "1", "NCPUS": "8"}, 2, {}),  # the user's
-        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2, {"CUDA_VISIBLE_DEVICES": None}),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 1, {}),  # true on the only node
-        ({"CUDA_VISIBLE_DEVICES": ""}, 2, {}),  # the job has no GPU
+        ({"OMP_NUM_THREADS": "8", "NCPUS": "8"}, 2, "", {"OMP_NUM_THREADS": None}),
+        ({"OMP_NUM_THREADS": "1", "NCPUS": "8"}, 2, "", {}),  # the user's
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2, "", {"CUDA_VISIBLE_DEVICES": None}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 1, "", {}),  # true on the only node
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2, "", {}),  # the job has no GPU
+        # nodes that other jobs may share; NCPUS is that of the first chunk
+        ({"NCPUS": "2"}, 2, qstat("scatter:shared"), PART),
+        ({}, 2, qstat("free"), PART),
+        ({}, 2, qstat("scatter:excl"), {}),
+        ({}, 2, qstat("exclhost"), {}),
+        (
+            {},
+            2,
+            qstat("free", "ncpus=3:ngpus=1"),
+            {"DGM_PBS_CPUS": "3"},
+        ),  # one number would be wrong on a host
+        (
+            PART,
+            2,
+            qstat("exclhost"),
+            dict.fromkeys(PART),
+        ),  # of another job, from which this one was submitted
     ],
 )
-def test_pbs(environ: dict[str, str], nodes: int, expected: dict[str, str | None]) -> None:
-    assert changes(environ, "pbs", nodes=nodes) == expected
+def test_pbs(environ: dict[str, str], nodes: int, described: str, expected: dict[str, str | None]) -> None:
+    assert changes(environ, "pbs", nodes=nodes, qstat=described) == expected
+
+
+@pytest.mark.parametrize(
+    ("programs", "environ", "nodes", "expected"),
+    [
+        # daemons are started by PBS if there is no ssh
+        (
+            "pbs_tmrsh",
+            {},
+            2,
+            dict.fromkeys(("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"), str(pbs.TMRSH)),
+        ),
+        ("pbs_tmrsh", {"PRTE_MCA_plm_ssh_agent": "mine"}, 2, {"OMPI_MCA_plm_rsh_agent": str(pbs.TMRSH)}),
+        ("pbs_tmrsh ssh", {}, 2, {}),
+        ("", {}, 2, {}),
+        # Open MPI 5.0.11 crashed: segmentation fault (a real OpenPBS). On several nodes it may need them to start its daemons.
+        ("pbs_tmrsh", {}, 1, {"PRTE_MCA_ras": "^pbs"}),
+    ],
+)
+def test_open_mpi_in_pbs(
+    tmp_path: Path, programs: str, environ: dict[str, str], nodes: int, expected: dict[str, str]
+) -> None:
+    for name in programs.split():
+        (tmp_path / name).touch(0o755)
+    assert changes({"PATH": str(tmp_path), **environ}, "pbs", "openmpi", nodes=nodes) == expected
 
 
 def test_cray_leaves_gpus_to_dask() -> None:
     assert changes({}, "pbs", "pals") == {}
-    assert changes({}, "slurm", "srun", library="MPI VERSION    : CRAY MPICH version 8.1") == {
-        "MPICH_GPU_SUPPORT_ENABLED": "0",
-        **SIGNAL,
-    }
+    found = changes({}, "slurm", "srun", library="MPI VERSION    : CRAY MPICH version 8.1")
+    assert found == {"MPICH_GPU_SUPPORT_ENABLED": "0", **SIGNAL}
 
 
 @pytest.mark.parametrize("system", ["slurm", "lsf", "flux"])
@@ -136,7 +179,7 @@ def test_hydra_in_a_shell_with_the_variables_of_slurm_and_no_srun(
     kind: str, own: dict[str, str], expected: dict[str, str]
 ) -> None:
     """By the variables it would start srun, and wait forever."""
-    found = changes(SLURM | own, "slurm", kind, has_srun=False)
+    found = changes(SLURM | own, "slurm", kind, srun="")
     assert {name: value for name, value in found.items() if name.endswith("_BOOTSTRAP")} == expected
 
 
@@ -149,8 +192,8 @@ def test_hydra_in_a_shell_with_the_variables_of_slurm_and_no_srun(
     ],
 )
 def test_first_end_that_squeue_prints(ends: str, seconds: str | None) -> None:
-    assert changes({}, "slurm", "srun", ends=ends).get("SLURM_JOB_END_TIME") == seconds
-    assert "SLURM_JOB_END_TIME" not in changes({"SLURM_JOB_END_TIME": "7"}, "slurm", "srun", ends=ends)
+    assert changes({}, "slurm", "srun", env=ends).get("SLURM_JOB_END_TIME") == seconds
+    assert "SLURM_JOB_END_TIME" not in changes({"SLURM_JOB_END_TIME": "7"}, "slurm", "srun", env=ends)
 
 
 def test_open_mpi_forwards_what_is_not_of_one_node() -> None:

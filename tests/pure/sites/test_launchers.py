@@ -95,74 +95,51 @@ HYDRA_2 = PMI_2 | {"MPI_LOCALRANKID": "0"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "alone"),
+    ("environ", "alone", "first", "one"),
     [
-        ({}, True),  # no launcher, no other rank
-        (of_open_mpi(rank=0, size=1), True),
-        (of_open_mpi(rank=1, size=2, local_size=1), True),
-        (of_open_mpi(rank=1, size=2, local_size=2), False),
-        (of_open_mpi(rank=1, size=2), False),
-        (ours(rank=0, size=1), True),
-        (ours(rank=0, size=2), False),
-        (HYDRA_2 | {"MPI_LOCALNRANKS": "1"}, True),
-        (HYDRA_2 | {"MPI_LOCALNRANKS": "2"}, False),
-        (PMI_2, False),
-        (STEP, False),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x8)"}, True),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}, True),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1,2"}, False),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, False),
+        ({}, True, True, True),  # no launcher, no other rank
+        (of_open_mpi(rank=0, size=1), True, True, True),
+        (of_open_mpi(rank=1, size=2, local_size=1), True, True, False),
+        (of_open_mpi(rank=1, size=2, local_size=2), False, False, True),
+        (of_open_mpi(rank=1, size=2), False, False, False),
+        (of_open_mpi(rank=4, size=8, local_rank=0), False, True, False),
+        (of_open_mpi(rank=5, size=8, local_rank=1), False, False, False),
+        (ours(rank=0, size=1), True, True, True),
+        (ours(rank=0, size=2), False, True, True),
+        (ours(rank=1, size=2), False, False, True),
+        (HYDRA_2 | {"MPI_LOCALNRANKS": "1"}, True, True, False),
+        (HYDRA_2 | {"MPI_LOCALNRANKS": "2"}, False, True, True),
+        (HYDRA, False, False, False),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True, True, True),
+        (PMI_2, False, False, False),  # the launcher does not say which is first
+        (STEP, False, False, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x8)", "SLURM_STEP_NUM_NODES": "8"}, True, True, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"}, True, True, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1,2"}, False, False, False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, False, False, False),
+        (STEP | {"SLURM_STEP_NUM_NODES": "1"}, False, False, True),
+        (
+            STEP | {"SLURM_STEP_NUM_NODES": "1", "PMI_RANK": "1", "PMI_SIZE": "8", "PMI_FD": "9"},
+            False,
+            False,
+            True,
+        ),
         # a step in which another launcher's daemons run says nothing about its ranks
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"} | SAMPLES["flux run"], False),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "1"} | SAMPLES["flux run"], False, False, False),
+        ({"SLURM_STEP_NUM_NODES": "1", "PALS_RANKID": "0"}, False, False, False),
+        (STEP | {"SLURM_STEP_NUM_NODES": "2"} | of_open_mpi(rank=0, size=1), True, True, False),
+        # a launcher without a class
+        ({"PMIX_NAMESPACE": "prterun-h1-1@1", "PMIX_RANK": "0"}, True, True, False),
     ],
 )
-def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
-    assert launchers.alone_on_host(environ) is alone
-
-
-@pytest.mark.parametrize(
-    ("environ", "first"),
-    [
-        ({}, True),
-        (of_open_mpi(rank=4, size=8, local_rank=0), True),
-        (of_open_mpi(rank=5, size=8, local_rank=1), False),
-        (ours(rank=0, size=2), True),
-        (ours(rank=1, size=2), False),
-        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
-        (PMI_2, False),  # the launcher does not say which is first
-    ],
-)
-def test_first_on_host(environ: dict[str, str], first: bool) -> None:
-    assert launchers.first_on_host(environ) is first
-
-
-@pytest.mark.parametrize(
-    ("environ", "one"),
-    [
-        ({}, True),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": OPEN_MPI["OMPI_COMM_WORLD_SIZE"]}, True),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, False),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, True),
-        (ours(rank=1, size=2), True),
-        ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, True),
-        ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, False),
-        (SRUN, False),
-        ({"PALS_RANKID": "0"}, False),
-        # in a step in which another launcher's daemons run, it is about the daemons
-        ({"SLURM_STEP_NUM_NODES": "1", "PALS_RANKID": "0"}, False),
-        ({"PMIX_NAMESPACE": "prterun-h1-1@1", "PMIX_RANK": "0"}, False),
-        # Hydra, and srun with PMI
-        ({**HYDRA, "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, True),
-        ({**HYDRA, "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, False),
-        ({**SRUN, "SLURM_STEP_NUM_NODES": "1", "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, True),
-        ({"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, False),
-        # one launcher inside another
-        ({**SRUN, "SLURM_STEP_NUM_NODES": "2", **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, False),
-    ],
-)
-def test_all_ranks_on_one_host(environ: dict[str, str], one: bool) -> None:
-    assert launchers.all_on_one_host(environ) is one
+def test_ranks_on_this_host(environ: dict[str, str], alone: bool, first: bool, one: bool) -> None:
+    """Whether this is the only one there, or the first one, and whether there are no others."""
+    found = (
+        launchers.alone_on_host(environ),
+        launchers.first_on_host(environ),
+        launchers.all_on_one_host(environ),
+    )
+    assert found == (alone, first, one)
 
 
 MPICH, OPEN_MPI_5 = "MPICH Version: 5.0.2", "Open MPI v5.0.11"
@@ -181,13 +158,6 @@ MPICH, OPEN_MPI_5 = "MPICH Version: 5.0.2", "Open MPI v5.0.11"
         (launchers.BY_COMMAND["srun"], MPICH, {"SLURM_MPI_TYPE": "pmi2"}, False, ""),
         (launchers.BY_COMMAND["srun"], OPEN_MPI_5, {}, False, ""),
         (launchers.BY_COMMAND["srun"], MPICH, {"SLURM_MPI_TYPE": "pmix"}, False, ""),
-        (
-            launchers.BY_COMMAND["srun"],
-            OPEN_MPI_5,
-            {"SLURM_MPI_TYPE": "pmix_v4"},
-            False,
-            "",
-        ),
     ],
 )
 def test_launchers_that_end_the_job_with_a_rank(

@@ -32,10 +32,10 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """What would be run, in place of `run_command`; each ends with `rc`."""
 
     def run(command: Sequence[str], *_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
-        answer = QSTAT if command[0] == "qstat" else ""
+        answer = made.described if command[0] == "qstat" else ""
         return subprocess.CompletedProcess(list(command), made.rc, answer, "denied\n")
 
-    monkeypatch.setattr(batch, "run_command", made := Mock(side_effect=run, rc=0))
+    monkeypatch.setattr(batch, "run_command", made := Mock(side_effect=run, rc=0, described=QSTAT))
     return made
 
 
@@ -77,29 +77,24 @@ def test_pbs_submits_a_job_of_the_same_shape(
     assert ran(commands) == ["qstat -fw 42", expected]
     assert commands.call_args.args[1]["DGM_RESTART"] == "4"
     assert commands.call_args.kwargs["cwd"] == "."  # qsub makes it the PBS_O_WORKDIR of the new job
+    # one task of an array, with the user's name and variables, and another log
+    commands.described = (
+        QSTAT.replace("= dask-gpu-mpi", "= mine")
+        + "    Join_Path = oe\n    Output_Path = h1:/home/me/my.log\n    array_index = 3\n"
+        "    Variable_List = PBS_O_HOME=/home/me,A=b c,B=x\\,y,GONE=1,DGM_X=1,PBS_O_HOST=h1\n"
+    )
+    task = {"PBS_ARRAY_INDEX": "3", "A": "b c", "B": "x,y", "DGM_X": "1", "DGM_PBS_CPUS": "2", "C": "no"}
+    assert requeue("pbs", task) is None
+    words = ran(commands)[-1].partition(" -N")[2]
+    assert words == "mine -joe -oh1:/home/me/my.log.restart1 -J 3-4:2 -v A,B,DGM_RESTART,DGM_X /spool/42.SC"
+    # refused
+    commands.reset_mock(side_effect=False)
     assert requeue("pbs", environ, limit=3) is None
     assert "3 restarts so far" in capsys.readouterr().err
     monkeypatch.setattr(pbs, "job_script", lambda parent: "")
     assert requeue("pbs", environ) is None
     assert "the job script was not found" in capsys.readouterr().err
-    assert len(ran(commands)) == 2
-
-
-def test_pbs_submits_one_task_of_an_array_with_the_users_name_variables_and_another_log(
-    commands: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pbs, "job_script", lambda parent: "/spool/42.SC")
-    described = QSTAT.replace("= dask-gpu-mpi", "= mine") + (
-        "    Join_Path = oe\n    Output_Path = h1:/home/me/my.log\n    array_index = 3\n"
-        "    Variable_List = PBS_O_HOME=/home/me,A=b c,B=x\\,y,GONE=1,DGM_X=1,PBS_O_HOST=h1\n"
-    )
-    commands.side_effect = lambda command, *_, **__: subprocess.CompletedProcess(
-        list(command), 0, described, ""
-    )
-    environ = {"PBS_ARRAY_INDEX": "3", "A": "b c", "B": "x,y", "DGM_X": "1", "DGM_PBS_CPUS": "2", "C": "no"}
-    assert requeue("pbs", environ) is None
-    words = ran(commands)[-1].partition(" -N")[2]
-    assert words == "mine -joe -oh1:/home/me/my.log.restart1 -J 3-4:2 -v A,B,DGM_RESTART,DGM_X /spool/42.SC"
+    assert ran(commands) == []
 
 
 @pytest.mark.parametrize(
@@ -118,64 +113,9 @@ def test_log_that_pbs_would_overwrite(log: str, expected: list[str]) -> None:
     assert resources(f"    Output_Path = {log}\n", 2) == expected
 
 
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ("scatter:shared", ("3", "2")),
-        ("free", ("3", "2")),
-        ("scatter:excl", (None, None)),
-        ("exclhost", (None, None)),
-    ],
-)
-def test_part_of_nodes_that_pbs_shares(place: str, expected: tuple[str | None, str | None]) -> None:
-    """Two chunks on one host count together; NCPUS is that of the first."""
-    vnodes = "(h1:ncpus=2:ngpus=1)+(h1:ncpus=2:ngpus=1)+(h2:ncpus=3:ngpus=2)"
-    answer = f"    Resource_List.place = {place}\n    exec_vnode = {vnodes}\n"
-    allocation = Allocation("pbs", 2, 3, job="42")
-    changes = allocation.batch.environment(
-        {"NCPUS": "2"}, allocation, lambda command: answer, launcher="openmpi", copies=False
-    )
-    assert (changes["DGM_PBS_CPUS"], changes["DGM_PBS_GPUS"]) == expected
-    uneven = answer.replace("h2:ncpus=3:ngpus=2", "h2:ncpus=3:ngpus=1")
-    changes = allocation.batch.environment({}, allocation, lambda command: uneven, launcher="", copies=False)
-    assert changes["DGM_PBS_GPUS"] is None  # the same for all hosts would be wrong on one
-    assert "DGM_PBS_CPUS" in changes  # of another job, from which this one was submitted
-
-
-@pytest.mark.parametrize(
-    ("here", "environ", "expected"),
-    [
-        (("pbs_tmrsh",), {}, True),
-        (("pbs_tmrsh", "ssh"), {}, False),
-        ((), {}, False),
-        (("pbs_tmrsh",), {"PRTE_MCA_plm_ssh_agent": "mine"}, False),
-    ],
-)
-def test_pbs_starts_the_daemons_of_mpirun_if_there_is_no_ssh(
-    tmp_path: Path, here: Sequence[str], environ: dict[str, str], expected: bool
-) -> None:
-    for name in here:
-        (tmp_path / name).touch(0o755)
-    allocation = Allocation("pbs", 2, 2, {"h1": 1, "h2": 1})
-    changes = allocation.batch.environment(
-        {"PATH": str(tmp_path), **environ}, allocation, lambda command: "", launcher="openmpi", copies=False
-    )
-    assert (changes.get("PRTE_MCA_plm_ssh_agent") == str(pbs.TMRSH)) is expected
-    assert os.access(pbs.TMRSH, os.X_OK)
-
-
-def test_open_mpi_reads_no_nodes_of_pbs_in_a_job_of_one_node() -> None:
-    """Open MPI 5.0.11 crashed: segmentation fault (a real OpenPBS). On several nodes it may need them to start its daemons."""
-    for nodes, expected in ((1, "^pbs"), (2, None)):
-        allocation = Allocation("pbs", nodes, nodes, {f"h{i}": 1 for i in range(nodes)})
-        changes = allocation.batch.environment(
-            {}, allocation, lambda command: "", launcher="openmpi", copies=False
-        )
-        assert changes.get("PRTE_MCA_ras") == expected
-
-
 def test_tmrsh_has_the_command_line_of_ssh(tmp_path: Path) -> None:
     """Open MPI has options and one word, Hydra -x and several words."""
+    assert os.access(pbs.TMRSH, os.X_OK)
     (tmp_path / "pbs_tmrsh").write_text('#!/bin/sh\nprintf "%s|" "$@"; shift; exec "$@"\n')
     (tmp_path / "pbs_tmrsh").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
@@ -197,11 +137,6 @@ def test_systems_that_requeue_by_an_exit_code(tmp_path: Path, system: str, code:
 def test_nobody_to_requeue(system: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert requeue(system, {}) is None
     assert f"not requeued: {name} requeues no job" in capsys.readouterr().err
-
-
-def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    requeue("slurm", {"PATH": "/gone"})  # no PATH at all would find a scontrol in /usr/bin
-    assert "not requeued: scontrol requeue exited with code 127" in capsys.readouterr().err
 
 
 def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.sites.batch import batch_system
 from dask_gpu_mpi.sites.command import START
+from dask_gpu_mpi.sites.jobscript import SCRIPTED
+from support.mocks.inputs import command
+
+__all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives", "requested", "script"]
 
 ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
@@ -83,6 +89,19 @@ def directives(text: str, prefix: str) -> list[str]:
         elif line and not line.startswith("#"):
             break
     return found
+
+
+def script(words: str, *, program: Sequence[str] = ("my.py",), rc: int = 0) -> str:
+    """The job script that `jobscript` makes of these words, or its error. They may have the program as well, behind ``--``."""
+    behind = ["--", *program] if program and " -- " not in words else []
+    return command("jobscript", *shlex.split(words), *behind, rc=rc)
+
+
+def requested(words: str) -> list[str]:
+    """The directives of that script."""
+    text = script(words)
+    prefixes = [batch_system(name).prefix for name in SCRIPTED]
+    return next(found for prefix in prefixes if (found := directives(text, prefix)))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.command import ask_library, choose_launcher, parse_answer
 from dask_gpu_mpi.sites.launchers import family_of
-from dask_gpu_mpi.sites.starter import ask_library, choose_launcher, parse_answer
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 INTEL = "Intel(R) MPI Library 2021.18 for Linux* OS"
@@ -55,99 +55,98 @@ def choose(tmp_path: Path) -> Choose:
 
         path = ":".join(dict.fromkeys(str((tmp_path / file).parent) for file in here))
         starter = choose_launcher(
-            Allocation(system, 2, 2), library, {"PATH": path}, "/gone/python", ask=ask, **given
+            Allocation(system, 2, 2),
+            library,
+            {"PATH": path},
+            "/gone/python",
+            ask=ask,
+            **{name: text.replace("HERE", str(tmp_path)) for name, text in given.items()},
         )
         return os.path.relpath(starter.path, tmp_path), starter.mpi
 
     return chosen
 
 
-@pytest.mark.parametrize(
-    ("system", "library", "expected"),
-    [
-        ("local", OPEN_MPI, ("openmpi/mpirun", "")),
-        ("local", MPICH, ("hydra/mpirun", "")),
-        ("local", INTEL, ("hydra/mpirun", "")),
-        ("hosts", OPEN_MPI, ("openmpi/mpirun", "")),
-        ("pbs", MPICH, ("hydra/mpirun", "")),
-        ("slurm", OPEN_MPI, ("site/srun", "pmix")),
-        ("slurm", MPICH, ("site/srun", "pmi2")),
-        ("slurm", INTEL, ("site/srun", "pmi2")),
-        ("slurm", CRAY, ("site/srun", "")),
-        ("slurm", "", ("site/srun", "")),
-        ("lsf", OPEN_MPI, ("openmpi/mpirun", "")),
-        ("flux", OPEN_MPI, ("site/flux", "pmix")),
-        ("flux", MPICH, ("site/flux", "")),
-    ],
-)
-def test_launcher_of_the_batch_system_or_of_the_library(
-    choose: Choose, system: str, library: str, expected: tuple[str, str]
-) -> None:
-    assert choose(system, library) == expected
+def of(*names: str) -> str:
+    """The list of srun's plugins."""
+    return "\n\t".join(["MPI plugin types are...", *names])
 
 
-def test_mpirun_where_srun_has_no_plugin_for_the_library(choose: Choose) -> None:
-    few = "MPI plugin types are...\n\tnone\n\tpmi2\n"
-    expected = r"srun has no plugin pmix or pspmix \(it has none, pmi2\), and no mpirun of Open MPI"
-    with pytest.raises(LauncherError, match=expected):
-        choose("slurm", OPEN_MPI, ("hydra/mpirun", "site/srun"), plugins=few)
-    assert choose("slurm", OPEN_MPI, plugins=few) == ("openmpi/mpirun", "")
-    assert choose("slurm", MPICH, plugins=few) == ("site/srun", "pmi2")
-    assert choose("slurm", OPEN_MPI, plugins="") == ("site/srun", "pmix")  # no answer
-    # the user's choice is not replaced by another launcher, and would not work
-    with pytest.raises(
-        LauncherError,
-        match=r"needs the plugin pmix or pspmix, and there is none, pmi2. Fix: one of them by --mpi",
-    ):
-        choose("slurm", OPEN_MPI, plugins=few, launcher="srun")
-    para_station = "MPI plugin types are...\n\tnone\n\tpspmi\n\tpspmix\n"
-    assert choose("slurm", OPEN_MPI, plugins=para_station, launcher="srun") == ("site/srun", "pspmix")
-    assert choose("slurm", MPICH, plugins=para_station) == ("site/srun", "pspmi")
-
-
-def test_the_user_chooses(choose: Choose, tmp_path: Path) -> None:
-    with pytest.raises(LauncherError, match="--launcher srun: command srun not found .* or the path of"):
-        choose("slurm", OPEN_MPI, BOTH, launcher="srun")
-    assert choose("slurm", OPEN_MPI, launcher="mpirun") == ("openmpi/mpirun", "")
-    assert choose("slurm", MPICH, launcher="mpiexec") == ("hydra/mpiexec", "")
-    assert choose("slurm", OPEN_MPI, mpi="pmix_v4") == ("site/srun", "pmix_v4")
-    # by its name, or its path
-    (tmp_path / "orterun").mkdir()
-    (tmp_path / "orterun" / "orterun").touch(0o755)
-    for named in ("orterun", str(tmp_path / "orterun" / "orterun")):
-        assert choose("slurm", OPEN_MPI, (*ALL, "orterun/orterun"), launcher=named) == ("orterun/orterun", "")
-    with pytest.raises(
-        LauncherError, match=r"no .*/orterun of MPICH.* was found \(found: .*/orterun \(openmpi"
-    ):
-        choose("slurm", MPICH, launcher=named)
-    with pytest.raises(LauncherError, match="site/flux is not an mpirun of a known MPI library"):
-        choose("slurm", MPICH, launcher=str(tmp_path / "site" / "flux"))
+PALS = ("hydra/mpirun", "pals/mpiexec")
 
 
 @pytest.mark.parametrize(
-    ("library", "here", "launcher", "expected"),
+    ("system", "library", "here", "given", "expected"),
     [
-        (MPICH, ("hydra/mpirun", "pals/mpiexec"), "", "pals/mpiexec"),
-        (CRAY, ("hydra/mpirun", "pals/mpiexec"), "", "pals/mpiexec"),
-        (MPICH, ("hydra/mpiexec", "pals/mpiexec"), "pals", "pals/mpiexec"),
-        # Intel's mpirun is a script that forwards no signal
-        (INTEL, ("hydra/mpiexec.hydra", "intel/mpirun", "intel/mpiexec.hydra"), "", "intel/mpiexec.hydra"),
-        (INTEL, ("intel/mpirun", "intel/mpiexec"), "", "intel/mpirun"),
-        (INTEL, ("intel/mpirun", "intel/mpiexec.hydra"), "mpirun", "intel/mpirun"),
-        (OPEN_MPI, ("broken/mpirun", "openmpi/mpirun"), "", "openmpi/mpirun"),
+        # of the batch system, or of the library
+        ("local", OPEN_MPI, ALL, {}, ("openmpi/mpirun", "")),
+        ("local", MPICH, ALL, {}, ("hydra/mpirun", "")),
+        ("local", INTEL, ALL, {}, ("hydra/mpirun", "")),
+        ("hosts", OPEN_MPI, ALL, {}, ("openmpi/mpirun", "")),
+        ("pbs", MPICH, ALL, {}, ("hydra/mpirun", "")),
+        ("slurm", OPEN_MPI, ALL, {}, ("site/srun", "pmix")),
+        ("slurm", MPICH, ALL, {}, ("site/srun", "pmi2")),
+        ("slurm", INTEL, ALL, {}, ("site/srun", "pmi2")),
+        ("slurm", CRAY, ALL, {}, ("site/srun", "")),
+        ("slurm", "", ALL, {}, ("site/srun", "")),
+        ("lsf", OPEN_MPI, ALL, {}, ("openmpi/mpirun", "")),
+        ("flux", OPEN_MPI, ALL, {}, ("site/flux", "pmix")),
+        ("flux", MPICH, ALL, {}, ("site/flux", "")),
+        # plugins of srun; no answer
+        ("slurm", OPEN_MPI, ALL, {"plugins": of("none", "pmi2")}, ("openmpi/mpirun", "")),
+        ("slurm", MPICH, ALL, {"plugins": of("none", "pmi2")}, ("site/srun", "pmi2")),
+        ("slurm", OPEN_MPI, ALL, {"plugins": of("pspmi", "pspmix"), "launcher": "srun"}, ("site/srun", "pspmix")),
+        ("slurm", MPICH, ALL, {"plugins": of("pspmi", "pspmix")}, ("site/srun", "pspmi")),
+        ("slurm", OPEN_MPI, ALL, {"plugins": ""}, ("site/srun", "pmix")),
+        # of the user, by its name or its path
+        ("slurm", OPEN_MPI, ALL, {"launcher": "mpirun"}, ("openmpi/mpirun", "")),
+        ("slurm", MPICH, ALL, {"launcher": "mpiexec"}, ("hydra/mpiexec", "")),
+        ("slurm", OPEN_MPI, ALL, {"mpi": "pmix_v4"}, ("site/srun", "pmix_v4")),
+        ("slurm", OPEN_MPI, (*ALL, "orterun/orterun"), {"launcher": "orterun"}, ("orterun/orterun", "")),
+        ("slurm", OPEN_MPI, (*ALL, "orterun/orterun"), {"launcher": "HERE/orterun/orterun"}, ("orterun/orterun", "")),
+        # the best of several; Intel's mpirun is a script that forwards no signal
+        ("pbs", MPICH, PALS, {}, ("pals/mpiexec", "")),
+        ("pbs", CRAY, PALS, {}, ("pals/mpiexec", "")),
+        ("pbs", MPICH, ("hydra/mpiexec", "pals/mpiexec"), {"launcher": "pals"}, ("pals/mpiexec", "")),
+        ("pbs", INTEL, ("hydra/mpiexec.hydra", "intel/mpirun", "intel/mpiexec.hydra"), {}, ("intel/mpiexec.hydra", "")),
+        ("pbs", INTEL, ("intel/mpirun", "intel/mpiexec"), {}, ("intel/mpirun", "")),
+        ("pbs", INTEL, ("intel/mpirun", "intel/mpiexec.hydra"), {"launcher": "mpirun"}, ("intel/mpirun", "")),
+        ("pbs", OPEN_MPI, ("broken/mpirun", "openmpi/mpirun"), {}, ("openmpi/mpirun", "")),
     ],
-)
-def test_the_best_of_several(
-    choose: Choose, library: str, here: tuple[str, ...], launcher: str, expected: str
+)  # fmt: skip
+def test_choice(
+    choose: Choose,
+    system: str,
+    library: str,
+    here: Sequence[str],
+    given: dict[str, str],
+    expected: tuple[str, str],
 ) -> None:
-    assert choose("pbs", library, here, launcher=launcher)[0] == expected
+    assert choose(system, library, here, **given) == expected
 
 
-def test_the_mpiexec_of_a_wheel_is_not_taken_for_pals(choose: Choose) -> None:
-    with pytest.raises(
-        LauncherError, match=r"no pals of Open MPI.* was found \(found: .*/openmpi/mpiexec \(openmpi\)"
-    ):
-        choose("pbs", OPEN_MPI, ("openmpi/mpiexec", "pals/mpiexec"), launcher="pals")
+@pytest.mark.parametrize(
+    ("library", "here", "given", "message"),
+    [
+        (OPEN_MPI, ("hydra/mpirun", "site/srun"), {"plugins": of("none", "pmi2")},
+         r"srun has no plugin pmix or pspmix \(it has none, pmi2\), and no mpirun of Open MPI"),
+        # the user's choice is not replaced by another launcher, and would not work
+        (OPEN_MPI, ALL, {"plugins": of("none", "pmi2"), "launcher": "srun"},
+         r"needs the plugin pmix or pspmix, and there is none, pmi2. Fix: one of them by --mpi"),
+        (OPEN_MPI, BOTH, {"launcher": "srun"}, "--launcher srun: command srun not found .* or the path of"),
+        (MPICH, (*ALL, "orterun/orterun"), {"launcher": "HERE/orterun/orterun"},
+         r"no .*/orterun of MPICH.* was found \(found: .*/orterun \(openmpi"),
+        (MPICH, ALL, {"launcher": "HERE/site/flux"}, "site/flux is not an mpirun of a known MPI library"),
+        # the mpiexec of a wheel, which would start its ranks by ssh
+        (OPEN_MPI, ("openmpi/mpiexec", "pals/mpiexec"), {"launcher": "pals"},
+         r"no pals of Open MPI.* was found \(found: .*/openmpi/mpiexec \(openmpi\)"),
+    ],
+)  # fmt: skip
+def test_no_launcher(
+    choose: Choose, library: str, here: Sequence[str], given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(LauncherError, match=message):
+        choose("slurm", library, here, **given)
 
 
 def test_mpirun_of_a_wheel_comes_before_the_librarys_own_and_those_in_path(tmp_path: Path) -> None:
