@@ -56,7 +56,7 @@ class Held:
 def write_frame(
     fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence[int] = (), patience: float = PATIENCE
 ) -> None:
-    """Write one frame; raises a ConnectionError if the other side is closed, a TimeoutError if it stops to read.
+    """Write one frame; raises a ConnectionError if the other side is closed, a TimeoutError if it stops reading.
 
     `dumps` is ``cloudpickle.dumps`` if the value may contain classes of the user's script. `fds`: descriptors that the other side
     of a socket gets copies of. `patience`: seconds in which the other side has to read a part.

@@ -26,7 +26,7 @@ from dask_gpu_mpi.job import outcome
 
 #: Libraries that Dask's processes import, and modules of Python's own that users may choose as a name. The script's folder is
 #: searched first, so a script must have another name.
-_LIBRARIES = (
+_RESERVED = (
     "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
     "bokeh", "click", "cloudpickle", "cudf", "cupy", "dask", "dask_cuda", "distributed", "fsspec", "jinja2", "locket", "lz4",
     "mpi4py", "msgpack", "msgspec", "numba", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pynvml", "rich", "rmm",
@@ -35,7 +35,7 @@ _LIBRARIES = (
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
 #: Libraries of GPUs that take a second or more to import, and the words that a script has which uses them: all of one set.
-LIBRARIES = {
+SLOW_LIBRARIES = {
     "dask_cudf": ({b"dask_cudf"}, {b"cudf", b"dataframe"}),
     "cudf": ({b"cudf"},),
     "cupy": ({b"cupy"},),
@@ -110,7 +110,7 @@ def _from_script(trace: Any) -> Any:
 
 
 def libraries_of_script(*, unprepared: bool = False) -> tuple[str, ...]:
-    """Those of `LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does.
+    """Those of `SLOW_LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does.
 
     `unprepared`: none if the script may prepare its imports.
     """
@@ -125,7 +125,7 @@ def libraries_of_script(*, unprepared: bool = False) -> tuple[str, ...]:
     if unprepared and PREPARATIONS.search(text):
         return ()
     words = set(re.findall(rb"\b(?:dask_cudf|cudf|cupy|dataframe)\b", text))
-    return tuple(name for name, sets in LIBRARIES.items() if any(each <= words for each in sets))
+    return tuple(name for name, sets in SLOW_LIBRARIES.items() if any(each <= words for each in sets))
 
 
 class ProgramKind(Enum):
@@ -229,7 +229,7 @@ class Program:
         """The library that the script would hide; empty: none."""
         name, suffix = os.path.splitext(os.path.basename(self.text))
         is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
-        return name if is_found and name in _LIBRARIES else ""
+        return name if is_found and name in _RESERVED else ""
 
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.

@@ -285,13 +285,13 @@ class NeighbourWatch:
             self._name_the_stopped()
         if now > self._deadline + MPI_GRACE:
             launched = launched_as(self._rank)
-            silent = launched is not None and bool(launched.rank)
-            if not silent or now > self._deadline + MPI_GRACE + FAILED_GRACE:
+            reports = launched is None or not launched.rank  # the others wait until rank 0 has
+            if reports or now > self._deadline + MPI_GRACE + FAILED_GRACE:
                 raise StartupError(
                     "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but "
                     "does not run (stopped, or its node is down), or can't reach the others",
                     fix="run it again without the node of a rank that printed nothing, or with a longer startup_timeout",
-                    reported=silent,
+                    reported=not reports,
                     fatal=True,
                 )
         if now < self._next:

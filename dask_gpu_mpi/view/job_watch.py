@@ -164,7 +164,8 @@ class JobWatch(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
         """Called by distributed when a worker is gone; the stimulus has the reason."""
-        called, name = self._called(worker), self._names.pop(worker, "")
+        called = self._called(worker)  # by its name, which goes now
+        name = self._names.pop(worker, "")
         self._paused.discard(worker)
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
