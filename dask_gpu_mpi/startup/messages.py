@@ -135,7 +135,7 @@ class Configuration:
     contexts: tuple[str, ...] = ()
     #: MPI starts in the rank's process, which can do nothing else meanwhile.
     mpi_in_rank: bool = False
-    #: Modules that the script names, and that workers with a GPU and the scheduler import as it begins.
+    #: Modules that the script names, and that workers with a GPU and the scheduler import while the cluster starts.
     imports: tuple[str, ...] = ()
     #: Whether this agent ends, after the rank, the programs that its script has started.
     ends_programs: bool = False
