@@ -25,8 +25,8 @@ from dask_gpu_mpi.network.scheduler_file import read_target
 from dask_gpu_mpi.startup.coordinator import Coordinator, Progress
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
 
-#: Seconds between two looks at the clock.
-TICK = 0.05
+#: Seconds between two looks at the clock: while the cluster starts, or ends, and while it runs.
+TICK, TICK_RUNNING = 0.05, 1.0
 #: The step of a rank that has met the others, until its agent reports another one.
 IMPORTING = "waiting for its agent to import Dask"
 
@@ -55,6 +55,9 @@ class Leader:
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
+        #: Seconds between two looks at the clock.
+        self._every = TICK
+        self._timer: asyncio.TimerHandle | None = None
         options, plan_only = self._options, configuration.plan_only
         # the hub's certificate is that of the cluster, if it has one
         is_sealed = options.scheduler and options.protocol.encrypts
@@ -130,7 +133,7 @@ class Leader:
     def _tick(self) -> None:
         if self._over:
             return
-        asyncio.get_running_loop().call_later(TICK, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._tick)
         now = time.monotonic()
         if self._ending is not None:
             self._ending.tick(now)
@@ -181,6 +184,8 @@ class Leader:
     async def close(self) -> None:
         """Let the last messages leave."""
         self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
         await self._hub.close(FLUSH)
 
     # -- the running cluster, and its end -----------------------------------------------------------------------
@@ -200,6 +205,7 @@ class Leader:
             closing_time=own + slack,
         )
         self._hub.send(COORDINATOR, Kind.UP, cluster)
+        self._every = TICK_RUNNING
         for rank in self._gone.difference(cluster.absent):
             self._ending.disconnected(rank, time.monotonic())
 
@@ -216,6 +222,10 @@ class Leader:
                 self._hub.send(event.source, Kind.END, ending.last_words)
             else:
                 self._hub.send(event.source, Kind.START, again)
+        if (ending.stopped or ending.ended) and self._every != TICK and self._timer is not None:
+            self._every = TICK
+            self._timer.cancel()
+            self._tick()
         self._end_if_over(ending)
 
     def _end_if_over(self, ending: EndCoordinator) -> None:

@@ -385,8 +385,11 @@ class Part:
         def wait() -> None:
             nonlocal seen
             try:
-                while seen is None and (left := until - time.monotonic()) > 0:
-                    seen = look.gpus(left)
+                # an answer that has come is read, however late this agent is
+                while (
+                    seen := look.gpus(max(0.0, until - time.monotonic()))
+                ) is None and time.monotonic() < until:
+                    pass
             finally:
                 look.close()
 

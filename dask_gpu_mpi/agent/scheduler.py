@@ -270,7 +270,7 @@ def _import_first(scheduler: Any, modules: Collection[str]) -> None:
 
     def import_all() -> None:
         for module in modules:
-            with contextlib.suppress(Exception):  # a graph that needs it shows the error
+            with contextlib.suppress(Exception, SystemExit):  # a graph that needs it shows the error
                 importlib.import_module(module)
 
     imported = asyncio.get_running_loop().run_in_executor(None, import_all)

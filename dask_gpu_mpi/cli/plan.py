@@ -69,7 +69,7 @@ def plan(
     svg: str | None,
     **given: Any,
 ) -> None:
-    """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts nothing."""
+    """Show which worker gets which GPU, in this allocation or in a hypothetical one (--nodes). Starts no cluster."""
     try:
         if total is not None:
             if nodes is not None:

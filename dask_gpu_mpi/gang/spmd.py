@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 START_TIMEOUT = 300.0
 #: Of the tasks of members, which run before all others.
 PRIORITY = 1_000_000
+#: Whether a thread is in a call.
+_thread = threading.local()
 
 
 def spmd(
@@ -87,6 +90,7 @@ def spmd(
     _check("workers", workers, workers is None or good, "a list of names or addresses, or None")
     _check("fn", fn, callable(fn), "a function")
     names = None if workers is None else [str(worker) for worker in workers]
+    _check("workers", workers, not names or len(set(names)) == len(names), "each worker once: it is one rank")
     limits = {
         "workers": names,
         "timeout": timeout,
@@ -96,11 +100,21 @@ def spmd(
     call = _Run(client, fn, args, limits)
     if client.asynchronous:
         return client.sync(call.run)
+    # in a signal's handler, for which the other call waits
+    if getattr(_thread, "calls", False):
+        raise InputError(
+            "spmd: another call of this thread has not ended",
+            expected="one at a time in a thread",
+            fix="write a checkpoint in the function itself, or call it in another thread",
+        )
+    _thread.calls = True
     try:
         return client.sync(call.run)
     except BaseException:
         call.abandon()  # if a signal's handler has raised it, the call itself continues in the event loop
         raise
+    finally:
+        _thread.calls = False
 
 
 def _check(name: str, value: object, good: bool, expected: str) -> None:

@@ -50,7 +50,7 @@ def refuse_children() -> None:
 
 # The script's children find the cluster by its address and credentials, in a file of Dask's configuration.
 #
-# ``DASK_CONFIG``, which Dask reads after all other files, has its path. It is a file without a name, in memory, which
+# ``DASK_CONFIG``, which Dask reads after all other files, has its path. It is a file without a name, if possible in memory, which
 # the rank has open: ``/proc/PID/fd/N`` leads to it, for processes of the same user on the same node. So there is no file to
 # remove at the end, and no key is ever in a folder, an environment or a command line.
 
@@ -150,14 +150,20 @@ def _overriding(environ: Iterable[str], settings: Mapping[str, Any]) -> Iterator
 
 
 def _nameless_file(text: str) -> int:
-    """The descriptor of a new file in memory with this text, which is readable for its owner only and in no folder."""
+    """The descriptor of a new file with this text, which is readable for its owner only and in no folder."""
     import tempfile
 
-    with tempfile.TemporaryFile("w", encoding="utf-8", dir=SHARED_MEMORY) as file:
-        file.write(text)
-        file.flush()
-        # high, since a program by which the script replaces itself still has the path, and would read its own file there
-        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
+    def in_folder(folder: str) -> int:
+        with tempfile.TemporaryFile("w", encoding="utf-8", dir=folder) as file:
+            file.write(text)
+            file.flush()
+            # high, since a program by which the script replaces itself still has the path, and would read its own file there
+            return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
+
+    try:
+        return in_folder(SHARED_MEMORY)
+    except OSError:  # there is none, or it is full
+        return in_folder(tempfile.gettempdir())
 
 
 def _forget_settings(config: Any, path: str, own: str | None) -> None:

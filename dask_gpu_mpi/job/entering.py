@@ -55,8 +55,6 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Entry, Kind
 POLL, POLL_MPI = 0.05, 0.005
 #: Seconds for the last messages of the meeting, once the cluster is up.
 MEETING_END = 5.0
-#: Seconds for which the end of a failed start waits for imports.
-IMPORTING = 10.0
 
 
 @dataclass
@@ -86,8 +84,6 @@ class Joined:
     line: int | None
     #: How the ranks have met.
     world: World
-    #: The thread that imports what the script needs; None: the script runs elsewhere.
-    importing: threading.Thread | None = None
 
 
 @dataclass
@@ -124,7 +120,6 @@ class Entering:
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
         self._asked_neighbours = False
-        self._importing: threading.Thread | None = None
 
     def run(self) -> Any:
         """Return a `Joined`, or what the command `plan` has found: the plan on rank 0, an int elsewhere.
@@ -150,10 +145,6 @@ class Entering:
                 self._world.abort(code)
                 end_job(code, self.environ)
             self._world.end()
-            if (
-                self._importing is not None
-            ):  # Python should not end in the middle of an import of CUDA's libraries
-                self._importing.join(IMPORTING)
             raise
 
     # -- the world ----------------------------------------------------------------------------------------------
@@ -185,8 +176,7 @@ class Entering:
             self._fail(Failure.of(error))
         options = self.options
         if options is not None and rank == options.script_rank:
-            self._importing = threading.Thread(target=_import_for_script, daemon=True)
-            self._importing.start()
+            threading.Thread(target=_import_for_client, daemon=True).start()
         wanted = options.interface if options is not None else None
         self._meeting = Meeting(world, Hello(self._host, b"", boot_id(), list_interfaces(), wanted))
 
@@ -458,7 +448,6 @@ class Entering:
             self._entry,
             agent.take_line(),
             world,
-            self._importing,
         )
 
     def _done(self, outcome: Any) -> Any:
@@ -544,10 +533,7 @@ class Entering:
 _PARENT = os.getppid()
 
 
-def _import_for_script() -> None:
-    """Import in a thread what the script's client and the script need; a failed import is reported where the module is used."""
-    from dask_gpu_mpi.job.program import libraries_of_script
-
-    for module in ("distributed", *libraries_of_script(unprepared=True)):
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+def _import_for_client() -> None:
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("distributed")

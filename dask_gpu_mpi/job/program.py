@@ -40,10 +40,6 @@ SLOW_LIBRARIES = {
     "cudf": ({b"cudf"},),
     "cupy": ({b"cupy"},),
 }
-#: What a script has that sets, before its imports, what they import and how: variables, the path, the memory of the GPU.
-PREPARATIONS = re.compile(
-    rb"\benviron(\[[^\]\n]*\]\s*=[^=]|\s*\|=|\.(update|setdefault|pop|clear)\b)|\bputenv\b|\bsys\.path\b|\bsite\b|\brmm\b"
-)
 #: Bytes of a script in which they are looked for.
 LOOKED_AT = 2**20
 
@@ -109,11 +105,8 @@ def _from_script(trace: Any) -> Any:
     return trace
 
 
-def libraries_of_script(*, unprepared: bool = False) -> tuple[str, ...]:
-    """Those of `SLOW_LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does.
-
-    `unprepared`: none if the script may prepare its imports.
-    """
+def libraries_of_script() -> tuple[str, ...]:
+    """Those of `SLOW_LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does."""
     path = sys.argv[0] if sys.argv else ""
     try:
         if not os.path.isfile(path):  # the code of -c or a pipe, which can be read once
@@ -121,8 +114,6 @@ def libraries_of_script(*, unprepared: bool = False) -> tuple[str, ...]:
         with open(path, "rb") as file:
             text = file.read(LOOKED_AT)
     except OSError:
-        return ()
-    if unprepared and PREPARATIONS.search(text):
         return ()
     words = set(re.findall(rb"\b(?:dask_cudf|cudf|cupy|dataframe)\b", text))
     return tuple(name for name, sets in SLOW_LIBRARIES.items() if any(each <= words for each in sets))

@@ -103,8 +103,6 @@ def start(
     if by_command:
         note_start()
     joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
-    if joined.importing is not None:  # cuDF fails if one thread imports it while another imports a part of it
-        joined.importing.join(joined.options.startup_timeout)
     if by_command:
         # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
         gc.freeze()
@@ -139,6 +137,12 @@ def _enter(
             "initialize or execute: called a second time in this job",
             expected="once: one cluster at a time",
             fix="remove this call, or end the first cluster before it, with initialize(exit=False) and session.close()",
+        )
+    if not sys.executable:
+        raise InputError(
+            f"this process has no path of Python: sys.executable is {sys.executable!r}",
+            expected="the path of a Python program",
+            fix="set sys.executable before initialize()",
         )
     forget_cluster()  # of a script that has started this job
     if _has_met and launchers.detect(os.environ) is not None:

@@ -311,7 +311,7 @@ class MpiWorld(World):
         """As in the base class."""
         from mpi4py import MPI
 
-        with contextlib.suppress(MPI.Exception):
+        with self._returning(), contextlib.suppress(MPI.Exception):
             self._leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self.TAG))
 
     def receive(self) -> list[tuple[int, bytes]]:
@@ -319,7 +319,7 @@ class MpiWorld(World):
         from mpi4py import MPI
 
         status = MPI.Status()
-        with contextlib.suppress(MPI.Exception):
+        with self._returning(), contextlib.suppress(MPI.Exception):
             while message := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self.TAG, status=status):
                 size = status.Get_count(MPI.BYTE)
                 if 0 <= size <= LARGEST:
@@ -331,12 +331,13 @@ class MpiWorld(World):
         arriving, self._arriving = self._arriving, []
         found: list[tuple[int, bytes]] = []
         late: set[int] = set()
-        for source, request, buffer in arriving:
-            if source not in late and self._done(request):
-                found.append((source, bytes(buffer)))
-            else:
-                late.add(source)
-                self._arriving.append((source, request, buffer))
+        with self._returning():
+            for source, request, buffer in arriving:
+                if source not in late and self._done(request):
+                    found.append((source, bytes(buffer)))
+                else:
+                    late.add(source)
+                    self._arriving.append((source, request, buffer))
         return found
 
     def _done(self, request: Any) -> bool:
@@ -347,9 +348,19 @@ class MpiWorld(World):
         except MPI.Exception:
             return True
 
+    def _returning(self) -> Any:
+        """A context in which errors of MPI are exceptions: a script's communicator may abort."""
+        from mpi4py import MPI
+
+        stack = contextlib.ExitStack()
+        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return stack
+
     def has_sent(self) -> bool:
         """Whether all messages have left."""
-        self._leaving = [request for request in self._leaving if not self._done(request)]
+        with self._returning():
+            self._leaving = [request for request in self._leaving if not self._done(request)]
         return not self._leaving
 
     def leave(self) -> None:

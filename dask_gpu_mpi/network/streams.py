@@ -17,7 +17,7 @@ import functools
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,9 @@ WORTH = 16 << 20
 #: Sockets to a peer; and with encryption by a cryptography before this version, whose AES-GCM keeps Python's lock: two threads
 #: then seal as much as more of them.
 SOCKETS, RELEASES_LOCK, LOCKED = 4, 50, 2
-#: Parts that a process sends, and that it receives, at the same time; each has a thread.
-AT_ONCE = 8
+#: Parts that a process sends, and that it receives, at the same time; each has a thread. A peer that stops in the middle keeps
+#: those of its sockets for `QUEUED` or `STALLED`.
+AT_ONCE = 16
 #: Seconds without a byte after which the other end is taken for dead, and for the first byte of a part: the other end may send
 #: other parts before it.
 STALLED, QUEUED = 60.0, 300.0
@@ -132,7 +133,7 @@ class Streams:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self._closed = False
-        #: Frames on their way.
+        #: Tasks of parts, and their threads, which may use the sockets.
         self._pending = 0
 
     async def send(self, *frames: Any) -> None:
@@ -150,29 +151,45 @@ class Streams:
             asyncio.ensure_future(transfer(stream, part))
             for stream, part in zip(self._streams, parts_of(frames, len(self._streams)), strict=False)
         ]
-        self._pending += 1
+        self._pending += len(tasks)
+        for task in tasks:
+            task.add_done_callback(self._on_end)
         try:
             await asyncio.gather(*tasks)
         except BaseException:
             self.abort()  # so that the threads end
             await asyncio.wait(tasks)
             raise
-        finally:
-            self._pending -= 1
-            if self._closed:
-                self._close()
 
     async def _send_part(self, stream: Stream, part: list[Piece]) -> None:
         # A thread that waited for a receiver that waits for another's thread might wait forever.
         if not await self._run(asyncio.get_running_loop().sock_recv(stream.socket, len(_READY))):
             raise StreamError("the other end has closed it")
         async with _slots()[0]:
-            await self._run(_in_thread(lambda: stream.send(chunks(part, to_host=True))))
+            await self._run(self._in_thread(lambda: stream.send(chunks(part, to_host=True))))
 
     async def _receive_part(self, stream: Stream, part: list[Piece]) -> None:
         async with _slots()[1]:
             await self._run(asyncio.get_running_loop().sock_sendall(stream.socket, _READY))
-            await self._run(_in_thread(lambda: stream.receive(chunks(part, to_host=False))))
+            await self._run(self._in_thread(lambda: stream.receive(chunks(part, to_host=False))))
+
+    def _in_thread(self, function: Callable[[], None]) -> asyncio.Future[None]:
+        """Call it in a thread, which may continue for a moment after a cancellation."""
+        loop = asyncio.get_running_loop()
+        self._pending += 1
+
+        def done(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._on_end, None)
+
+        future = _pool().submit(function)
+        future.add_done_callback(done)
+        return asyncio.wrap_future(future)
+
+    def _on_end(self, _: object) -> None:
+        self._pending -= 1
+        if self._closed:
+            self._close()
 
     async def _run(self, operation: Any) -> Any:
         try:
@@ -222,10 +239,6 @@ def _slots_of(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Semaphore, async
 def _slots() -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
     """For parts that are sent, and for those that are received."""
     return _slots_of(asyncio.get_running_loop())
-
-
-def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
-    return asyncio.get_running_loop().run_in_executor(_pool(), function)
 
 
 def _nonce(number: int) -> bytes:
@@ -293,14 +306,21 @@ def chunks(part: Sequence[Piece], *, to_host: bool) -> Iterator[memoryview]:
 
     `to_host`: the frames are sent. Each chunk is valid until the next.
     """
+    pointers = {id(frame): _pointer(frame) for frame, _, _ in part if on_device(frame)}
+    if pointers:  # before the first byte, for which the other end waits for longer than for others
+        _buffers.of_device.begin(pointers.values())
     for frame, start, end in part:
         if on_device(frame):
-            pinned, pointer = _buffers.of_device, int(frame.__cuda_array_interface__["data"][0])
+            pinned, pointer = _buffers.of_device, pointers[id(frame)]
             yield from (pinned.sent if to_host else pinned.received)(pointer, start, end)
             continue
         data = memoryview(frame).cast("B")
         for place in range(start, end, CHUNK):
             yield data[place : min(place + CHUNK, end)]
+
+
+def _pointer(frame: Any) -> int:
+    return int(frame.__cuda_array_interface__["data"][0])
 
 
 class _Pinned:
@@ -321,8 +341,17 @@ class _Pinned:
         if code := getattr(self._cuda, name)(*arguments):
             raise StreamError(f"{name} failed with code {code}")
 
-    def _begin(self, pointer: int) -> None:
-        """Use the context of the device that this memory belongs to, and wait until the memory is complete."""
+    def begin(self, pointers: Iterable[int]) -> None:
+        """Wait until this memory is complete, once for each device: its default stream may have long work, and gets more."""
+        waited: set[int | None] = set()
+        for pointer in pointers:
+            self._use(pointer)
+            if self._device not in waited:
+                waited.add(self._device)
+                self._call("cuStreamSynchronize", ctypes.c_void_p())
+
+    def _use(self, pointer: int) -> None:
+        """Use the context of the device that this memory belongs to."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         of_device_ordinal = 9
         self._call("cuPointerGetAttribute", ctypes.byref(device), of_device_ordinal, ctypes.c_uint64(pointer))
@@ -331,7 +360,6 @@ class _Pinned:
             self._call("cuCtxSetCurrent", context)
             self._allocate()
             self._device = device.value
-        self._call("cuStreamSynchronize", ctypes.c_void_p())
 
     def _allocate(self) -> None:
         self._stream = ctypes.c_void_p()
@@ -349,7 +377,7 @@ class _Pinned:
 
     def sent(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
         """The chunks of memory that is sent: while one is used, the next are copied from the device."""
-        self._begin(pointer)
+        self._use(pointer)
         places = range(start, end, CHUNK)
         for number in range(len(places) + self.COUNT - 1):
             if number < len(places):
@@ -361,7 +389,7 @@ class _Pinned:
 
     def received(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
         """The chunks of memory that is received: while one is filled, those before are copied to the device."""
-        self._begin(pointer)
+        self._use(pointer)
         try:
             for number, place in enumerate(range(start, end, CHUNK)):
                 slot = number % self.COUNT

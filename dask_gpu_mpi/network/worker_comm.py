@@ -167,8 +167,8 @@ class WorkerComm(TLS):
                 its_sealed,
                 its_gpu,
                 its_count,
-            ] if version == other_version:
-                self._sockets = min(count, its_count)
+            ] if version == other_version and isinstance(its_count, int):
+                self._sockets = max(1, min(count, its_count))
                 self._name = b"".join(sorted((mine, its)))
                 self._is_sealed, self._has_gpus = bool(sealed or its_sealed), bool(gpu and its_gpu)
         configuration: dict[str, Any] = super().handshake_configuration(local, remote)

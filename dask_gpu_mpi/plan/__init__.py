@@ -202,7 +202,7 @@ class Start:
     limit: float = 0.0
     #: What the workers send each other over UCX.
     transport: Transport = field(default_factory=Transport)
-    #: Modules that workers with a GPU import before they register; from their agent.
+    #: Modules that workers with a GPU import as the script begins; from their agent.
     imports: tuple[str, ...] = ()
     #: Where the scheduler runs, for an error, if this rank is to connect to it before it starts workers; empty: it is not.
     scheduler: str = ""

@@ -217,6 +217,19 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
 # - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 
 
+#: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
+MODULES = {
+    "rmm": (
+        "rmm_pool_size",
+        "rmm_managed_memory",
+        "rmm_async",
+        "rmm_track_allocations",
+        "rmm_allocator_external_lib_list",
+    ),
+    "cudf": ("enable_cudf_spill",),
+}
+
+
 def make_cuda_worker(
     cls: type, plan: WorkerPlan, options: Mapping[str, Any], ours: Iterable[Any]
 ) -> tuple[Any, list[WatchedNanny]]:
@@ -263,21 +276,17 @@ def make_cuda_worker(
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
-    """Refuse options whose modules are not installed here: CUDAWorker would print a traceback, or (cuDF) ignore the option."""
-    for option, value in options.items():
-        modules = list(value or ()) if option in MODULE_LISTS else []
-        if value and option == "enable_cudf_spill":
-            modules.append("cudf")
-        elif value and option.startswith("rmm_"):
-            modules.append("rmm")
-        for module in modules:
-            if find_spec(module.partition(".")[0]) is None:
-                package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
-                raise InputError(
-                    f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
-                    "not installed there",
-                    fix=f"install {package}, or leave the option out",
-                )
+    """Refuse options whose modules are not installed here."""
+    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
+    imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
+    for option, module in (*wanted.items(), *imports):
+        if find_spec(module.partition(".")[0]) is None:
+            package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
+            raise InputError(
+                f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
+                "not installed there",
+                fix=f"install {package}, or leave the option out",
+            )
 
 
 def _make_directory(plan: WorkerPlan, directory: str | None) -> None:

@@ -30,8 +30,8 @@ _NAMES = (
 )  # fmt: skip
 #: For files: independent of the locale, and able to write names of files that are not UTF-8.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-#: Of each process's last output: the records that are kept, and the characters of each.
-_LINES, _RECORD = 5, 1 << 14
+#: Of each process's last output: the records that are kept, the characters of each, and the characters at which the file is cut.
+_LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 #: Shared with every process forked from here: a one means that the job is ending, and that a full disk was reported.
 _ending, _full_reported = mmap.mmap(-1, 1), mmap.mmap(-1, 1)
 
@@ -79,13 +79,15 @@ class _FullDisk(logging.Filter):
 
 
 class _LastOutput(logging.Handler):
-    """Writes the last records of this process to a file. A forked process begins another file."""
+    """Appends to a file of this process, which the first record opens, again after a fork; the file is cut when it is full."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
-        #: Id of the process that has logged `_last`.
+        #: Id of the process that has opened the file.
         self._pid: int | None = None
+        self._file: Any = None
+        self._size: int
         self._last: deque[str] = deque(maxlen=_LINES)
         self.setFormatter(logging.Formatter(_FORMAT))
 
@@ -95,12 +97,19 @@ class _LastOutput(logging.Handler):
         except Exception:  # a malformed call of a library: logging reports it, and the caller continues
             self.handleError(record)
             return
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._last.clear()
-        self._last.append(text)
-        with contextlib.suppress(OSError):
-            _output_file(self._directory, self._pid).write_text("".join(self._last), **_ANY_TEXT)
+        with contextlib.suppress(OSError, ValueError):
+            if self._pid != os.getpid():
+                self._pid, self._size = os.getpid(), 0
+                self._last.clear()
+                self._file = open(  # noqa: SIM115
+                    _output_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
+                )
+            self._last.append(text)
+            self._size += len(text)
+            if self._size > _FULL:
+                self._file.truncate(0)
+                text, self._size = "".join(self._last), 0
+            self._file.write(text)
 
 
 def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
@@ -128,7 +137,7 @@ def set_ending() -> None:
 def last_output(scratch: str, pid: int) -> str:
     """The last lines that a process logged (warnings and errors), or nothing."""
     with contextlib.suppress(OSError):
-        text = _output_file(scratch, pid).read_text(encoding="utf-8", errors="replace")
+        text = Path(_output_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_LINES:])
     return ""
 
@@ -153,5 +162,5 @@ def log_to_file(directory: str, name: str) -> None:
             logger.addHandler(handler)
 
 
-def _output_file(directory: str, pid: int) -> Path:
-    return Path(directory, f"last-output-{pid}")
+def _output_file(directory: str, pid: int) -> str:
+    return os.path.join(directory, f"last-output-{pid}")

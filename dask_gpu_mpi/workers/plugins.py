@@ -150,6 +150,10 @@ GPU_FIX = (
 START_UCX_AFTER = 1.0
 
 
+#: Seconds between a worker's start and its imports for the script.
+IMPORT_AFTER = 0.05
+
+
 class InWorker(WorkerPlugin):
     """Calls a function with these arguments in a worker's process, in the thread that later starts those of tasks."""
 
@@ -321,9 +325,10 @@ class StreamsBetweenWorkers(BeforeWorker):
 
 
 class ImportsOfScript(WorkerPlugin):
-    """Imports these modules before the worker registers: the script, which names them, imports them at the same time.
+    """Imports these modules as soon as the worker is there: the script, which names them, imports them at the same time.
 
-    There are no tasks yet: cuDF fails if one thread imports it while another imports a part of it.
+    The event loop's thread imports them, which also reads tasks: cuDF fails if one thread imports it while another imports a part
+    of it.
     """
 
     name = "dask_gpu_mpi-imports-of-script"
@@ -333,8 +338,17 @@ class ImportsOfScript(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process, when the worker has almost started."""
+        self._task = asyncio.ensure_future(self._import(worker))
+
+    async def _import(self, worker: Worker) -> None:
+        while worker.status.name == "init":
+            await asyncio.sleep(IMPORT_AFTER)
+        await asyncio.sleep(IMPORT_AFTER)  # its nanny, whose message another thread sends, has to know
+        # It started in the middle of the job, and the thread of a task may import them now.
+        if worker.state.tasks:
+            return
         for module in self.modules:
-            with contextlib.suppress(Exception):  # a task that needs it shows the error
+            with contextlib.suppress(Exception, SystemExit):  # a task that needs it shows the error
                 import_module(module)
         gc.freeze()  # as the agent does before it forks workers: they stay until the worker ends, which is then sooner
 

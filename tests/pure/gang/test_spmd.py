@@ -38,8 +38,25 @@ class Client:
 def test_refused(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^spmd: {name}: invalid value .* \(expected "):
         spmd(Client(), print, **{name: value})
+    with pytest.raises(InputError, match="^spmd: workers: .* each worker once"):
+        spmd(Client(), print, workers=[0, "1-0", "0"])
     with pytest.raises(InputError, match="^spmd: fn: invalid value 5"):
         spmd(Client(), 5)  # type: ignore[arg-type]
+
+
+def test_a_call_in_the_middle_of_another_is_refused_at_once() -> None:
+    """In a signal's handler: the first call would wait for it, and it for the workers of the first."""
+
+    class Interrupted(Client):
+        def sync(self, function: Any) -> Any:
+            with pytest.raises(
+                InputError, match="another call of this thread .*write a checkpoint in the function"
+            ):
+                spmd(Client(), print)
+            return super().sync(function)
+
+    for _ in range(2):  # afterwards the next one may begin
+        assert spmd(Interrupted(), print) == spmd(Client(), print)
 
 
 @pytest.mark.parametrize(

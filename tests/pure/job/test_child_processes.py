@@ -30,6 +30,7 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "SHARED_MEMORY", "/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     before = dict(os.environ)
     with cluster_for_children({"scheduler-address": "tls://h:1"}):
         assert os.environ == before
@@ -105,6 +106,32 @@ def test_children_read_the_settings_while_it_is_open() -> None:
         file.close()
     assert environ() == before
     assert not os.path.exists(file.path)
+
+
+def test_elsewhere_where_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = environ()
+    monkeypatch.setattr(module, "SHARED_MEMORY", "/proc")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = ClusterFile(SETTINGS)
+    assert os.stat(file.path).st_dev == tmp_path.stat().st_dev
+    assert list(tmp_path.iterdir()) == []
+    assert "scheduler-address: tls://h:1" in Path(file.path).read_text()
+    file.close()
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(OSError, match="No such file"):
+        ClusterFile(SETTINGS)
+    assert environ() == before
+
+
+def test_a_descriptor_that_the_script_has_closed(tmp_path: Path) -> None:
+    file = ClusterFile(SETTINGS)
+    number = int(file.path.rpartition("/")[2])
+    with (tmp_path / "mine").open("w") as mine:
+        os.dup2(mine.fileno(), number)  # of the script, by the same number
+        file.close()
+    os.write(number, b"whole")
+    os.close(number)
+    assert (tmp_path / "mine").read_text() == "whole"
 
 
 USERS = "mine: {a: 1}\nscheduler-address: tcp://mine:1\n"

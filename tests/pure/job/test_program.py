@@ -252,28 +252,6 @@ def test_libraries_that_a_script_names(
     script.write_text(text)
     monkeypatch.setattr(sys, "argv", [str(script)])
     assert libraries_of_script() == found
-    assert libraries_of_script(unprepared=True) == found
-
-
-@pytest.mark.parametrize(
-    ("line", "prepares"),
-    [
-        ("os.environ['A'] = 'b'", True),
-        ("os.environ.setdefault('A', 'b')", True),
-        ("os.putenv('A', 'b')", True),
-        ("sys.path.append('c')", True),
-        ("import rmm", True),
-        ("if os.environ['A'] == os.environ.get('B'): pass", False),
-    ],
-)
-def test_a_script_that_prepares_its_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, prepares: bool
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"import os, sys\n{line}\nimport cudf")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    assert libraries_of_script() == ("cudf",)
-    assert libraries_of_script(unprepared=True) == (() if prepares else ("cudf",))
 
 
 def test_a_long_script_is_read_in_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

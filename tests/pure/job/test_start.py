@@ -126,6 +126,13 @@ def test_the_start_up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.plan_of_allocation(lambda: CPUS) is None
 
 
+@pytest.mark.parametrize("path", ["", None])
+def test_a_process_without_a_path_of_python(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", path)
+    with pytest.raises(InputError, match=r"sys\.executable is .*set sys\.executable before initialize"):
+        module.plan_of_allocation(lambda: CPUS)
+
+
 @pytest.mark.parametrize("where", ["options", "agent", "another agent"])
 def test_what_goes_wrong_before_a_rank_enters_is_its_failure(
     where: str, monkeypatch: pytest.MonkeyPatch

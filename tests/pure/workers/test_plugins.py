@@ -156,14 +156,25 @@ def test_each_transfer_has_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(plugin._sizes) == 10
 
 
-def test_a_worker_imports_before_it_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task whose thread imports a part of a library failed if another thread imported the library: KeyError."""
+@pytest.mark.parametrize("tasks", [{}, {"key": "a task"}])
+async def test_a_worker_imports_before_its_first_task_only(
+    tasks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task whose thread imports a part of a library failed if the event loop's thread imported the library: KeyError."""
     imported: list[str] = []
-    monkeypatch.setattr(plugins, "import_module", lambda name: imported.append(name) or {}[name])
+    monkeypatch.setattr(plugins, "import_module", imported.append)
     monkeypatch.setattr(plugins.gc, "freeze", lambda: imported.append("frozen"))
-    worker: Any = None
-    ImportsOfScript(["cudf", "cupy"]).setup(worker)
-    assert imported == ["cudf", "cupy", "frozen"]
+    monkeypatch.setattr(plugins, "IMPORT_AFTER", 0.0)
+    status = SimpleNamespace(name="init")
+    worker: Any = SimpleNamespace(status=status, state=SimpleNamespace(tasks=tasks))
+    plugin = ImportsOfScript(["cudf", "cupy"])
+    plugin.setup(worker)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert imported == []
+    status.name = "running"
+    await plugin._task
+    assert imported == ([] if tasks else ["cudf", "cupy", "frozen"])
 
 
 def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-ANY_SOURCE, BYTE = -1, "BYTE"
+ANY_SOURCE, BYTE, ERRORS_RETURN = -1, "BYTE", "return"
 
 
 class Exception(builtins.Exception):
@@ -68,6 +68,7 @@ class Comm:
     def __init__(self, rank: int = 0, size: int = 1, queues: Any = None, *, comes: bool = True) -> None:
         self.rank, self.size, self.comes = rank, size, comes
         self.queues: Any = defaultdict(list) if queues is None else queues
+        self.handler = "abort"
         self.broken: Exception | None = None
         #: What was sent and has not left.
         self.leaving: list[Request] = []
@@ -82,9 +83,15 @@ class Comm:
     def Get_size(self) -> int:
         return self.size
 
+    def Get_errhandler(self) -> str:
+        return self.handler
+
+    def Set_errhandler(self, handler: str) -> None:
+        self.handler = handler
+
     def Isend(self, what: list[Any], *, dest: int, tag: int) -> Request:
         data, datatype = what
-        assert datatype == BYTE
+        assert (datatype, self.handler) == (BYTE, ERRORS_RETURN)
         if self.broken is not None:
             raise self.broken
         self.post(dest, self.rank, bytes(data), tag)
@@ -100,7 +107,7 @@ class Comm:
         return message
 
     def Improbe(self, *, source: int, tag: int, status: Status) -> Message | None:
-        assert source == ANY_SOURCE
+        assert (source, self.handler) == (ANY_SOURCE, ERRORS_RETURN)
         if self.broken is not None:
             raise self.broken
         queue = self.queues[self.rank, tag]
