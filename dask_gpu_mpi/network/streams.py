@@ -29,9 +29,9 @@ LEAST, CHUNK = 1 << 20, 1 << 20
 #: Bytes of large frames for which a connection gets streams. A stream costs a handshake of TLS at both ends: 64 workers that each
 #: fetch a little from all others would make 12,000.
 WORTH = 16 << 20
-#: Sockets to a peer; and with encryption by a cryptography before this version, whose AES-GCM keeps Python's lock: two threads
-#: then seal as much as more of them.
-SOCKETS, RELEASES_LOCK, LOCKED = 4, 50, 2
+#: Sockets to a peer. Each costs a handshake, so there are fewer if more of them gain nothing: with encryption between workers
+#: without a GPU, and by a cryptography before this version, whose AES-GCM keeps Python's lock.
+SOCKETS, FEWER, RELEASES_LOCK = 4, 2, 50
 #: Parts that a process sends, and that it receives, at the same time; each has a thread. A peer that stops in the middle keeps
 #: those of its sockets for `QUEUED` or `STALLED`.
 AT_ONCE = 16
@@ -218,12 +218,12 @@ class Streams:
 
 
 @functools.cache
-def sockets(*, sealed: bool) -> int:
+def sockets(*, sealed: bool, has_gpu: bool) -> int:
     """How many sockets to a peer this process has use for."""
     import cryptography
 
-    keeps_lock = int(cryptography.__version__.partition(".")[0]) < RELEASES_LOCK
-    return LOCKED if sealed and keeps_lock else SOCKETS
+    releases_lock = int(cryptography.__version__.partition(".")[0]) >= RELEASES_LOCK
+    return SOCKETS if not sealed or (has_gpu and releases_lock) else FEWER
 
 
 @functools.cache

@@ -151,7 +151,8 @@ class WorkerComm(TLS):
         if is_of_worker and self.offers_ucx:
             offers[OFFER] = [VERSION, *_place()]
         if is_of_worker and self.offers_streams:
-            name, count = secrets.token_bytes(16), sockets(sealed=self.sealed)
+            count = sockets(sealed=self.sealed, has_gpu=self.has_gpu)
+            name = secrets.token_bytes(16)
             offers[STREAMS_OFFER] = [STREAMS_VERSION, name, self.sealed, self.has_gpu, count]
         return {**super().handshake_info(), **offers}
 
