@@ -40,7 +40,7 @@ MADE_TO_BE_SET = {
     "module.__dict__", "Both.__name__", "Both.__qualname__", "error.__cause__", "error.filename",
     "once.once",  # a function of ours
     "logger.disabled", "logger.handlers", "again.daemon", "context.num_tickets", "ssl_context.num_tickets",
-    "_c_handler.restype", "().atexit",
+    "_thread.calls", "_c_handler.restype", "().atexit",
     "mpi4py.rc.initialize", "mpi4py.rc.finalize", "context.meta", "environment.filters",  # mpi4py, click, jinja2
     "request.query", "request.uri",  # tornado
 }  # fmt: skip
@@ -288,6 +288,30 @@ def test_what_the_table_calls_replaced_is() -> None:
 
 #: An item of a dict of another package, which a local name has: not found by `replaced`.
 BY_ITEM = {"TaskState.startstops"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import sys\nsys.exit = f", {"sys.exit": "exit"}),
+        ("from distributed import Client\nClient.__init__ = f", {"Client.__init__": "__init__"}),
+        ("def f(scheduler):\n    scheduler.handlers['x'] = f", {"scheduler.handlers": "handlers"}),
+        ("def f(self):\n    self._scheduler.handlers |= f", {"self._scheduler.handlers": "handlers"}),
+        ("def f(worker):\n    worker.handlers.update(x=f)", {"worker.handlers": "handlers"}),
+        ("from distributed.comm.registry import backends\nbackends['tls'] = f", {"backends": "backends"}),
+        ("import dask.config\ndask.config.defaults[:] = []", {"dask.config.defaults": "defaults"}),
+        ("def f(client):\n    client.status = 'closed'", {"client.status": "status"}),
+        ("import spawn\nsetattr(spawn, 'prepare', f)", {"spawn.prepare": "prepare"}),
+        ("from unittest.mock import patch\nimport lib\nwith patch.object(lib, 'C', f): pass", {"lib.C": "C"}),
+        ("import importlib\nimportlib.import_module('a').b = 1", {"().b": "b"}),
+        ("import a\ndel a.b", {"a.b": "b"}),
+        ("def f(self, ours):\n    self.x = 1\n    ours.mine = 2", {}),
+        ("import dask.config\ndask.config.update({})", {}),
+        ("from dask_gpu_mpi.base import streams\nstreams.mine = 1", {}),
+    ],
+)  # fmt: skip
+def test_it_is_found(text: str, found: dict[str, str]) -> None:
+    assert dict(replaced(ast.parse(text), {"mine"})) == found
 
 
 def test_each_is_ready_to_be_an_issue() -> None:
