@@ -56,6 +56,7 @@ logger = logging.getLogger("dask_gpu_mpi")
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
 #: Modules that workers and the scheduler import later: a dozen files for each process. Other versions do not have all of them.
 PRELOAD_LATER = (
+    "cryptography",
     "numpy.random",
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",

@@ -115,6 +115,8 @@ class Entering:
         self._agent_is_lost = False
         #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
         self._gathered: dict[int, Failure] = {}
+        #: On rank 0: the failures of which others have told it.
+        self._failures: dict[int, Failure] = {}
         self._gathers_until = 0.0
         self._entry: Entry | None = None
         #: Ranks whose agents have entered.
@@ -233,7 +235,7 @@ class Entering:
             if self.failure is None and self._entry is None:
                 self._invite()
             if self.failure is not None and not self._leader_knows() and not self._gathered:
-                self._gathered[COORDINATOR] = self.failure
+                self._gathered = {COORDINATOR: self.failure, **self._failures}
                 self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == self._world.size and meeting.open:
                 meeting.send_all(Kind.CLOSE)
@@ -348,6 +350,7 @@ class Entering:
             case Kind.ENTERED if is_first:
                 self._entered.add(source)
             case Kind.FAILED if is_first:
+                self._failures.setdefault(source, payload)  # this rank's agent may fail before it leads the start
                 if self._gathered:
                     self._gathered.setdefault(source, payload)
                 elif self.agent is not None and not self._agent_is_lost:

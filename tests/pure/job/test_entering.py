@@ -376,6 +376,19 @@ def test_a_failure_of_all_ranks_and_one_that_rank_0_finds() -> None:
     assert "has no network interface 'none'" in str(Job(interface="none").report())
 
 
+def test_a_failure_that_comes_before_that_of_rank_0s_agent_is_in_the_report() -> None:
+    job = Job(2, {1: BAD})
+
+    def fail_too(agent: Agent) -> None:
+        agent.say(Kind.FAILED, Failure.of(InputError("no such folder")))
+        agent.lost = True
+
+    job.instead = {(0, Kind.ENTER): lambda agent: None, (0, Kind.FAILED): fail_too}
+    report = str(job.report())
+    assert "no such folder" in report
+    assert str(BAD.problem.found) in report
+
+
 def test_rank_0s_agent_that_dies_before_all_are_connected_to_it() -> None:
     job = Job()
 
