@@ -350,7 +350,8 @@ class Entering:
             case Kind.ENTERED if is_first:
                 self._entered.add(source)
             case Kind.FAILED if is_first:
-                self._failures.setdefault(source, payload)  # this rank's agent may fail before it leads the start
+                # this rank's agent may fail before it leads the start
+                self._failures.setdefault(source, payload)
                 if self._gathered:
                     self._gathered.setdefault(source, payload)
                 elif self.agent is not None and not self._agent_is_lost:
