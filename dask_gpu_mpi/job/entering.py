@@ -113,11 +113,10 @@ class Entering:
         self._failed_at = time.monotonic()
         self._is_told = False
         self._agent_is_lost = False
-        #: The failures of all ranks that rank 0 gathers if it can't take part, and until when (``time.monotonic()``).
-        self._gathered: dict[int, Failure] = {}
-        #: On rank 0: the failures of which others have told it.
+        #: On rank 0: the failures of which it knows, by rank, and until when it gathers more of them, since it can't take part
+        #: (``time.monotonic()``); None: it does not.
         self._failures: dict[int, Failure] = {}
-        self._gathers_until = 0.0
+        self._gathers_until: float | None = None
         self._entry: Entry | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
@@ -234,17 +233,17 @@ class Entering:
         if is_first and not meeting.missing:
             if self.failure is None and self._entry is None:
                 self._invite()
-            if self.failure is not None and not self._leader_knows() and not self._gathered:
-                self._gathered = {COORDINATOR: self.failure, **self._failures}
+            if self.failure is not None and not self._leader_knows() and self._gathers_until is None:
+                self._failures[COORDINATOR] = self.failure
                 self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == self._world.size and meeting.open:
                 meeting.send_all(Kind.CLOSE)
                 meeting.close()
         if self.failure is not None and not self._is_told and not is_first:
             self._tell()
-        all_failed = len(self._gathered) == self._world.size
-        if self._gathered and (all_failed or time.monotonic() > self._gathers_until):
-            failure = one_report(self._gathered, meeting.hosts, self._world.size)
+        all_failed, until = len(self._failures) == self._world.size, self._gathers_until
+        if until is not None and (all_failed or time.monotonic() > until):
+            failure = one_report(self._failures, meeting.hosts, self._world.size)
             # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
             alone = self._world.size == 1
             error = failure.error(reported=alone and wait_for_rank_0_to_report(self.environ))
@@ -352,9 +351,7 @@ class Entering:
             case Kind.FAILED if is_first:
                 # this rank's agent may fail before it leads the start
                 self._failures.setdefault(source, payload)
-                if self._gathered:
-                    self._gathered.setdefault(source, payload)
-                elif self.agent is not None and not self._agent_is_lost:
+                if self._gathers_until is None and self.agent is not None and not self._agent_is_lost:
                     self.agent.send(Kind.FAILED, (source, payload))
             case Kind.ENTER if not is_first and self.agent is not None and self.failure is None:
                 self._enter((payload.address, payload.port), payload.config)
@@ -501,7 +498,7 @@ class Entering:
                 )
             )
             self._agent_is_lost = True  # it can't lead the start
-        if is_first and over > HANGING and not self._gathered:
+        if is_first and over > HANGING and self._gathers_until is None:
             raise StartupError(
                 f"the agent of rank 0 has not responded before {DEADLINE}",
                 fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
@@ -511,7 +508,7 @@ class Entering:
         if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
             raise self._lost_rank_0()
         if (
-            not self._gathered
+            self._gathers_until is None
             and self.failure is not None
             and not meeting.missing
             and now > self._failed_at + UNHEARD
