@@ -23,12 +23,13 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import itertools
 import os
 import secrets
 import socket
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from distributed.comm import registry
@@ -36,7 +37,7 @@ from distributed.comm.core import CommClosedError, connect
 from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
 from distributed.comm.utils import OFFLOAD_THRESHOLD, from_frames, to_frames
 from distributed.protocol.serialize import Serialize, Serialized, register_serialization_family
-from distributed.protocol.utils import host_array
+from distributed.protocol.utils import host_array, merge_memoryviews
 from distributed.utils import ensure_memoryview, nbytes
 
 from dask_gpu_mpi.base.streams import say
@@ -58,10 +59,10 @@ from dask_gpu_mpi.network.streams import (
 from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
 #: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
-OFFER, VERSION = "dask-gpu-mpi-ucx", 2
+OFFER, VERSION = "dask-gpu-mpi-ucx", 3
 #: The same for streams: this version, random bytes, whether they have to be encrypted, whether the process has a GPU, and the
 #: number of sockets that it wants.
-STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 2
+STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 3
 #: The operation of a connection that becomes a stream, and the serialiser of messages whose large frames come another way.
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
 #: Seconds for a message's large frames, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
@@ -201,7 +202,7 @@ class WorkerComm(TLS):
             self._use_those_that_came()
         endpoint = self._endpoint
         with self._aborting_on_error():
-            large = [self._memory_for(size, on_gpu) for size, on_gpu in header["large"]]
+            large = [self._memory_for(sum(sizes), on_gpu) for sizes, on_gpu in header["large"]]
             self._without_memory.pop(self.peer_address, None)
             if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
@@ -209,9 +210,8 @@ class WorkerComm(TLS):
                 assert endpoint is not None  # as above
                 async with _time_for(sent):
                     await endpoint.receive(*sent)
-            if not self._uses_ucx:  # as TLS gives them to deserialisers
-                large = [frame if on_device(frame) else memoryview(frame) for frame in large]
-            others, over_tls = iter(large), iter(message.frames)
+            pieces = (_pieces(frame, sizes) for frame, (sizes, _) in zip(large, header["large"], strict=True))
+            others, over_tls = itertools.chain.from_iterable(pieces), iter(message.frames)
             frames = [next(others if is_large else over_tls) for is_large in header["is_large"]]
             # GPU memory is not copied, so a thread for it would only cost its start.
             on_host = sum(nbytes(frame) for frame in frames if not on_device(frame))
@@ -265,28 +265,28 @@ class WorkerComm(TLS):
             on_error=on_error,
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
         )
-        is_large = [self._is_large(frame) for frame in frames]
+        is_large: list[bool] = []
+        for frame, before in zip(frames, [None, *frames], strict=False):
+            is_large.append((_are_of_one(before, frame) and is_large[-1]) or self._is_large(frame))
         if any(is_large) and self._endpoint is None:
             self._large_bytes += sum(
                 nbytes(frame) for frame, is_one in zip(frames, is_large, strict=True) if is_one
             )
             if self._large_bytes < WORTH or not await self._has_streams():
                 return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
-        large = [frame for frame, is_one in zip(frames, is_large, strict=True) if is_one]
-        if not self._uses_ucx:  # contiguous, whatever a serialiser of the user's has made
-            large = [frame if on_device(frame) else ensure_memoryview(frame) for frame in large]
+        large = _joined(frame for frame, is_one in zip(frames, is_large, strict=True) if is_one)
         over_tls = [frame for frame, is_one in zip(frames, is_large, strict=True) if not is_one]
         header = {
             "serializer": FAMILY,
             "is_large": bytes(is_large),
-            "large": [(nbytes(frame), on_device(frame)) for frame in large],
+            "large": [(sizes, on_device(frame)) for frame, sizes in large],
         }
         endpoint = self._endpoint
-        if endpoint is not None and any(map(on_device, large)):
+        if endpoint is not None and any(on_device(frame) for frame, _ in large):
             endpoint.synchronize()  # the frames are complete
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
-            if sent := [*filter(nbytes, large)]:
+            if sent := [frame for frame, sizes in large if sum(sizes)]:
                 assert endpoint is not None  # nothing is large without one
                 async with _time_for(sent):
                     await endpoint.send(*sent)
@@ -552,6 +552,44 @@ def _may_be_large(message: Any, least: int) -> bool:
         if not isinstance(value, _PLAIN) and _may_be_large(value, least):
             return True
     return False
+
+
+def _are_of_one(before: Any, frame: Any) -> bool:
+    """Whether these are pieces of one buffer: Dask cuts those of more than 64 MiB."""
+    return isinstance(before, memoryview) and isinstance(frame, memoryview) and before.obj is frame.obj
+
+
+def _joined(frames: Iterable[Any]) -> list[tuple[Any, list[int]]]:
+    """The frames as they are sent, pieces of one buffer as one, and the sizes of those pieces.
+
+    Each is contiguous, whatever a serialiser of the user's has made.
+    """
+    groups: list[list[Any]] = []
+    for frame in frames:
+        piece = frame if on_device(frame) else ensure_memoryview(frame)
+        if groups and _are_of_one(groups[-1][-1], piece):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    joined = []
+    for pieces in groups:
+        try:
+            whole = [merge_memoryviews(pieces)] if len(pieces) > 1 else pieces
+        except ValueError:  # they don't follow one another
+            joined += [(piece, [nbytes(piece)]) for piece in pieces]
+        else:
+            joined.append((whole[0], [nbytes(piece) for piece in pieces]))
+    return joined
+
+
+def _pieces(frame: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    """A frame that has come, in the pieces that deserialisers expect, as TLS gives them."""
+    if on_device(frame):
+        yield frame
+        return
+    view = memoryview(frame)
+    for end, size in zip(itertools.accumulate(sizes), sizes, strict=True):
+        yield view[end - size : end]
 
 
 def _drop(came: dict[bytes, list[Stream]], name: bytes) -> None:

@@ -40,7 +40,7 @@ NAMES = {
     "ours": "dask-gpu-mpi (encrypted)",
     "ours, --no-data-encryption": "dask-gpu-mpi, --no-data-encryption",
     "ours, --protocol tcp": "dask-gpu-mpi, --protocol tcp",
-    "Dask's workers, tcp": "dask cuda worker, TCP",
+    "Dask's workers, tcp": "Dask's own workers, TCP",
     "before": "dask-gpu-mpi before, TLS",
     "SLURMRunner": "SLURMRunner, no nannies",
     "SLURMRunner, nannies": "SLURMRunner with nannies",

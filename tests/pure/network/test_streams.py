@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,6 +117,21 @@ async def test_all_frames_of_a_message_go_together(sent: list[int]) -> None:
     assert len(sent) == 2 * FEWER
     assert max(sent) - min(sent) <= FEWER * 4096
     assert sum(sent) == 2 * sum(map(len, arrays))
+
+
+@pytest.mark.parametrize("rest", [5, LEAST], ids=["a small last piece", "a large one"])
+async def test_a_large_array_arrives_in_its_place(rest: int) -> None:
+    """Dask cuts frames into pieces of 64 MiB, and would copy the array at the other end if each came into memory of its own."""
+    data = np.full((64 << 20) + rest, 7, "u1")
+    async with pair() as comm:
+        await there_and_back(comm, data[: 2 * LEAST])
+        tracemalloc.start()
+        try:
+            assert (await there_and_back(comm, data)).sum() == 7 * data.nbytes
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 2.5 * data.nbytes  # the array at both ends
 
 
 async def test_the_end_that_was_connected_to_has_the_first_large_frame(sent: list[int]) -> None:
