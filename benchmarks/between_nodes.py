@@ -3,9 +3,10 @@
     python benchmarks/between_nodes.py [--gpu] [--nodes 2] [--each 1] [--checkout NAME=FOLDER] [--rounds 3] [--json FILE]
 
 As root: the nodes are network namespaces of this machine (ci/testbed/hosts-up), each with `--each` workers, with --gpu on a GPU
-of its own. Each round measures every way once, in turn. Every way runs the same script: arrays one way, arrays of all workers at
-once (each takes one of a worker of the next node), small tasks, a transpose, and with cuDF a merge and a shuffle. The first array
-of a script does not count. `--checkout`: another version of the package, measured as ours. With one node: what does not cross.
+of its own, or on one that they share if there are fewer. Each round measures every way once, in turn. Every way runs the same
+script: arrays one way, arrays of all workers at once (each takes one of a worker of the next node), small tasks, a transpose, and
+with cuDF a merge and a shuffle. The first array of a script does not count. `--checkout`: another version of the package,
+measured as ours. With one node: what does not cross.
 """
 
 from __future__ import annotations
@@ -179,9 +180,18 @@ def run(way: str, options: Any, checkouts: dict[str, str], environ: dict[str, st
         return found
 
 
+def gpu_count() -> int:
+    """The GPUs of this machine."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetCount())
+
+
 def devices_of(node: int, options: Any) -> str:
     """The environment variable with the GPUs of a node."""
-    numbers = range(node * options.each, (node + 1) * options.each) if options.gpu else ()
+    workers = range(node * options.each, (node + 1) * options.each) if options.gpu else ()
+    numbers = dict.fromkeys(worker % options.gpus for worker in workers)
     return f"CUDA_VISIBLE_DEVICES={','.join(map(str, numbers))}"
 
 
@@ -232,6 +242,7 @@ def main() -> int:
     )
     parser.add_argument("--ways", nargs="+", default=[*WAYS, DASK])
     options = parser.parse_args()
+    options.gpus = gpu_count() if options.gpu else 0
     options.size = options.size or (2e9 if options.gpu else 2e8)
     checkouts = dict(each.split("=", 1) for each in options.checkout)
     ways = [*options.ways, *checkouts]
@@ -240,6 +251,7 @@ def main() -> int:
         "benchmark": "between_nodes",
         **machine(default_launcher()),
         "gpu": options.gpu,
+        "gpus": options.gpus,
         "nodes": options.nodes,
         "each": options.each,
     }

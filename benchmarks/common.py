@@ -351,7 +351,15 @@ def machine(launcher: Sequence[str]) -> dict[str, Any]:
     said = subprocess.run([launcher[0], "--version"], capture_output=True, text=True).stdout
     lines = said.strip().splitlines() or [launcher[0]]
     mpi = f"MPICH {said.split('Version:')[1].split()[0]}" if "HYDRA" in lines[0] else lines[0]
-    names = ("dask-gpu-mpi", "distributed", "dask-mpi", "dask-jobqueue", "dask-cuda", "mpi4py")
+    names = (
+        "dask-gpu-mpi",
+        "distributed",
+        "dask-mpi",
+        "dask-jobqueue",
+        "dask-cuda",
+        "mpi4py",
+        "cryptography",
+    )
     return {
         "command": shlex.join(sys.argv),
         "mpi": mpi,

@@ -1,9 +1,9 @@
 """A job of RAPIDS from its launch to its exit: ours, and by LocalCUDACluster over UCX, in turn.
 
-    python benchmarks/whole_job.py [--pairs 3] [--checkout NAME=FOLDER] [--json FILE]
+    python benchmarks/whole_job.py [--pairs 3] [--gpus 2] [--checkout NAME=FOLDER] [--json FILE]
 
 Run it with the Python of an environment that has cuDF, dask-cuDF, CuPy, XGBoost and dask-cuda. The job reads Parquet files of 80
-million rows, groups and joins them, writes Parquet files, trains XGBoost, and decomposes a matrix of CuPy, on the first two GPUs.
+million rows, groups and joins them, writes Parquet files, trains XGBoost, and decomposes a matrix of CuPy, on the first GPUs.
 Both have an RMM pool of half of each GPU. The script imports cuDF, dask-cuDF and CuPy in its first lines, as most do. Seconds are
 those since the launch: until the client sees all workers, the first result of cuDF, the script's last line, the exit. Ratios are
 taken pair by pair; below 1 ours is faster. `--checkout`: another version of the package, measured as ours.
@@ -56,7 +56,7 @@ def main():
         client = Client(LocalCUDACluster(protocol="ucx", **local))
     else:
         client = Client()
-    client.wait_for_workers(2)
+    client.wait_for_workers(int(sys.argv[4]))
     note("ready")
     table = dask_cudf.read_parquet(f"{data}/*.parquet")
     assert 39_000_000 < table["value"].sum().compute() < 41_000_000
@@ -88,6 +88,7 @@ if __name__ == "__main__":
 
 def run(way: str, data: str, checkouts: dict[str, str]) -> dict[str, float]:
     """One job: the seconds since its launch of each step; empty if it failed."""
+    gpus = str(len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "work.py")
         script.write_text(WORK)
@@ -100,7 +101,7 @@ def run(way: str, data: str, checkouts: dict[str, str]) -> dict[str, float]:
         began = time.time()
         with open(Path(folder, "out"), "wb") as out:
             process = subprocess.Popen(
-                [*command, data, folder],
+                [*command, data, folder, gpus],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -126,11 +127,12 @@ def main() -> int:
     """Run all pairs and print a table."""
     parser = parser_for(__doc__)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument(
         "--checkout", action="append", default=[], help="NAME=FOLDER: another version of the package"
     )
     options = parser.parse_args()
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(options.gpus)))
     checkouts = dict(each.split("=", 1) for each in options.checkout)
     ways = [OURS, OTHER, *checkouts]
     trials: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
@@ -141,7 +143,12 @@ def main() -> int:
             for way in ways if number % 2 == 0 else ways[::-1]:
                 trials[way].append(run(way, data, checkouts))
                 print(way, {name: round(value, 2) for name, value in trials[way][-1].items()}, flush=True)
-    document: dict[str, Any] = {"benchmark": "whole_job", **machine(default_launcher()), "trials": trials}
+    document: dict[str, Any] = {
+        "benchmark": "whole_job",
+        **machine(default_launcher()),
+        "gpus": options.gpus,
+        "trials": trials,
+    }
     write(options.json, document)
     for way in ways:
         pairs = [pair for pair in zip(trials[way], trials[OTHER], strict=True) if all(pair)]
