@@ -198,9 +198,14 @@ def devices_of(node: int, options: Any) -> str:
 def ours(words: list[str], options: Any, devices: list[str], folder: str, work: list[str]) -> list[Any]:
     """The command of a job of ours: Open MPI's mpirun over all hosts."""
     rank = Path(folder, "rank.sh")
+    # a GPU that two nodes share is an error otherwise, as of one machine with two names
+    file, boot_id = '"$0.$(hostname)"', "/proc/sys/kernel/random/boot_id"
+    mounted = f"grep -q {boot_id} /proc/self/mounts"
+    boot = f"{mounted} || {{ cat /proc/sys/kernel/random/uuid > {file}; mount --bind {file} {boot_id}; }}"
+    shared = boot if options.gpu and options.gpus < options.nodes * options.each else ""
     cases = " ".join(f"h{number}) export {device};;" for number, device in enumerate(devices, 1))
     rank.write_text(
-        f'#!/bin/sh\ncase $(hostname) in {cases} esac\nexec {sys.executable} -m dask_gpu_mpi "$@"\n'
+        f'#!/bin/sh\ncase $(hostname) in {cases} esac\n{shared}\nexec {sys.executable} -m dask_gpu_mpi "$@"\n'
     )
     rank.chmod(0o755)
     mpirun = Path(sys.prefix, "bin", "mpirun")
