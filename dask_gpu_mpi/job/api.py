@@ -81,7 +81,8 @@ def initialize(
     """Turn the ranks that run this script into a Dask cluster.
 
     Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
-    All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
+    All other ranks stay inside until the script ends on the client rank, however it ends. Then they exit, with code 0 unless a
+    signal has ended the job or the cluster was lost.
 
     In a script that ``python -m dask_gpu_mpi`` runs it returns the existing session. Options that differ from the command's have
     no effect, and a warning lists them.
