@@ -204,7 +204,7 @@ class Options:
         "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any.",
         ("--default-workers",), topic="Workers", same=True, choices=("all", "gpu"))
     name: str | None = option("str", None,
-        "Prefix of the workers' names, which become PREFIX-RANK.",
+        "Prefix of the workers' names: PREFIX-RANK, on a GPU PREFIX-RANK-GPU.",
         ("--name",), topic="Workers", same=True, plan=True,
         pattern=_NAME, expected="letters, digits and . _ + - (the name becomes part of file names)")
     local_directory: str | None = option("path", None,
