@@ -33,14 +33,8 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_text
-from dask_gpu_mpi.mpi.watchdogs import (
-    NeighbourWatch,
-    close_launcher,
-    is_stopped,
-    kill_rank,
-    parent_of,
-    report_lost_launcher,
-)
+from dask_gpu_mpi.mpi.launcher import close_launcher, report_lost_launcher
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, is_stopped, kill_rank, parent_of
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable

@@ -37,7 +37,7 @@ def refuse_children() -> None:
     is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
     if not is_again or not re.fullmatch(r"[0-9]{1,10}", rank):
         return
-    from dask_gpu_mpi.mpi.watchdogs import is_child_of  # which imports psutil
+    from dask_gpu_mpi.mpi.neighbours import is_child_of  # which imports psutil
 
     if is_child_of(int(rank)):
         raise InputError(

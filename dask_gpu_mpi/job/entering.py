@@ -40,8 +40,9 @@ from dask_gpu_mpi.errors import (
     Problem,
     StartupError,
 )
+from dask_gpu_mpi.mpi.launcher import end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, neighbours, report_lost_launcher
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, neighbours
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces

@@ -29,7 +29,8 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.mpi.watchdogs import end_job, kill_rank
+from dask_gpu_mpi.mpi.launcher import end_job
+from dask_gpu_mpi.mpi.neighbours import kill_rank
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.options.convert import loaded_config
 from dask_gpu_mpi.sites import launchers

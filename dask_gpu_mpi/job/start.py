@@ -17,8 +17,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
-from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
+from dask_gpu_mpi.agent.handle import (
+    AgentProcess,
+    begin_agent,
+    import_path,
+    release_cuda_keepalive,
+    start_cuda_keepalive,
+)
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
@@ -206,7 +211,7 @@ class RankStart:
             if collects:
                 gc.enable()
             if self._keepalive is not None:
-                release(self._keepalive)
+                release_cuda_keepalive(self._keepalive)
         if self._child is not None:
             # MPI of the script, or of its children, is a world of one: this process is no MPI process.
             kept = launchers.scrub(os.environ)

@@ -51,7 +51,7 @@ class Hello:
     interfaces: tuple[Interface, ...] = ()
     #: The interface that the user wants on this rank.
     wanted: str | None = None
-    #: State of the other ranks of its host (`watchdogs.neighbours`), after the deadline.
+    #: State of the other ranks of its host (`mpi.neighbours`), after the deadline.
     states: Mapping[int, str] = field(default_factory=dict)
 
     @property
