@@ -193,7 +193,9 @@ class Entering:
         if self.signals.got is None:
             return
         number = self.signals.got[0]
-        failure = Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
+        failure = Failure(
+            Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number
+        )
         if not alone:
             self._fail(failure)
             return
@@ -259,12 +261,16 @@ class Entering:
         self._failed_at = time.monotonic()
 
     def _lead(self) -> None:
-        """On rank 0: invite the others when all have come, end the meeting when all have entered, or end the start by a report."""
+        """On rank 0: invite the others when all have come, end the meeting when all have entered; else report failures."""
         meeting, size = self._meeting, self._world.size
         if not meeting.missing:
             if self.failure is None and self._entry is None:
                 self._invite()
-            if self.failure is not None and self._gathers_until is None and not self._tell_agent(self.failure):
+            if (
+                self.failure is not None
+                and self._gathers_until is None
+                and not self._tell_agent(self.failure)
+            ):
                 self._failures[COORDINATOR] = self.failure
                 self._gathers_until = time.monotonic() + GATHER_FAILURES
             if len(self._entered) == size and meeting.open:
