@@ -32,10 +32,10 @@ def refuse_children() -> None:
     rank = os.environ.get(RANK_PID, "")
     launched = launchers.detect(os.environ)
     # `launch` in the script starts another job: a rank that it has started is below this rank, and has variables of its own
-    is_again = launched is not None and launched.launcher is not launchers.LOCAL
+    has_variables = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
-    is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-    if not is_again or not re.fullmatch(r"[0-9]{1,10}", rank):
+    runs_again = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+    if not (has_variables or runs_again) or not re.fullmatch(r"[0-9]{1,10}", rank):
         return
     from dask_gpu_mpi.mpi.neighbours import is_child_of  # which imports psutil
 

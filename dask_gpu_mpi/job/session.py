@@ -167,22 +167,21 @@ class ClientEnd:
 
     def _end(self, *, had_cluster: bool, final: bool) -> None:
         """End the cluster, if it runs, and the job, if this is `final`."""
-        # The steps run from the last to the first, even if one raises: a Ctrl-C while the script closes the cluster, for example.
-        with contextlib.ExitStack() as steps:
-            if final:
-                steps.callback(self._release)
-            if self.member.leave_open or not final:
-                steps.callback(self._restore)
-            steps.callback(self._finish_report)
-            steps.callback(self._end_member, final=final)
-            steps.callback(close_clients, self._address)
-            steps.callback(self._begin_report, fetch=had_cluster)
-            if final:
-                steps.callback(self._silence)
-            if had_cluster:
-                steps.callback(self._warn_if_unused)
-                steps.callback(self._wait_for_loss)
-            self._monitor.stop()
+        steps: list[Callable[[], object]] = [self._monitor.stop]
+        if had_cluster:
+            steps += [self._wait_for_loss, self._warn_if_unused]
+        if final:
+            steps += [self._silence]
+        steps += [lambda: self._begin_report(fetch=had_cluster), lambda: close_clients(self._address)]
+        steps += [lambda: self._end_member(final=final), self._finish_report]
+        if self.member.leave_open or not final:
+            steps += [self._restore]
+        if final:
+            steps += [self._release]
+        # Each step runs, even if one before it raises: a Ctrl-C while the script closes the cluster, for example.
+        with contextlib.ExitStack() as last_to_first:
+            for step in reversed(steps):
+                last_to_first.callback(step)
 
     def _wait_for_loss(self) -> None:
         """The scheduler's death may be why the script failed, and its client notices that first: wait for the report."""

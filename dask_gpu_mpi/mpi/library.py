@@ -275,28 +275,28 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks are on this host.
     """
-    settings: dict[str, str] = {}
-    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
-    waits = not any(map(glob.glob, NETWORKS))
-    library = _library_of(module) if waits or one_host else None
-    if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
-        parameters |= _configured(environ, library)
-        for name, value in LEFT_OUT.items() if waits else ():
-            if not any(map(CHOSEN[name].fullmatch, parameters)):
-                settings[PREFIX + name] = value
-        if one_host and "btl" not in parameters:
-            others = settings.get(BTL)
-            settings[BTL] = "^tcp" if others is None else f"{others},tcp"
-    chosen = environ.get(BTL, "")
-    if (
-        library is not None
-        and one_host
-        and chosen.startswith("^")
-        and "tcp" not in re.split(r"[\^,\s]+", chosen)
-    ):
-        settings[BTL] = f"{chosen},tcp"
+    no_network = not any(map(glob.glob, NETWORKS))
+    library = _library_of(module) if no_network or one_host else None
+    settings = {} if library is None else _left_out(environ, library, ofi=no_network, tcp=one_host)
     with environment(settings):  # restored, since children of the script must not have these
         yield
+
+
+def _left_out(environ: Mapping[str, str], library: Path, *, ofi: bool, tcp: bool) -> dict[str, str]:
+    """The variables by which Open MPI leaves out the components for libfabric (`ofi`) and TCP."""
+    settings: dict[str, str] = {}
+    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
+    if not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
+        parameters |= _configured(environ, library)
+        for name, value in LEFT_OUT.items() if ofi else ():
+            if not any(map(CHOSEN[name].fullmatch, parameters)):
+                settings[PREFIX + name] = value
+        if tcp and "btl" not in parameters:
+            settings[BTL] = f"{settings[BTL]},tcp" if BTL in settings else "^tcp"
+    chosen = environ.get(BTL, "")
+    if tcp and chosen.startswith("^") and "tcp" not in re.split(r"[\^,\s]+", chosen):
+        settings[BTL] = f"{chosen},tcp"
+    return settings
 
 
 def _library_of(module: str) -> Path | None:
