@@ -56,14 +56,14 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     begin = read_frame(control, UNCONFIGURED)
     if not isinstance(begin, Begin):
         os._exit(0)  # the rank has ended, or sends nothing
-    look, looking = None, None
+    gpu_answer, gpu_inspector = None, None
     if begin.inspect:
         from dask_gpu_mpi.machine.gpu_probe import Look, start_look
 
         read, write = os.pipe()
-        look = Look(read)
+        gpu_answer = Look(read)
         with contextlib.suppress(OSError), kept():  # if no process can be started, there is no answer
-            looking = start_look(write, close=[read, control], rank=rank)
+            gpu_inspector = start_look(write, close=[read, control], rank=rank)
     if begin.cuda:
         # RAPIDS libraries must not make a context in the process from which all workers are forked.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
@@ -73,7 +73,14 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     try:
         from dask_gpu_mpi.agent.main import run
 
-        run(control, timeline, rank=rank, cuda=begin.cuda, look=look, looking=looking)
+        run(
+            control,
+            timeline,
+            rank=rank,
+            cuda=begin.cuda,
+            gpu_answer=gpu_answer,
+            gpu_inspector=gpu_inspector,
+        )
     except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:

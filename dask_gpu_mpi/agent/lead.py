@@ -55,7 +55,7 @@ class Leader:
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
-        #: Seconds between two looks at the clock.
+        #: Seconds until the next tick: `TICK` or `TICK_RUNNING`.
         self._every = TICK
         self._timer: asyncio.TimerHandle | None = None
         options, plan_only = self._options, configuration.plan_only
@@ -104,12 +104,12 @@ class Leader:
     def _on_event(self, event: Event) -> None:
         now = time.monotonic()
         if self._ending is not None:
-            self._handle_later(self._ending, event, now)
+            self._handle_running(self._ending, event, now)
         elif event.kind == Kind.GONE:
             self._lose(event.source, "its process", now)
         else:
             self._coordinator.handle(event, now)
-            self._look(now)
+            self._follow_start(now)
 
     def _on_lost(self, rank: int) -> None:
         now = time.monotonic()
@@ -140,10 +140,10 @@ class Leader:
             self._end_if_over(self._ending)
             return
         self._coordinator.tick(now)
-        self._look(now)
+        self._follow_start(now)
 
-    def _look(self, now: float) -> None:
-        """Go on if the start is over; else show how far it has come."""
+    def _follow_start(self, now: float) -> None:
+        """Show how far the start has come; if it is over, run the cluster, or report how the start has ended."""
         outcome = self._coordinator.outcome
         if outcome is None:
             if not self._configuration.plan_only:
@@ -209,7 +209,7 @@ class Leader:
         for rank in self._gone.difference(cluster.absent):
             self._ending.disconnected(rank, time.monotonic())
 
-    def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
+    def _handle_running(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
         if event.kind == Kind.GONE and ending.has_lost_too_many:
             # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open

@@ -77,13 +77,13 @@ def run(
     *,
     rank: int,
     cuda: bool,
-    look: Look | None,
-    looking: int | None,
+    gpu_answer: Look | None,
+    gpu_inspector: int | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the rank ends.
 
-    `control` is the socket to the rank, `rank` the rank's process id, `looking` that of the child that inspects the GPUs, and
-    `look` its answer.
+    `control` is the socket to the rank, `rank` the rank's process id, `gpu_inspector` that of the child that inspects the GPUs,
+    and `gpu_answer` what it finds.
     """
     of_rank = psutil.Process(rank)
     _import_dask(cuda=cuda)
@@ -103,7 +103,7 @@ def run(
             scratch, read = _configure(configuration.options, configuration.dask_config)
             configuration = replace(configuration, options=read)
             # ENTER may have come already, with the hub's socket, which is this process's alone
-            close = [control, *([] if look is None else [look.fd]), *reader.fds]
+            close = [control, *([] if gpu_answer is None else [gpu_answer.fd]), *reader.fds]
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
             timeline.lap("configure")
@@ -113,8 +113,8 @@ def run(
         except DaskGpuMpiError as error:
             write_frame(control, (Kind.FAILED, failure_of(error)))
             return
-        if looking is not None:  # threads are allowed now; the child may hang in the driver
-            threading.Thread(target=collect, args=(looking,), name="look", daemon=True).start()
+        if gpu_inspector is not None:  # threads are allowed now; the child may hang in the driver
+            threading.Thread(target=collect, args=(gpu_inspector,), name="look", daemon=True).start()
         if not tasks_run_in_agent(configuration.options.worker_class):
             # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
             # tasks in this process they are not: a task could keep the event loop busy.)
@@ -122,7 +122,7 @@ def run(
         write_frame(control, (Kind.PREPARED, scratch))
 
         async def serve() -> None:
-            part = Part(configuration, scratch, reader, control, timeline, rank=rank, look=look)
+            part = Part(configuration, scratch, reader, control, timeline, rank=rank, gpu_answer=gpu_answer)
             watch_fork_server(asyncio.get_running_loop(), _on_fork_server_end)
             await part.run(frames)
 

@@ -24,9 +24,6 @@ RUN = "DGM_RUN"
 LOST, GONE = "lost", "gone"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
-#: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
-#: may start a program that closes every number below its soft limit, one by one.
-MOST = 1 << 20
 
 
 def open_missing() -> None:
@@ -116,6 +113,13 @@ def write(stream: Any, text: str) -> None:
         data = text.encode(stream.encoding, "backslashreplace")
         while data:
             data = data[os.write(stream.fileno(), data) :]
+
+
+# What else child processes inherit: limits, the working directory, the environment.
+
+#: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
+#: may start a program that closes every number below its soft limit, one by one.
+MOST = 1 << 20
 
 
 def raise_descriptor_limit() -> None:
