@@ -73,22 +73,16 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     try:
         from dask_gpu_mpi.agent.main import run
 
-        run(
-            control,
-            timeline,
-            rank=rank,
-            cuda=begin.cuda,
-            gpu_answer=gpu_answer,
-            gpu_inspector=gpu_inspector,
-        )
+        run(control, timeline, rank=rank, cuda=begin.cuda, gpu_answer=gpu_answer, gpu_inspector=gpu_inspector)
     except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:
-        from dask_gpu_mpi.startup.messages import Kind, failure_of
+        from dask_gpu_mpi.base.failures import Failure
+        from dask_gpu_mpi.startup.messages import Kind
 
         code = 1
         with contextlib.suppress(OSError):
-            write_frame(control, (Kind.FAILED, failure_of(error)))
+            write_frame(control, (Kind.FAILED, Failure.of(error)))
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)

@@ -87,11 +87,6 @@ class AgentProcess:
         """True once the agent's end of the socket is closed: it has died."""
         return self._reader.eof
 
-    @property
-    def taken(self) -> bool:
-        """True once the script has closed the socket to the agent."""
-        return self._reader.taken
-
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
         """Send the first frame, once, before the configuration is known; `inspect_gpus`: have GPUs inspected, if any."""
         cuda = may_use_cuda(options, environ)
@@ -136,7 +131,7 @@ class AgentProcess:
 
     def exit_text(self) -> str:
         """How the agent died, as text."""
-        if self.taken:
+        if self._reader.taken:
             return "the script closed the descriptors of this process"
         try:
             return exit_text(self._process.wait(timeout=0.5))

@@ -34,6 +34,7 @@ from dask_gpu_mpi.agent.forkserver import (
     watch_fork_server,
 )
 from dask_gpu_mpi.agent.part import Part
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import leave_deleted_directory, say
@@ -46,7 +47,7 @@ from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_s
 from dask_gpu_mpi.network.ucx import missing_ucx
 from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of
+from dask_gpu_mpi.startup.messages import Configuration, Kind
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
 
@@ -111,7 +112,7 @@ def run(
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
-            write_frame(control, (Kind.FAILED, failure_of(error)))
+            write_frame(control, (Kind.FAILED, Failure.of(error)))
             return
         if gpu_inspector is not None:  # threads are allowed now; the child may hang in the driver
             threading.Thread(target=collect, args=(gpu_inspector,), name="look", daemon=True).start()

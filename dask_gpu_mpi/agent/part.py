@@ -52,7 +52,6 @@ from dask_gpu_mpi.startup.messages import (
     Kind,
     Registration,
     SchedulerSettings,
-    failure_of,
 )
 from dask_gpu_mpi.startup.transport import ucx_ability
 from dask_gpu_mpi.workers import logs
@@ -209,7 +208,7 @@ class Part:
 
     def _fail(self, error: BaseException) -> None:
         """Report that this rank can't take part, or that an order has failed."""
-        failure = failure_of(error)
+        failure = Failure.of(error)
         if self._connection is None and self._leader is None:
             self.answer(Kind.FAILED, failure)
         elif not self._up:

@@ -34,12 +34,7 @@ from dask_gpu_mpi.base.timeouts import (
     UNHEARD,
     in_place_of_rank_0,
 )
-from dask_gpu_mpi.errors import (
-    DaskGpuMpiError,
-    InputError,
-    Problem,
-    StartupError,
-)
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.launcher import end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
 from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, neighbours
@@ -434,11 +429,7 @@ class Entering:
         self._fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
 
     def _joined(
-        self,
-        cluster: Cluster,
-        is_client: bool,
-        has_scheduler: bool,
-        scheduler_file: tuple[str, str] | None,
+        self, cluster: Cluster, is_client: bool, has_scheduler: bool, scheduler_file: tuple[str, str] | None
     ) -> Joined:
         options, agent, world = self.options, self.agent, self._world
         assert options is not None  # a rank that has joined has both

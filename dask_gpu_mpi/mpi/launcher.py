@@ -49,11 +49,7 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
         if command := launched.launcher.end_command(environ):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    timeout=ENDING_STEP,
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd="/", timeout=ENDING_STEP
                 )
         if launched.launcher.reacts_to_signals_only:
             kill_rank(os.getpid())

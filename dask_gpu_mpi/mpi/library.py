@@ -237,11 +237,9 @@ def _fix(launched: Launched, library: str) -> str:
 
 # Components of Open MPI that are left out: two that cost time without use, and those of the network on one host.
 #
-# Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network that
-# it could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; in 4.1 to 5.0).
-# A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out. The
-# component for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``, and then uses
-# none of it.
+# Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network, that
+# is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; 4.1 to 5.0), and half of a cluster's
+# start. The component for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``.
 #
 # The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
 # who reaches such a port can end the job, and write into its memory (docs/security-audit.md). If the user has chosen components
@@ -249,10 +247,8 @@ def _fix(launched: Launched, library: str) -> str:
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: The components that are left out, by framework.
-LEFT_OUT = {"btl": "^ofi", "mtl": "^ofi"}
-#: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
-#: that others use.
+#: The frameworks with a component for libfabric, and the parameters by which the user has chosen. Then none is left out: MPI does
+#: not start if one rank leaves out a component that others use.
 CHOSEN = {
     "btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+"),
     "mtl": re.compile(r"mtl|pml|(mtl_ofi|pml_cm|opal_common_ofi)_\w+"),  # pml: cm alone uses an mtl
@@ -288,9 +284,9 @@ def _left_out(environ: Mapping[str, str], library: Path, *, ofi: bool, tcp: bool
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     if not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
         parameters |= _configured(environ, library)
-        for name, value in LEFT_OUT.items() if ofi else ():
-            if not any(map(CHOSEN[name].fullmatch, parameters)):
-                settings[PREFIX + name] = value
+        for name, chosen_by in CHOSEN.items() if ofi else ():
+            if not any(map(chosen_by.fullmatch, parameters)):
+                settings[PREFIX + name] = "^ofi"
         if tcp and "btl" not in parameters:
             settings[BTL] = f"{settings[BTL]},tcp" if BTL in settings else "^tcp"
     chosen = environ.get(BTL, "")

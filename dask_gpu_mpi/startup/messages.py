@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Node
@@ -256,10 +255,3 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.CLOSED: None,
     Kind.RELEASE: None,
 }
-
-
-def failure_of(error: BaseException) -> Failure:
-    """The failure that carries an error, of any class."""
-    if isinstance(error, DaskGpuMpiError):
-        return Failure.of(error)
-    return Failure(Problem(f"{type(error).__name__}: {error}"))
