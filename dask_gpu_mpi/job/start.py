@@ -70,14 +70,14 @@ def start(
     DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
-    this = RankStart(read_options, comm, leave_open, has_client, check, by_command)
-    joined = this.run()
+    rank = RankStart(read_options, comm, leave_open, has_client, check, by_command)
+    joined = rank.run()
     from dask_gpu_mpi.job.member import Member
 
     _by_command = by_command
     if _member is not None:  # of an earlier cluster of this program
         atexit.unregister(_member.abort_after_failure)
-    _member = member = Member(joined, this.signals, leave_open=leave_open, has_client=has_client)
+    _member = member = Member(joined, rank.signals, leave_open=leave_open, has_client=has_client)
     if joined.world.is_own:
         from dask_gpu_mpi.mpi.library import unlink_shared_memory
 
@@ -90,14 +90,14 @@ def start(
     from dask_gpu_mpi.job.announcement import announce, announce_waiting
 
     if not quiet:
-        announce(joined, time.monotonic() - this.began)
+        announce(joined, time.monotonic() - rank.began)
     if not has_client:
         if joined.options.recorded:
             name = "summary" if joined.options.report is None else "report"
             say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(joined.options)
         return member, None
-    return member, _open_session(member, this, quiet=quiet)
+    return member, _open_session(member, rank, quiet=quiet)
 
 
 def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
@@ -105,19 +105,19 @@ def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
 
     A DaskGpuMpiError is the one report of all failures, as of `start`.
     """
-    this = RankStart(read_options, by_command=True, plan_only=True)
-    made = this.run()
-    this.signals.give_back()
+    rank = RankStart(read_options, by_command=True, plan_only=True)
+    made = rank.run()
+    rank.signals.give_back()
     return made if isinstance(made, Plan) else None
 
 
-def _open_session(member: Member, this: RankStart, *, quiet: bool) -> Session:
+def _open_session(member: Member, rank: RankStart, *, quiet: bool) -> Session:
     """Open the cluster to the script, which gets the signals, and end it with this process."""
     from dask_gpu_mpi.job.dask_client import note_start
     from dask_gpu_mpi.job.session import ClientEnd, Session
 
-    options, signals = member.joined.options, this.signals
-    end = ClientEnd(member, this.began, on_signal, quiet=quiet)
+    options, signals = member.joined.options, rank.signals
+    end = ClientEnd(member, rank.began, on_signal, quiet=quiet)
     try:
         end.open()
         # The last step of the interpreter, since threads of the script may outlive its main program.
@@ -134,10 +134,9 @@ def _open_session(member: Member, this: RankStart, *, quiet: bool) -> Session:
     if signals.got is not None:
         # It came while the cluster started, and the script handles it.
         signal.raise_signal(signals.got[0])
-    if this.by_command:
-        note_start()
     member.joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
-    if this.by_command:
+    if rank.by_command:
+        note_start()
         # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
         gc.freeze()
     return Session(end)

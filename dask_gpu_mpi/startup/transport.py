@@ -114,15 +114,10 @@ def _reason(
 
 # Settings that keep a start with many workers from timing out, though it takes longer than one with few.
 #
-# Two things become slow:
-#
-# - The scheduler accepts the connections of all workers one after the other. With Dask's default timeouts 1,300 workers were
-#   lost (dask/distributed#3691).
-# - Workers that share a core start one after the other, however few they are. `workers_per_core` counts them.
-#
-# So from some hundreds of workers in the job, or from eight workers for each core of a host, connections may take longer
-# (`connection_settings`), and so may the whole start (`start_limit`). The scheduler's queue of connections is longer, too, and in
-# large jobs ranks start their workers one after the other (`start_delay`). A setting that the user has configured stays as it is.
+# The scheduler accepts the connections of all workers one after the other. With Dask's default timeouts 1,300 workers were lost
+# (dask/distributed#3691). And workers that share a core start one after the other, however few they are. So from some hundreds of
+# workers in the job, or from eight for each core of a host, connections and the whole start may take longer. The scheduler's
+# queue of connections is longer, too, and in large jobs ranks start their workers one after the other.
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
