@@ -36,8 +36,7 @@ class Begin(NamedTuple):
 def main(control: int, *, rank: int, follow: bool) -> None:
     """Run the agent; never returns.
 
-    `control` is the socket to the rank, `rank` the rank's process id. `follow`: this process dies with the thread that started
-    it, which is the rank's main thread.
+    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread.
     """
     # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()

@@ -266,8 +266,7 @@ LONGEST = 120.0
 #: The directory in which MPS listens by default.
 MPS = "/tmp/nvidia-mps"
 
-# Ends with its parent, at the end of its standard input, for which a thread waits while `cuInit` runs. It reports no errors of
-# CUDA: the workers do.
+# Ends with its parent, at the end of its standard input, for which a thread waits during `cuInit`. Workers report CUDA's errors.
 _KEEPALIVE = """
 import _thread, ctypes, os, select, sys
 
@@ -287,8 +286,7 @@ end()
 def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Start the process, if this rank is the first of its node and may have GPU workers; else return None.
 
-    It is an interpreter that imports nothing else, and so is there long before the agent. It has the variables of `environ`, less
-    those of the launcher.
+    It is an interpreter that imports nothing else, and so is there long before the agent. It has no variables of the launcher.
     """
     # With MPS, ``cuInit`` starts a server, which would count as a process of another user.
     with_mps = "CUDA_MPS_PIPE_DIRECTORY" in environ or os.path.exists(MPS)

@@ -2,8 +2,7 @@
 
 `handle.AgentProcess` starts it, through `boot`, without MPI and without the launcher's variables. Its `__main__` is empty, so
 the user's script never runs again in a worker. It is connected to its rank by a socket. At end of file the rank has ended or
-closes the agent, and everything here ends within the grace. Standard output and error are the rank's, so what tasks print is in
-the job's output.
+closes the agent, and everything here ends within the grace. Standard output and error are the rank's, for what tasks print.
 
 The order matters: import while there is one thread, then configure, then fork the fork server, then start the event loop.
 """
@@ -83,8 +82,7 @@ def run(
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the rank ends.
 
-    `control` is the socket to the rank, `rank` the rank's process id, `gpu_inspector` that of the child that inspects the GPUs,
-    and `gpu_answer` what it finds.
+    `control`: the socket to the rank. `rank`, `gpu_inspector`: process ids of the rank, and of the child that inspects the GPUs.
     """
     of_rank = psutil.Process(rank)
     _import_dask(cuda=cuda)
@@ -174,8 +172,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not is_configured("distributed.worker.daemon"):
-        # Tasks and members of gangs may start pools and data loaders, which daemons may not. `forkserver.end_left_behind` ends
-        # what they leave.
+        # Tasks and members of gangs may start pools and data loaders, which daemons may not. `end_left_behind` ends the rest.
         dask.config.set({"distributed.worker.daemon": False})
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
@@ -185,8 +182,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
         raise InputError(
             f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"
         )
-    # distributed.utils.get_mp_context imports every optional package (pandas and others, a second) before it starts a fork
-    # server. Ours is already running.
+    # Otherwise get_mp_context imports every optional package (pandas and others, a second) for a fork server. Ours runs already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
     parent = local_directory(options.local_directory)
     leave_deleted_directory()

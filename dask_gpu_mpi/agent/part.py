@@ -66,8 +66,7 @@ PARENT_INTERVAL = 1.0
 class Part:
     """Receives messages of the rank by `reader`, and answers to the descriptor `reply`; see `messages.Kind`.
 
-    `scratch` is the agent's directory, `rank` the process id of the rank. `gpu_answer`: that of the child that inspects the
-    GPUs, if there is one.
+    `scratch`: the agent's directory. `rank`: its process id. `gpu_answer`: that of the child that inspects the GPUs, if any.
     """
 
     def __init__(

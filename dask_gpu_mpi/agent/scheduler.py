@@ -55,8 +55,7 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, for its agent; until `start`, `send` and `close` do nothing.
 
-    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_message(kind, payload)`` for later
-    messages.
+    It calls ``on_end(exit_code)`` if the process ends after it was up, and ``on_message(kind, payload)`` for later messages.
     """
 
     def __init__(
@@ -134,13 +133,11 @@ class SchedulerProcess:
 def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends a message through `pipe`, `Kind.SCHEDULER_UP` or `Kind.FAILED` with its payload, later `Kind.CLIENT`. Obeys those from
-    the pipe, and ends at its end of file.
+    Sends `Kind.SCHEDULER_UP` or `Kind.FAILED` through `pipe`, later `Kind.CLIENT`. Obeys the orders from there; ends with it.
     """
 
     async def serve_and_exit() -> None:
-        # Not sys.exit, and inside the loop, which would wait for its threads: neither leftovers of Dask nor an unfinished
-        # import of the dashboard may keep the process.
+        # Not sys.exit, and inside the loop, which would wait for threads: those of Dask, or the import of the dashboard.
         code = await _serve(options, settings, pipe)
         flush()
         os._exit(code)

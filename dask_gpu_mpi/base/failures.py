@@ -37,8 +37,7 @@ class Failure:
     problem: Problem
     #: Of the job.
     exit_code: int = StartupError.exit_code
-    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
-    #: report, whatever the class.
+    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. The report does not depend on it.
     kind: str = field(default="", compare=False)
     #: Its first parts, if the report combines several problems.
     parts: tuple[Problem, ...] = ()

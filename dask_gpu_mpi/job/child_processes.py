@@ -57,8 +57,7 @@ def refuse_children() -> None:
 CONFIG = "DASK_CONFIG"
 #: The whole configuration of a program that Dask has started this one from; it wins over files.
 INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
-#: Environment variable: JSON of our file's path, and of the user's variables that it replaces. A job that the script starts gets
-#: these variables again (`forget_cluster`).
+#: Environment variable: JSON of our file's path, and of the user's variables that it replaces, for `forget_cluster`.
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
 

@@ -1,7 +1,6 @@
 """Dask in the script's process while it has a session: its configuration, `Client` and `LocalCluster`, and the script's clients.
 
-A plain ``Client()`` connects to the job's cluster; what would start or use another cluster by mistake is refused, or prints a
-warning.
+A plain ``Client()`` connects to the job's cluster. Another cluster, which may be a mistake, gets a warning, or is refused.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def complete_defaults() -> None:
 def shuffle_settings(plan: Plan) -> dict[str, str]:
     """Shuffle and rechunk by tasks, if all workers have GPUs and the user has not configured it.
 
-    Dask's choice is p2p. Of 160 million rows, cuDF's shuffle took 0.6 to 0.9 s by tasks, and 26 to 30 s by p2p. A rechunk of CuPy
-    arrays by p2p fails.
+    Dask's choice is p2p. cuDF shuffled 160 million rows in 0.6 to 0.9 s by tasks, 26 to 30 s by p2p. CuPy's rechunk by p2p fails.
     """
     on_gpus = bool(plan.workers) and all(worker.kind == "gpu" for worker in plan.workers)
     return {key: "tasks" for key in SHUFFLES if on_gpus and not is_configured(key)}
@@ -136,8 +134,7 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
 
     Another cluster gets a warning, and ``Client(n_workers=...)`` connects to this one. ``Client.shutdown()`` calls
-    `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
-    twice, by this and by `Session.close`.
+    `before_shutdown`. A closed client ignores it, and Dask's would fail: a script may end its cluster by `Session.close` as well.
     """
     from dask.callbacks import Callback
 

@@ -1,7 +1,6 @@
 """One rank of a running cluster, until the job ends: it runs the script or waits, and hears of the cluster from its agent alone.
 
-No wait here is in a call that can't be interrupted. Every wait has a deadline. In whatever way the rank leaves, its agent ends
-before.
+No wait here is in a call that can't be interrupted, and every wait has a deadline. The agent always ends before the rank.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ class Ending:
 class Member:
     """A rank of a cluster that is up; `signals` were taken before it joined.
 
-    With `leave_open` (``exit=False``) the program continues on this rank when the cluster stops. `has_client`: some rank runs a
-    script.
+    `leave_open` (``exit=False``): the program continues on this rank when the cluster stops. `has_client`: a rank runs a script.
     """
 
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:

@@ -66,8 +66,7 @@ def start(
     `read_options` imports Dask's configuration, which takes long; its InputError is reported once for all ranks. `comm`: None is
     ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises an
     InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts the cluster, and `initialize` in
-    its script returns that session (`command_session`). `quiet`: print nothing about the cluster that is up. Raises a
-    DaskGpuMpiError, the same on all ranks.
+    its script returns that session. `quiet`: print nothing about the cluster. Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
     rank = RankStart(read_options, comm, leave_open, has_client, check, by_command)
@@ -250,10 +249,9 @@ class RankStart:
 
         self._timeline.lap("import")
         options, agent = self._options, self._agent
-        timeout = (
-            options.startup_timeout if options is not None and self._failure is None else WITHOUT_OPTIONS
-        )
-        deadline = self.began + timeout
+        deadline = self.began + WITHOUT_OPTIONS
+        if options is not None and self._failure is None:
+            deadline = self.began + options.startup_timeout
         if options is not None and agent is not None:
             agent.configure(
                 configuration(
@@ -286,9 +284,8 @@ class RankStart:
         from dask_gpu_mpi.mpi.world import World, own_world, world_of
 
         own = own_world(self.comm, self._environ, socket.gethostname(), starts=self.leave_open)
-        if (
-            own is None and self._child is None
-        ):  # it could not be started, or mpi4py.MPI is imported but not initialized
+        # MPI's child could not be started, or mpi4py.MPI is imported but not initialized
+        if own is None and self._child is None:
             self._child = world_of(self._environ, import_path())
         return own or self._child or World()
 

@@ -128,8 +128,8 @@ _MAPPED = _IPV6 + socket.inet_pton(socket.AF_INET6, "::ffff:0.0.0.0").rjust(22, 
 def close_launcher(rank: int, *, by_script: bool) -> Problem | None:
     """Let the launcher of this rank accept no new connections on this node; returns a warning if ports stay open.
 
-    `rank`: the process id of the rank. MPI of all ranks must have started. `by_script`: the ranks stay MPI processes, which may
-    start others, and these connect to the launcher.
+    `rank`: its process id. MPI of all ranks must have started. `by_script`: the ranks stay MPI processes, and may start others,
+    which connect to the launcher.
     """
     launched = launched_as(rank)
     if launched is None or not launched.launcher.exposes or launched.local_rank not in (0, None):

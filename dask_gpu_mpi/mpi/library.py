@@ -36,8 +36,7 @@ SETTLING = 0.3
 def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) -> Any:
     """Import ``mpi4py.MPI``, and initialise MPI; `by_mpi4py`: as a script's own import does, which also finalises it.
 
-    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError or a
-    LauncherError.
+    Raises a LauncherError for a library that would abort below the launcher of `environ`. `host`: for the messages of errors.
     """
     try:
         with away_from_here(), contextlib.ExitStack() as settings:
@@ -193,8 +192,7 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
     """Sleep `RANK_0_GRACE` seconds in ranks other than 0; then return whether this rank has nothing to report.
 
     For ranks that can't communicate. None may exit before rank 0 has reported, since a launcher ends all ranks when one fails.
-    Then the first rank of each other host reports, in case its host alone lacks something. If rank 0 has failed as well, most
-    launchers have ended this rank by then.
+    Then the first rank of each other host reports, in case its host alone lacks something, and the launcher has not ended it.
     """
     launched = detect(environ)
     if launched is None or not launched.rank:
@@ -257,8 +255,7 @@ CHOSEN = {
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
-#: Variables with the folders of the installation's configuration, and the names of the files (opal/mca/installdirs,
-#: opal/mca/base/mca_base_var.c).
+#: Folders and names of the installation's configuration (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
 SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
@@ -326,12 +323,10 @@ def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
 #
 # Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and use
 # shared memory. UCX has no authentication: a process that reaches such a port can read and write the rank's memory
-# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank
-# can find that out alone.
+# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays, since it may be the only way.
 #
 # UCX makes its System V shared memory with mode 0660, without regard to the umask. So everyone in the job's group, on many
-# systems a whole institute, can write into the messages between its ranks. Without it UCX uses POSIX shared memory, which only
-# the owner can open.
+# systems a whole institute, can write into the messages between its ranks. POSIX shared memory is for the owner only.
 #
 # Before release 1.20 UCX also installs handlers for signals. They print 40 lines into the job's output if the process crashes.
 # Without them such a process ends like any Python: by the signal, and with ``faulthandler``'s traceback if that is on.

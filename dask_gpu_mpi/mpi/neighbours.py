@@ -126,8 +126,7 @@ def neighbours(pid: int) -> dict[int, str]:
         for process in daemon.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 launched, status = launched_as(process.pid), process.status()
-                # Wrapper scripts may be between the launcher and a rank: processes below them are the same rank.
-                # A rank may have started another launcher's.
+                # Processes below a wrapper script are the same rank. A rank may have started another launcher's.
                 if launched is None or launched == own or launched.launcher is not own.launcher:
                     continue
                 if status != psutil.STATUS_ZOMBIE and states.get(launched.rank) != "stopped":
@@ -140,8 +139,7 @@ def neighbours(pid: int) -> dict[int, str]:
 def started_here(pid: int) -> int:
     """The number of ranks that the launcher of the rank `pid` started on this host, if it ignores ends before ``MPI_Init``.
 
-    Hydra ignores every rank that exits, Open MPI's mpirun those that exit with code 0. Other launchers end the job by themselves:
-    the number is 0.
+    Hydra ignores every rank that exits, Open MPI's mpirun those that exit with code 0. 0: other launchers end the job themselves.
     """
     try:
         daemon = psutil.Process(psutil.Process(first_process(pid)).ppid()).name()

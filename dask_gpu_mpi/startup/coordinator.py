@@ -102,14 +102,16 @@ class Coordinator:
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
+        #: Seconds of the start after the plan, by the options or the number of workers.
         self._limit = 0.0
         #: By rank that is ready: the steps of its timeline (none, unless the user wants a report), and the address of a worker.
         self._ready: dict[int, tuple[list[Step], str]] = {}
-        #: By rank the nodes that connect to each other, those that have not done so yet, and by error the hosts that others have
-        #: not reached.
+        #: The nodes that connect to each other, by the rank that does it; those that have not done so yet.
         self._nodes: dict[int, Node] = {}
         self._connecting: set[int] = set()
+        #: By rank, and by error: the hosts that it has not reached.
         self._lost: dict[int, dict[str, list[str]]] = {}
+        #: Dask's configuration of the cluster, and where the processes of each rank listen.
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
         self._transport = Transport()

@@ -52,9 +52,8 @@ def choose_transport(
 ) -> Transport:
     """The data that goes over UCX, and the line that says so and why.
 
-    `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
-    those of a running cluster. `sealed`: whether streams are encrypted. Raises InputError: the user asked for UCX, and a rank
-    can't use it.
+    `wanted`: what the user asked for. `abilities`: by rank. `attaches`: the workers are added to those of a running cluster.
+    `sealed`: streams are encrypted. Raises InputError: the user asked for UCX, and a rank can't use it.
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
@@ -125,8 +124,7 @@ BACKLOG = "distributed.comm.socket-backlog"
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
 #: Seconds that the scheduler may take to accept one worker: ten times what it took when measured (benchmarks/results/README.md).
 PER_WORKER = 0.05
-#: Seconds that a worker may take to start for each worker on its core: rank, agent and worker take 1.4 seconds of CPU together
-#: (benchmarks/results/README.md).
+#: Seconds that a worker may take to start for each worker on its core. Rank, agent and worker need 1.4 seconds of CPU (as above).
 PER_SHARED_CORE = 4.0
 #: The longest timeout of a connection, in seconds: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0
