@@ -113,16 +113,16 @@ def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
 def _open_session(member: Member, rank: RankStart, *, quiet: bool) -> Session:
     """Open the cluster to the script, which gets the signals, and end it with this process."""
     from dask_gpu_mpi.job.dask_client import note_start
-    from dask_gpu_mpi.job.session import ClientEnd, Session
+    from dask_gpu_mpi.job.session import ScriptCluster, Session
 
     options, signals = member.joined.options, rank.signals
-    end = ClientEnd(member, rank.began, on_signal, quiet=quiet)
+    cluster = ScriptCluster(member, rank.began, on_signal, quiet=quiet)
     try:
-        end.open()
+        cluster.open()
         # The last step of the interpreter, since threads of the script may outlive its main program.
-        atexit.register(end.end)
+        atexit.register(cluster.end)
     except BaseException:
-        end.end()  # else the other ranks would wait for this one
+        cluster.end()  # else the other ranks would wait for this one
         signals.give_back()
         raise
     # Not before: from here on the exception of a signal ends the script, and with it the cluster.
@@ -133,12 +133,12 @@ def _open_session(member: Member, rank: RankStart, *, quiet: bool) -> Session:
     if signals.got is not None:
         # It came while the cluster started, and the script handles it.
         signal.raise_signal(signals.got[0])
-    member.joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
+    member.joined.world.before_end(cluster.end)  # the other ranks end their MPI after the cluster
     if rank.by_command:
         note_start()
         # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
         gc.freeze()
-    return Session(end)
+    return Session(cluster)
 
 
 def command_session() -> tuple[Session, Options] | None:
@@ -371,10 +371,10 @@ def handle_loss() -> None:
 
 
 def _on_loss(number: int, frame: FrameType | None) -> None:
-    from dask_gpu_mpi.job.session import current_end
+    from dask_gpu_mpi.job.session import script_cluster
 
-    end = current_end()
-    if end is not None and end.member.ending.lost is not None:  # else another process has sent it
+    cluster = script_cluster()
+    if cluster is not None and cluster.member.ending.lost is not None:  # else another process has sent it
         on_signal(number, frame)
 
 
@@ -385,15 +385,15 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     install(number, lambda *_: None)
     if outcome.is_reporting():
         return  # the script has ended, and can't receive an exception
-    from dask_gpu_mpi.job.session import State, current_end
+    from dask_gpu_mpi.job.session import State, script_cluster
 
-    end = current_end()
-    if end is not None:
+    cluster = script_cluster()
+    if cluster is not None:
         ends = python_ends()
-        if ends and end.state is State.ENDED and not end.member.leave_open:
+        if ends and cluster.state is State.ENDED and not cluster.member.leave_open:
             return
         try:
-            end.interrupt(number, frame)
+            cluster.interrupt(number, frame)
         except BaseException as error:
             if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))
