@@ -213,9 +213,6 @@ def _where() -> str:
     return f"working directory {os.getcwd()!r}"
 
 
-# The run of the program.
-
-
 def run_script(program: Program) -> None:
     """Run it as ``__main__``, as Python does.
 
@@ -276,8 +273,6 @@ def _compiled(text: str | bytes, path: str) -> types.CodeType:
     # Without the `from __future__` of this module, which would change the script's annotations.
     return compile(text, path, "exec", dont_inherit=True)
 
-
-# The libraries that a script uses, for scheduler and workers.
 
 #: Libraries of GPUs that take a second or more to import, and the words that a script has which uses them: all of one set.
 SLOW_LIBRARIES = {
