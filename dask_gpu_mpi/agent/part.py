@@ -106,11 +106,9 @@ class Part:
         #: Whether this rank's workers and scheduler are closing, since the cluster is over; whether nothing follows after that.
         self._closing = self._ended = False
         #: This rank's workers have closed; those of all ranks, so that the scheduler may; the scheduler, if it is here.
-        self._workers_closed, self._released, self._part_closed = (
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
+        self._workers_closed = asyncio.Event()
+        self._released = asyncio.Event()
+        self._part_closed = asyncio.Event()
         #: Whether the cluster has been up with this agent, or one before it.
         self._up = False
 

@@ -167,7 +167,7 @@ class ScriptCluster:
 
     def _end(self, *, had_cluster: bool, final: bool) -> None:
         """End the cluster, if it runs, and the job, if this is `final`."""
-        steps: list[Callable[[], object]] = [self._monitor.stop]
+        steps: list[Callable[[], object]] = []
         if had_cluster:
             steps += [self._wait_for_loss, self._warn_if_unused]
         if final:
@@ -182,6 +182,7 @@ class ScriptCluster:
         with contextlib.ExitStack() as last_to_first:
             for step in reversed(steps):
                 last_to_first.callback(step)
+            self._monitor.stop()
 
     def _wait_for_loss(self) -> None:
         """The scheduler's death may be why the script failed, and its client notices that first: wait for the report."""
