@@ -230,18 +230,9 @@ def import_path() -> list[str]:
 
 #: Options of Python by the name that they have in ``sys.flags``, as their number there says how often they were given.
 _FLAGS = {
-    "debug": "d",
-    "dont_write_bytecode": "B",
-    "no_site": "S",
-    "no_user_site": "s",
-    "ignore_environment": "E",
-    "isolated": "I",
-    "safe_path": "P",
-    "optimize": "O",
-    "bytes_warning": "b",
-    "verbose": "v",
-    "quiet": "q",
-}
+    "debug": "d", "dont_write_bytecode": "B", "no_site": "S", "no_user_site": "s", "ignore_environment": "E", "isolated": "I",
+    "safe_path": "P", "optimize": "O", "bytes_warning": "b", "verbose": "v", "quiet": "q",
+}  # fmt: skip
 
 
 def _interpreter_options() -> list[str]:

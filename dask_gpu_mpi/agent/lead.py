@@ -7,22 +7,24 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
-from dask_gpu_mpi.base.streams import GONE, LOST, RUN, of_run
+from dask_gpu_mpi.base.streams import GONE, LOST, RUN, of_run, write
+from dask_gpu_mpi.base.text import fold_names
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.scheduler_file import read_target
-from dask_gpu_mpi.startup.coordinator import Coordinator, Progress
+from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
 
 #: Seconds between two looks at the clock: while the cluster starts, or ends, and while it runs.
@@ -256,3 +258,44 @@ class Leader:
         if self._mark is not None:
             with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
                 mark.write(text)
+
+
+#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
+ON_TERMINAL, IN_FILE = 0.5, 10.0
+#: Hosts named at most.
+NAMED = 8
+
+
+class Progress:
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
+
+    def __init__(self, started: float, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every = ON_TERMINAL if self._terminal else IN_FILE
+        self._next = started + self._every
+        self._shown = False
+
+    def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
+        """Print how many workers are ready, and which hosts are awaited, as `Coordinator.progress` counts them.
+
+        It does neither while it is too early for another line.
+        """
+        if now < self._next:
+            return
+        self._next = now + self._every
+        ready, planned, hosts = progress()
+        known = sorted(set(hosts))
+        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
+        count = "starting" if planned is None else f"{ready} of {planned} workers"
+        self._write(f"dask_gpu_mpi: {count}, waiting for {names or 'the scheduler'}")
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._terminal and self._shown:
+            self._write("")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._shown = True

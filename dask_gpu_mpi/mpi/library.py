@@ -1,4 +1,7 @@
-"""The MPI library of this process: whether it suits the launcher; loaded with the right settings, initialised, finalised."""
+"""The MPI library of this process: loaded and initialised with settings that fit its hosts, if it suits the launcher; finalised.
+
+After `load_mpi` and `finalize`: whether the library and the launcher match; then the settings of Open MPI, and those of UCX.
+"""
 
 from __future__ import annotations
 
