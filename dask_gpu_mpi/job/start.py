@@ -1,4 +1,4 @@
-"""The start of a rank: the agent first, then the meeting with the other ranks, then the session."""
+"""The start of a rank: MPI's child and the agent first, then the meeting and the session; and the signals that end the script."""
 
 from __future__ import annotations
 

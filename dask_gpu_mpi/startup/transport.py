@@ -60,26 +60,26 @@ def choose_transport(
     open_data = "large arrays are not encrypted (data_encryption)"
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not with_gpus):
         return Transport(line=Problem("" if sealed else f"TLS; {open_data}"))
-    reason = _reason(working, abilities, lambda ability: ability.obstacle)
-    if wanted is WorkerUcx.ALL and reason:
-        raise InputError(f"protocol 'ucx': {reason.text}", fix=reason.fix)
+    no_ucx = _reason(working, abilities, lambda ability: ability.obstacle)
+    if wanted is WorkerUcx.ALL and no_ucx:
+        raise InputError(f"protocol 'ucx': {no_ucx.text}", fix=no_ucx.fix)
     if len(plan.workers) == 1 and not attaches:
         return Transport()
     if wanted is WorkerUcx.AUTO and (without := sorted(working - with_gpus)):
-        reason = Problem(f"{ranks_text(without)} without a GPU")
+        no_ucx = Problem(f"{ranks_text(without)} without a GPU")
     nodes = {worker.host for worker in plan.workers}
-    within = _reason(working, abilities, lambda ability: ability.between_nodes)
-    if not reason and within and len(nodes) == len(plan.workers) and not attaches:
-        reason = Problem(f"each node has one worker, and UCX leads to no other node: {within.text}")
-    if reason:
-        data = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
-        data = data if sealed else open_data
-        return Transport(line=Problem(f"TLS; {data}. No UCX: {reason.text}", fix=reason.fix))
+    not_between = _reason(working, abilities, lambda ability: ability.between_nodes)
+    if not no_ucx and not_between and len(nodes) == len(plan.workers) and not attaches:
+        no_ucx = Problem(f"each node has one worker, and UCX leads to no other node: {not_between.text}")
+    if no_ucx:
+        effect = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
+        effect = effect if sealed else open_data
+        return Transport(line=Problem(f"TLS; {effect}. No UCX: {no_ucx.text}", fix=no_ucx.fix))
     data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
     line = f"TLS, and UCX for {data} between workers"
-    if within and len(nodes) > 1:
+    if not_between and len(nodes) > 1:
         between = "encrypted streams" if sealed else f"streams, where {open_data}"
-        line += f" of a node (authenticated, not encrypted). Between nodes {between}: {within.text}"
+        line += f" of a node (authenticated, not encrypted). Between nodes {between}: {not_between.text}"
     else:
         line += " (authenticated, not encrypted)"
     if system := _reason(working, abilities, lambda ability: ability.system):
@@ -92,7 +92,7 @@ def choose_transport(
             fix="leave the setting out; within a node UCX needs no TCP",
             what="transport",
         )
-    return Transport(wanted, Problem(line), warning, not within)
+    return Transport(wanted, Problem(line), warning, not_between is None)
 
 
 def _reason(
