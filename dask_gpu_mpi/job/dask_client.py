@@ -134,7 +134,8 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
 
     Another cluster gets a warning, and ``Client(n_workers=...)`` connects to this one. ``Client.shutdown()`` calls
-    `before_shutdown`. A closed client ignores it, and Dask's would fail: a script may end its cluster by `Session.close` as well.
+    `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
+    twice, by this and by `Session.close`.
     """
     from dask.callbacks import Callback
 
