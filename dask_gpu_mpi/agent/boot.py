@@ -36,8 +36,7 @@ class Begin(NamedTuple):
 def main(control: int, *, rank: int, follow: bool) -> None:
     """Run the agent; never returns.
 
-    `control` is the socket to the rank, `rank` the rank's process id. `follow`: this process dies with the thread that started
-    it, which is the rank's main thread.
+    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread.
     """
     # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()
@@ -56,14 +55,14 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     begin = read_frame(control, UNCONFIGURED)
     if not isinstance(begin, Begin):
         os._exit(0)  # the rank has ended, or sends nothing
-    look, looking = None, None
+    gpu_answer, gpu_inspector = None, None
     if begin.inspect:
         from dask_gpu_mpi.machine.gpu_probe import Look, start_look
 
         read, write = os.pipe()
-        look = Look(read)
+        gpu_answer = Look(read)
         with contextlib.suppress(OSError), kept():  # if no process can be started, there is no answer
-            looking = start_look(write, close=[read, control], rank=rank)
+            gpu_inspector = start_look(write, close=[read, control], rank=rank)
     if begin.cuda:
         # RAPIDS libraries must not make a context in the process from which all workers are forked.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
@@ -73,15 +72,16 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     try:
         from dask_gpu_mpi.agent.main import run
 
-        run(control, timeline, rank=rank, cuda=begin.cuda, look=look, looking=looking)
+        run(control, timeline, rank=rank, cuda=begin.cuda, gpu_answer=gpu_answer, gpu_inspector=gpu_inspector)
     except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:
-        from dask_gpu_mpi.startup.messages import Kind, failure_of
+        from dask_gpu_mpi.base.failures import Failure
+        from dask_gpu_mpi.startup.messages import Kind
 
         code = 1
         with contextlib.suppress(OSError):
-            write_frame(control, (Kind.FAILED, failure_of(error)))
+            write_frame(control, (Kind.FAILED, Failure.of(error)))
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)

@@ -35,28 +35,6 @@ from tornado.routing import Router
 
 from dask_gpu_mpi.network.credentials import TOKEN
 
-# distributed starts an HTTP server in the scheduler and in every worker, with or without a dashboard, and each shows every user
-# of the node what runs there. Here a server without routes in Dask's configuration does not start: that of a worker, unless the
-# user requests it in ``worker_options``, and that of a scheduler without a dashboard.
-
-NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
-NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
-
-
-def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
-    """Whether the user requests an HTTP server in each worker.
-
-    >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
-    [False, False, True, True]
-    """
-    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
-
-
-def report_no_server(scheduler: Any) -> None:
-    """Set the port of the HTTP server to 0 for clients, which need one for their links and fail without it."""
-    scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)
-
-
 #: Seconds for the head of a request, from the connection or the request before it. Browsers connect again by themselves.
 REQUEST_TIMEOUT = 30.0
 REFUSED = (
@@ -204,3 +182,25 @@ class _Answer(HTTPMessageDelegate):
         )
         connection.finish()
         return None
+
+
+# distributed starts an HTTP server in the scheduler and in every worker, with or without a dashboard, and each shows every user
+# of the node what runs there. Here a server without routes in Dask's configuration does not start: that of a worker, unless the
+# user requests it in ``worker_options``, and that of a scheduler without a dashboard.
+
+NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
+NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
+
+
+def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
+    """Whether the user requests an HTTP server in each worker.
+
+    >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
+    [False, False, True, True]
+    """
+    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
+
+
+def report_no_server(scheduler: Any) -> None:
+    """Set the port of the HTTP server to 0 for clients, which need one for their links and fail without it."""
+    scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)

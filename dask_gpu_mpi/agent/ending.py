@@ -98,7 +98,7 @@ class EndCoordinator:
             case Kind.BUSY:
                 self._send(None, Kind.BUSY, None)
             case Kind.GONE:
-                self._lose(source, now, "its process has ended")
+                self._on_lost(source, now, "its process has ended")
 
     def disconnected(self, rank: int, now: float) -> None:
         """The connection to a rank has ended: the rank and its agent are gone, or their node."""
@@ -110,7 +110,7 @@ class EndCoordinator:
             self.end_cluster(now, final=False, lost=lost)
             self._check_closed()
         else:
-            self._lose(rank, now, LOST)
+            self._on_lost(rank, now, LOST)
 
     def tick(self, now: float) -> None:
         """Give up ranks that have not closed for too long."""
@@ -174,7 +174,7 @@ class EndCoordinator:
         failed = failed or any(self.ended_workers.get(worker.name) for worker in self._plan.for_rank(rank))
         self._without_workers[rank] = failed
         if failed and self._tolerated and rank != COORDINATOR:
-            self._count_lost(rank, now, why)
+            self._continue_without(rank, now, why)
         if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
         if any(self._without_workers.values()):
@@ -190,7 +190,7 @@ class EndCoordinator:
 
     # -- lost ranks ---------------------------------------------------------------------------------------------
 
-    def _lose(self, rank: int, now: float, why: str) -> None:
+    def _on_lost(self, rank: int, now: float, why: str) -> None:
         """A rank is gone, with its agent and its workers."""
         if rank in self.lost_ranks:
             return
@@ -213,7 +213,7 @@ class EndCoordinator:
         host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")
         return f"rank {rank} on {host}"
 
-    def _count_lost(self, rank: int, now: float, why: str) -> None:
+    def _continue_without(self, rank: int, now: float, why: str) -> None:
         """Continue without a lost rank, or end the cluster if too many are lost."""
         if self.stopped or self.ended or rank in self.lost_ranks:
             return

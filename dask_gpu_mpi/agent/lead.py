@@ -7,22 +7,24 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dask_gpu_mpi.agent.ending import EndCoordinator
 from dask_gpu_mpi.agent.hub import Hub
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.files import open_to_append, remove
-from dask_gpu_mpi.base.streams import GONE, LOST, RUN, of_run
+from dask_gpu_mpi.base.streams import GONE, LOST, RUN, of_run, write
+from dask_gpu_mpi.base.text import fold_names
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, UNHEARD, closing_slack
 from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.network.scheduler_file import read_target
-from dask_gpu_mpi.startup.coordinator import Coordinator, Progress
+from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Configuration, Entry, Event, Kind
 
 #: Seconds between two looks at the clock: while the cluster starts, or ends, and while it runs.
@@ -55,7 +57,7 @@ class Leader:
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
         self._over = False
-        #: Seconds between two looks at the clock.
+        #: Seconds until the next tick: `TICK` or `TICK_RUNNING`.
         self._every = TICK
         self._timer: asyncio.TimerHandle | None = None
         options, plan_only = self._options, configuration.plan_only
@@ -104,12 +106,12 @@ class Leader:
     def _on_event(self, event: Event) -> None:
         now = time.monotonic()
         if self._ending is not None:
-            self._handle_later(self._ending, event, now)
+            self._handle_running(self._ending, event, now)
         elif event.kind == Kind.GONE:
             self._lose(event.source, "its process", now)
         else:
             self._coordinator.handle(event, now)
-            self._look(now)
+            self._follow_start(now)
 
     def _on_lost(self, rank: int) -> None:
         now = time.monotonic()
@@ -140,10 +142,10 @@ class Leader:
             self._end_if_over(self._ending)
             return
         self._coordinator.tick(now)
-        self._look(now)
+        self._follow_start(now)
 
-    def _look(self, now: float) -> None:
-        """Go on if the start is over; else show how far it has come."""
+    def _follow_start(self, now: float) -> None:
+        """Show how far the start has come; if it is over, run the cluster, or report how the start has ended."""
         outcome = self._coordinator.outcome
         if outcome is None:
             if not self._configuration.plan_only:
@@ -209,7 +211,7 @@ class Leader:
         for rank in self._gone.difference(cluster.absent):
             self._ending.disconnected(rank, time.monotonic())
 
-    def _handle_later(self, ending: EndCoordinator, event: Event, now: float) -> None:
+    def _handle_running(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
         if event.kind == Kind.GONE and ending.has_lost_too_many:
             # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open
@@ -256,3 +258,44 @@ class Leader:
         if self._mark is not None:
             with contextlib.suppress(OSError), open(open_to_append(self._mark), "w") as mark:
                 mark.write(text)
+
+
+#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
+ON_TERMINAL, IN_FILE = 0.5, 10.0
+#: Hosts named at most.
+NAMED = 8
+
+
+class Progress:
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
+
+    def __init__(self, started: float, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every = ON_TERMINAL if self._terminal else IN_FILE
+        self._next = started + self._every
+        self._shown = False
+
+    def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
+        """Print how many workers are ready, and which hosts are awaited, as `Coordinator.progress` counts them.
+
+        It does neither while it is too early for another line.
+        """
+        if now < self._next:
+            return
+        self._next = now + self._every
+        ready, planned, hosts = progress()
+        known = sorted(set(hosts))
+        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
+        count = "starting" if planned is None else f"{ready} of {planned} workers"
+        self._write(f"dask_gpu_mpi: {count}, waiting for {names or 'the scheduler'}")
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._terminal and self._shown:
+            self._write("")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._shown = True

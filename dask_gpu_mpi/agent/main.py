@@ -2,8 +2,7 @@
 
 `handle.AgentProcess` starts it, through `boot`, without MPI and without the launcher's variables. Its `__main__` is empty, so
 the user's script never runs again in a worker. It is connected to its rank by a socket. At end of file the rank has ended or
-closes the agent, and everything here ends within the grace. Standard output and error are the rank's, so what tasks print is in
-the job's output.
+closes the agent, and everything here ends within the grace. Standard output and error are the rank's, for what tasks print.
 
 The order matters: import while there is one thread, then configure, then fork the fork server, then start the event loop.
 """
@@ -34,6 +33,7 @@ from dask_gpu_mpi.agent.forkserver import (
     watch_fork_server,
 )
 from dask_gpu_mpi.agent.part import Part
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import leave_deleted_directory, say
@@ -46,7 +46,7 @@ from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_s
 from dask_gpu_mpi.network.ucx import missing_ucx
 from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
-from dask_gpu_mpi.startup.messages import Configuration, Kind, failure_of
+from dask_gpu_mpi.startup.messages import Configuration, Kind
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
 
@@ -77,13 +77,12 @@ def run(
     *,
     rank: int,
     cuda: bool,
-    look: Look | None,
-    looking: int | None,
+    gpu_answer: Look | None,
+    gpu_inspector: int | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the rank ends.
 
-    `control` is the socket to the rank, `rank` the rank's process id, `looking` that of the child that inspects the GPUs, and
-    `look` its answer.
+    `control`: the socket to the rank. `rank`, `gpu_inspector`: process ids of the rank, and of the child that inspects the GPUs.
     """
     of_rank = psutil.Process(rank)
     _import_dask(cuda=cuda)
@@ -103,7 +102,7 @@ def run(
             scratch, read = _configure(configuration.options, configuration.dask_config)
             configuration = replace(configuration, options=read)
             # ENTER may have come already, with the hub's socket, which is this process's alone
-            close = [control, *([] if look is None else [look.fd]), *reader.fds]
+            close = [control, *([] if gpu_answer is None else [gpu_answer.fd]), *reader.fds]
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
             timeline.lap("configure")
@@ -111,10 +110,10 @@ def run(
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
-            write_frame(control, (Kind.FAILED, failure_of(error)))
+            write_frame(control, (Kind.FAILED, Failure.of(error)))
             return
-        if looking is not None:  # threads are allowed now; the child may hang in the driver
-            threading.Thread(target=collect, args=(looking,), name="look", daemon=True).start()
+        if gpu_inspector is not None:  # threads are allowed now; the child may hang in the driver
+            threading.Thread(target=collect, args=(gpu_inspector,), name="look", daemon=True).start()
         if not tasks_run_in_agent(configuration.options.worker_class):
             # From here on the end of the control pipe and the check of the parent are enough, and leave time to clean up. (With
             # tasks in this process they are not: a task could keep the event loop busy.)
@@ -122,7 +121,7 @@ def run(
         write_frame(control, (Kind.PREPARED, scratch))
 
         async def serve() -> None:
-            part = Part(configuration, scratch, reader, control, timeline, rank=rank, look=look)
+            part = Part(configuration, scratch, reader, control, timeline, rank=rank, gpu_answer=gpu_answer)
             watch_fork_server(asyncio.get_running_loop(), _on_fork_server_end)
             await part.run(frames)
 
@@ -173,8 +172,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not is_configured("distributed.worker.daemon"):
-        # Tasks and members of gangs may start pools and data loaders, which daemons may not. `forkserver.end_left_behind` ends
-        # what they leave.
+        # Tasks and members of gangs may start pools and data loaders, which daemons may not. `end_left_behind` ends the rest.
         dask.config.set({"distributed.worker.daemon": False})
     if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
@@ -184,8 +182,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
         raise InputError(
             f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"
         )
-    # distributed.utils.get_mp_context imports every optional package (pandas and others, a second) before it starts a fork
-    # server. Ours is already running.
+    # Otherwise get_mp_context imports every optional package (pandas and others, a second) for a fork server. Ours runs already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
     parent = local_directory(options.local_directory)
     leave_deleted_directory()

@@ -33,14 +33,8 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_text
-from dask_gpu_mpi.mpi.watchdogs import (
-    NeighbourWatch,
-    close_launcher,
-    is_stopped,
-    kill_rank,
-    parent_of,
-    report_lost_launcher,
-)
+from dask_gpu_mpi.mpi.launcher import close_launcher, report_lost_launcher
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, is_stopped, kill_rank, parent_of
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
@@ -58,7 +52,6 @@ from dask_gpu_mpi.startup.messages import (
     Kind,
     Registration,
     SchedulerSettings,
-    failure_of,
 )
 from dask_gpu_mpi.startup.transport import ucx_ability
 from dask_gpu_mpi.workers import logs
@@ -73,8 +66,7 @@ PARENT_INTERVAL = 1.0
 class Part:
     """Receives messages of the rank by `reader`, and answers to the descriptor `reply`; see `messages.Kind`.
 
-    `scratch` is the agent's directory, `rank` the process id of the rank. `look`: the answer of the child that inspects the
-    GPUs, if there is one.
+    `scratch`: the agent's directory. `rank`: its process id. `gpu_answer`: that of the child that inspects the GPUs, if any.
     """
 
     def __init__(
@@ -86,7 +78,7 @@ class Part:
         timeline: Timeline,
         *,
         rank: int,
-        look: Look | None = None,
+        gpu_answer: Look | None = None,
     ) -> None:
         self._configuration = configuration
         self._options = options = configuration.options
@@ -95,8 +87,9 @@ class Part:
         self._reply = reply
         self._timeline = timeline
         self._rank = rank
-        self._look = look
+        self._gpu_answer = gpu_answer
         self._loop = asyncio.get_running_loop()
+        #: This agent is to end: its rank has ended, or has closed it.
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
@@ -110,10 +103,11 @@ class Part:
         self._deadline = configuration.deadline
         #: Failures of ranks that came before this agent led the start.
         self._early: list[tuple[int, Failure]] = []
-        #: Whether the cluster is over; whether the job is.
+        #: Whether this rank's workers and scheduler are closing, since the cluster is over; whether nothing follows after that.
         self._closing = self._ended = False
-        self._released = asyncio.Event()
+        #: This rank's workers have closed; those of all ranks, so that the scheduler may; the scheduler, if it is here.
         self._workers_closed = asyncio.Event()
+        self._released = asyncio.Event()
         self._part_closed = asyncio.Event()
         #: Whether the cluster has been up with this agent, or one before it.
         self._up = False
@@ -211,7 +205,7 @@ class Part:
 
     def _fail(self, error: BaseException) -> None:
         """Report that this rank can't take part, or that an order has failed."""
-        failure = failure_of(error)
+        failure = Failure.of(error)
         if self._connection is None and self._leader is None:
             self.answer(Kind.FAILED, failure)
         elif not self._up:
@@ -319,39 +313,16 @@ class Part:
 
     async def _register(self, entry: Entry) -> None:
         """Send the hub what it needs to know of this rank."""
-        options, configuration = self._options, self._configuration
         seen: tuple[Gpu, ...] | None = None
-        if self._look is not None:
+        if self._gpu_answer is not None:
             self._send(Kind.STEP, "inspecting the GPUs (NVML)")
-            seen = await self._gpus(
-                self._look, f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
-            )
+            where = f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
+            seen = await self._gpus(self._gpu_answer, where)
         self._send(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
         found: list[Registration] = []
-
-        def inspect() -> None:
-            inventory = take_inventory(
-                entry.rank,
-                entry.size,
-                os.environ,
-                seen,
-                pid=self._rank,
-                contexts=configuration.contexts,
-            )
-            found.append(
-                Registration(
-                    inventory.host,
-                    self._with_warnings(inventory, entry),
-                    list_interfaces(),
-                    options.interface,
-                    shared_options(options),
-                    has_client=configuration.has_client,
-                    ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
-                )
-            )
-
         try:
-            await in_thread(inspect)  # a dead file system must not block the hub
+            # a dead file system must not block the hub
+            await in_thread(lambda: found.append(self._inspect(entry, seen)))
         except OSError as error:  # of a system call, with which a node is inspected
             raise StartupError(
                 f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
@@ -361,6 +332,21 @@ class Part:
         if found[0].ucx.system:
             os.environ[PREFERS_SYSTEM] = "true"  # `workers.factory` passes it on
         self._send(Kind.REGISTRATION, found[0])
+
+    def _inspect(self, entry: Entry, seen: tuple[Gpu, ...] | None) -> Registration:
+        options, configuration = self._options, self._configuration
+        inventory = take_inventory(
+            entry.rank, entry.size, os.environ, seen, pid=self._rank, contexts=configuration.contexts
+        )
+        return Registration(
+            inventory.host,
+            self._with_warnings(inventory, entry),
+            list_interfaces(),
+            options.interface,
+            shared_options(options),
+            has_client=configuration.has_client,
+            ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+        )
 
     def _with_warnings(self, inventory: Inventory, entry: Entry) -> Inventory:
         warnings = [*inventory.warnings]
@@ -377,21 +363,18 @@ class Part:
             warnings.append(opened)
         return replace(inventory, warnings=tuple(warnings))
 
-    async def _gpus(self, look: Look, where: str) -> tuple[Gpu, ...]:
+    async def _gpus(self, answer: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""
         until = self._deadline - nvml_grace(self._options.startup_timeout)
         seen: tuple[Gpu, ...] | None = None
 
         def wait() -> None:
             nonlocal seen
-            try:
+            with contextlib.closing(answer):
                 # an answer that has come is read, however late this agent is
-                while (
-                    seen := look.gpus(max(0.0, until - time.monotonic()))
-                ) is None and time.monotonic() < until:
-                    pass
-            finally:
-                look.close()
+                seen = answer.gpus(max(0.0, until - time.monotonic()))
+                while seen is None and time.monotonic() < until:
+                    seen = answer.gpus(max(0.0, until - time.monotonic()))
 
         try:
             await in_thread(wait)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -39,6 +39,9 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.workers.logs import log_to_file
 
+if TYPE_CHECKING:
+    from dask_gpu_mpi.view.job_watch import JobWatch
+
 logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
@@ -52,8 +55,7 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, for its agent; until `start`, `send` and `close` do nothing.
 
-    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_message(kind, payload)`` for later
-    messages.
+    It calls ``on_end(exit_code)`` if the process ends after it was up, and ``on_message(kind, payload)`` for later messages.
     """
 
     def __init__(
@@ -131,13 +133,11 @@ class SchedulerProcess:
 def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends a message through `pipe`, `Kind.SCHEDULER_UP` or `Kind.FAILED` with its payload, later `Kind.CLIENT`. Obeys those from
-    the pipe, and ends at its end of file.
+    Sends `Kind.SCHEDULER_UP` or `Kind.FAILED` through `pipe`, later `Kind.CLIENT`. Obeys the orders from there; ends with it.
     """
 
     async def serve_and_exit() -> None:
-        # Not sys.exit, and inside the loop, which would wait for its threads: neither leftovers of Dask nor an unfinished
-        # import of the dashboard may keep the process.
+        # Not sys.exit, and inside the loop, which would wait for threads: those of Dask, or the import of the dashboard.
         code = await _serve(options, settings, pipe)
         flush()
         os._exit(code)
@@ -150,25 +150,12 @@ def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> N
 
 
 async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> int:
-    import dask
-
+    """Start the scheduler, report that through the pipe, and run it until its end; returns the exit code of the process."""
     from dask_gpu_mpi.view.job_watch import JobWatch
 
-    guard_servers(settings.token)
     # The dashboard's pages need bokeh.
     dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
-    # distributed would query NVML for device 0, and a lost one would end the scheduler.
-    dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
-    if settings.has_script:  # it may compute for long without tasks, and the scheduler ends with it
-        dask.config.set({"distributed.scheduler.idle-timeout": None})
-    if not dashboard:
-        dask.config.set(NO_SCHEDULER_ROUTES)
-    # It makes no CUDA context before it unpickles a graph that holds GPU objects.
-    hide_gpus(os.environ, but=settings.device)
-    # distributed warns when it uses another port for the dashboard because this one is in use; the link that we print has the
-    # port. Tornado leaves the socket open that it could not bind, and Python warns of that.
-    warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
-    warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
+    _configure(settings, dashboard=dashboard)
     scheduler: Any = None
     try:
         if options.log_directory is not None:
@@ -194,19 +181,54 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
         return 1
     if options.default_workers == "gpu":
         scheduler.add_plugin(GpuByDefault())
-    http_port = scheduler.services["dashboard"].port if dashboard else None
-    wanted = options.dashboard_address.rpartition(":")[2]
-    if http_port and "dashboard_address" in options.explicit and wanted not in ("", "0", str(http_port)):
-        say(
-            f"warning: dashboard: port {wanted} of {socket.gethostname()} is in use; the dashboard is at port {http_port}. Fix: "
-            "another port in dashboard_address (--dashboard-address)"
-        )
-    if not dashboard:
+    http_port = None
+    if dashboard:
+        http_port = scheduler.services["dashboard"].port
+        _warn_of_other_port(options, http_port)
+    else:
         report_no_server(scheduler)
     _record(scheduler, from_start=options.recorded)
     pipe.send((Kind.SCHEDULER_UP, (scheduler.address, http_port, scheduler.id)))
     if settings.imports and settings.device:
         _import_first(scheduler, settings.imports)
+    await _obey(scheduler, watch, pipe, dashboard=dashboard)
+    # A scheduler that its client closed may still be closing the workers; one that we close may have plugins to close. With
+    # bokeh 3.10.2 Scheduler.close raises; the job ends all the same.
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
+    return 0
+
+
+def _configure(settings: SchedulerSettings, *, dashboard: bool) -> None:
+    """Make all settings of this process that belong before the scheduler's constructor."""
+    import dask
+
+    guard_servers(settings.token)
+    # distributed would query NVML for device 0, and a lost one would end the scheduler.
+    dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
+    if settings.has_script:  # it may compute for long without tasks, and the scheduler ends with it
+        dask.config.set({"distributed.scheduler.idle-timeout": None})
+    if not dashboard:
+        dask.config.set(NO_SCHEDULER_ROUTES)
+    # It makes no CUDA context before it unpickles a graph that holds GPU objects.
+    hide_gpus(os.environ, but=settings.device)
+    # distributed warns when it uses another port for the dashboard because this one is in use; the link that we print has the
+    # port. Tornado leaves the socket open that it could not bind, and Python warns of that.
+    warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
+    warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
+
+
+def _warn_of_other_port(options: Options, port: int) -> None:
+    wanted = options.dashboard_address.rpartition(":")[2]
+    if port and "dashboard_address" in options.explicit and wanted not in ("", "0", str(port)):
+        say(
+            f"warning: dashboard: port {wanted} of {socket.gethostname()} is in use; the dashboard is at port {port}. Fix: "
+            "another port in dashboard_address (--dashboard-address)"
+        )
+
+
+async def _obey(scheduler: Any, watch: JobWatch, pipe: Any, *, dashboard: bool) -> None:
+    """Do what the agent orders, until it orders the end, or a client has closed the scheduler."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []  # the loop itself only holds them weakly
@@ -232,11 +254,6 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
-    # A scheduler that its client closed may still be closing the workers; one that we close may have plugins to close. With
-    # bokeh 3.10.2 Scheduler.close raises; the job ends all the same.
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
-    return 0
 
 
 async def _close_without_workers(scheduler: Any, asked: asyncio.Event) -> None:

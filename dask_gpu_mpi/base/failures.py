@@ -37,15 +37,16 @@ class Failure:
     problem: Problem
     #: Of the job.
     exit_code: int = StartupError.exit_code
-    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
-    #: report, whatever the class.
+    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. The report does not depend on it.
     kind: str = field(default="", compare=False)
     #: Its first parts, if the report combines several problems.
     parts: tuple[Problem, ...] = ()
 
     @classmethod
-    def of(cls, error: DaskGpuMpiError) -> Failure:
-        """The failure that carries `error`."""
+    def of(cls, error: BaseException) -> Failure:
+        """The failure that carries an error, of any class."""
+        if not isinstance(error, DaskGpuMpiError):
+            return cls(Problem(f"{type(error).__name__}: {error}"))
         parts = error.problems if len(error.problems) > 1 else ()
         return cls(error.problem, error.exit_code, type(error).__name__, parts)
 
@@ -88,10 +89,7 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
             named = sorted({hosts[rank] for rank in ranks if rank in hosts})
             on = f" on {listed(named)}" if named else ""
             problem = replace(
-                problem,
-                where=f"{ranks_text(ranks)} of {size}{on}",
-                ranks=tuple(ranks),
-                hosts=tuple(named),
+                problem, where=f"{ranks_text(ranks)} of {size}{on}", ranks=tuple(ranks), hosts=tuple(named)
             )
         problems.append(problem)
     parts = [str(problem) for problem in problems[:MOST_PARTS]]

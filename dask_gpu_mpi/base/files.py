@@ -106,8 +106,8 @@ def located(
     """A descriptor of the folder of a path, and the name of the file in it, which may be missing.
 
     A symbolic link is followed if it belongs to this user or root, or if only the link's owner may write its folder; otherwise
-    this raises a PlantedError. `make` makes missing folders; `follow` is about a link with that name itself. `check` is called
-    with the folder of the file, and of each such link.
+    this raises a PlantedError. `make`: missing folders. `follow`: a link with that name itself. `check` is called with the
+    folder of the file, and of each such link.
     """
     try:
         folder, name = _walk(os.fspath(path), make, follow, check)
@@ -202,8 +202,7 @@ def read_trusted(path: Path) -> str:
     """Read a text file that only this user or root can have written; otherwise raises an UntrustedFileError.
 
     Others may write neither the file nor its folder, unless the folder has the sticky bit, as ``/tmp``: they can't replace our
-    files there. The same applies to the folder of a symbolic link, and to its target. Also raises OSError and ValueError (not
-    UTF-8).
+    files there. The same applies to the folder of a symbolic link, and its target. Also raises OSError, ValueError (not UTF-8).
     """
     try:
         with located(path, check=_check_folder) as (folder, name):

@@ -1,8 +1,7 @@
 """Messages between ranks as plain data: what arrives runs no code, no matter who has sent it.
 
 A dataclass or a named tuple is sent as the list of its fields, a `StrEnum` as its value, a tuple as a list. The receiver knows
-the type and refuses data that do not fit it. `Any` is any plain data. All ranks run the same version, so both sides have the same
-types.
+the type and refuses data that do not fit it. `Any` is any plain data. All ranks run the same version, and have the same types.
 
 The bytes are msgpack, which distributed needs as well: JSON has neither bytes nor integers as keys.
 """

@@ -1,5 +1,4 @@
-"""Signals: the end with the parent process, the end of programs that a job leaves behind, and handlers that are never in force in
-a process that other code has forked.
+"""Handlers of signals that are never in force in a process that other code has forked; and how processes end with each other.
 
 A forked process inherits a handler in Python, which does harm there: it would write the checkpoint again, and
 `Process.terminate` would end nothing. The handler also loses signals: Python's own code in the child drops a signal that
@@ -26,8 +25,6 @@ from dask_gpu_mpi.base.streams import say
 if TYPE_CHECKING:
     from psutil import Process
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 #: The signal that a process sends itself when its cluster is lost: by default it has no effect, and hardly any program uses it.
 LOST = signal.SIGURG
 #: All signals that this package handles.
@@ -49,103 +46,7 @@ _kept = False
 _masks: dict[int, Any] = {}
 _registered = False
 #: Python's own handler in C, which calls those in Python.
-_pythons: int | None = None
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal when the thread that made it ends; `parent` 0 ends that.
-
-    If the process `parent` has ended already, this process exits here.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, number if parent else 0)
-    if parent and os.getppid() != parent:
-        os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent has ended, in place of the system's first process."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-#: Variable in the environment of the script's children: process id of the rank.
-RANK_PID = "DGM_RANK_PID"
-#: Seconds between two checks of programs that are about to end.
-_CHECK = 0.05
-
-
-def end_programs(
-    find: Callable[[], list[Process]], of: str, than: str, *, leaving: float, killing: float
-) -> None:
-    """End the programs that `find` finds, and print which they were: those that `of` had started, and that run longer `than`.
-
-    They have `leaving` seconds to end by themselves, as the processes of a pool do, and `killing` seconds after SIGTERM.
-    """
-    import psutil
-
-    from dask_gpu_mpi.base.text import counted, listed, printable
-
-    _wait_for_end(find, leaving)
-    names: list[str] = []
-    for each in find():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            name = printable(each.name())  # a process may give itself any name
-            each.terminate()
-            names.append(f"{name} (process {each.pid})")
-    if not names:
-        return
-    say(
-        f"warning: {counted(len(names), 'program')} that {of} had started on {os.uname().nodename} had not ended with {than}, "
-        f"and got SIGTERM: {listed(names)}. Fix: wait for them in {of}, or end them"
-    )
-    _wait_for_end(find, killing)
-    for each in find():
-        with contextlib.suppress(psutil.Error):
-            each.kill()
-
-
-def _wait_for_end(find: Callable[[], list[Process]], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and find():
-        time.sleep(_CHECK)
-
-
-def running(processes: Sequence[Process]) -> list[Process]:
-    """Those of the processes that run, and all below them."""
-    import psutil
-
-    if not processes:  # as at the end of most jobs: nothing of the node needs to be inspected
-        return []
-    below: dict[int, list[int]] = {}
-    for pid in psutil.pids():  # all of the node once: `Process.children` inspects them for each process
-        with contextlib.suppress(OSError):  # it has ended
-            state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)[:2]
-            if state not in (b"Z", b"X"):  # it has ended, and its parent has not noticed
-                below.setdefault(int(parent), []).append(pid)
-    alive = {pid for pids in below.values() for pid in pids}
-    found: dict[int, Process] = {}
-    waiting = [each for each in processes if each.pid in alive and each.is_running()]
-    while waiting:
-        each = waiting.pop()
-        if each.pid in found:
-            continue
-        found[each.pid] = each
-        for pid in below.get(each.pid, ()):
-            with contextlib.suppress(psutil.Error):
-                waiting.append(psutil.Process(pid))
-    return [*found.values()]
-
-
-def rank_that_started(pid: int) -> str | None:
-    """The process id of the rank whose script has started this process, as text; empty: another process has; None: unknown.
-
-    It is unknown of another user's process, and of one without an environment: it was started so, or shows a title in that place.
-    """
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    values = (each.partition(b"=")[2] for each in variables if each.startswith(f"{RANK_PID}=".encode()))
-    return os.fsdecode(next(values, b"")) if any(b"=" in each for each in variables) else None
+_pythons_handler: int | None = None
 
 
 class Action:  # not a dataclass: their import would delay an agent's first moments
@@ -216,14 +117,14 @@ def install(
 
     Returns the action before, to restore it. `before` is the action in children, by default the same.
     """
-    global _owner, _pythons, _registered
+    global _owner, _pythons_handler, _registered
     _owner = os.getpid()
     if not _registered:
         _registered = True
         os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_child)
     now = Action.now(number)
     signal.signal(number, Handler(call, before or now))
-    _pythons = _c_handler(number)
+    _pythons_handler = _c_handler(number)
     return now
 
 
@@ -240,7 +141,7 @@ def ignore_signals() -> None:
 
 def is_ours(number: int) -> bool:
     """Whether the signal has a handler of this package, which no handler in C has replaced without Python's knowledge."""
-    return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
+    return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons_handler
 
 
 def action_before(number: int) -> Action:
@@ -349,9 +250,28 @@ def insist_on(code: int) -> None:
         _libc.__cxa_atexit(_libc.fflush, None, None)
 
 
+# A process that ends with its parent, and descriptors of other processes.
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 #: Of Linux, on all architectures but two that nobody uses for this. Python has no function for the first if it was built for an
 #: older Linux, as conda's, and none for the second.
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when the thread that made it ends; `parent` 0 ends that.
+
+    If the process `parent` has ended already, this process exits here.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, number if parent else 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent has ended, in place of the system's first process."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def open_process(pid: int) -> int:
@@ -370,3 +290,86 @@ def _system_call(number: int, *arguments: int) -> int:
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found
+
+
+# Programs that tasks or the script have left behind.
+
+#: Variable in the environment of the script's children: process id of the rank.
+RANK_PID = "DGM_RANK_PID"
+#: Seconds between two checks of programs that are about to end.
+_CHECK = 0.05
+
+
+def end_programs(
+    find: Callable[[], list[Process]], of: str, than: str, *, leaving: float, killing: float
+) -> None:
+    """End the programs that `find` finds, and print which they were: those that `of` had started, and that run longer `than`.
+
+    They have `leaving` seconds to end by themselves, as the processes of a pool do, and `killing` seconds after SIGTERM.
+    """
+    import psutil
+
+    from dask_gpu_mpi.base.text import counted, listed, printable
+
+    _wait_for_end(find, leaving)
+    names: list[str] = []
+    for each in find():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            name = printable(each.name())  # a process may give itself any name
+            each.terminate()
+            names.append(f"{name} (process {each.pid})")
+    if not names:
+        return
+    say(
+        f"warning: {counted(len(names), 'program')} that {of} had started on {os.uname().nodename} had not ended with {than}, "
+        f"and got SIGTERM: {listed(names)}. Fix: wait for them in {of}, or end them"
+    )
+    _wait_for_end(find, killing)
+    for each in find():
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def _wait_for_end(find: Callable[[], list[Process]], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and find():
+        time.sleep(_CHECK)
+
+
+def running(processes: Sequence[Process]) -> list[Process]:
+    """Those of the processes that run, and all below them."""
+    import psutil
+
+    if not processes:  # as at the end of most jobs: nothing of the node needs to be inspected
+        return []
+    below: dict[int, list[int]] = {}
+    for pid in psutil.pids():  # all of the node once: `Process.children` inspects them for each process
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)[:2]
+            if state not in (b"Z", b"X"):  # it has ended, and its parent has not noticed
+                below.setdefault(int(parent), []).append(pid)
+    alive = {pid for pids in below.values() for pid in pids}
+    found: dict[int, Process] = {}
+    waiting = [each for each in processes if each.pid in alive and each.is_running()]
+    while waiting:
+        each = waiting.pop()
+        if each.pid in found:
+            continue
+        found[each.pid] = each
+        for pid in below.get(each.pid, ()):
+            with contextlib.suppress(psutil.Error):
+                waiting.append(psutil.Process(pid))
+    return [*found.values()]
+
+
+def rank_that_started(pid: int) -> str | None:
+    """The process id of the rank whose script has started this process, as text; empty: another process has; None: unknown.
+
+    It is unknown of another user's process, and of one without an environment: it was started so, or shows a title in that place.
+    """
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    values = (each.partition(b"=")[2] for each in variables if each.startswith(f"{RANK_PID}=".encode()))
+    return os.fsdecode(next(values, b"")) if any(b"=" in each for each in variables) else None

@@ -19,14 +19,10 @@ from typing import Any
 PUBLIC = "DGM_PUBLIC_OUTPUT"
 #: Variable by which `launch` names this run: other runs may use the same log directory.
 RUN = "DGM_RUN"
-#: Words in the file ``ended``, the mark that a run leaves for `launch`: the job has lost ranks that it needs; a process of such a
-#: rank has gone, and the launcher ends the job.
+#: Words in the file ``ended``, which a run leaves for `launch`: ranks that the job needs are lost; and the launcher ends the job.
 LOST, GONE = "lost", "gone"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
-#: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
-#: may start a program that closes every number below its soft limit, one by one.
-MOST = 1 << 20
 
 
 def open_missing() -> None:
@@ -68,8 +64,7 @@ def of_run(name: str, environ: Mapping[str, str]) -> str:
 def is_public(environ: Mapping[str, str]) -> bool:
     """Whether standard error ends, as far as this process can find out, in a file that others can reach and read.
 
-    A rank has a pipe to its launcher, which may have the file. Below `srun`, and on other nodes than the launcher's, this is
-    unknown unless `launch` has set the variable.
+    A rank has a pipe to its launcher, which may have the file. `launch` sets a variable, for other nodes and below `srun`.
     """
     if environ.get(PUBLIC):
         return True
@@ -118,12 +113,18 @@ def write(stream: Any, text: str) -> None:
             data = data[os.write(stream.fileno(), data) :]
 
 
+# What else child processes inherit: limits, the working directory, the environment.
+
+#: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
+#: may start a program that closes every number below its soft limit, one by one.
+MOST = 1 << 20
+
+
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of open descriptors to the hard one, for this process and all its children.
 
     The soft limit is 1024 on most systems, for programs that call ``select()``, which supports no higher numbers. The kernel
-    gives the lowest free number, so only a program with more than a thousand open files is affected, and it would have failed
-    before.
+    gives the lowest free number, so this affects only a program with more than a thousand open files, which failed before.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)

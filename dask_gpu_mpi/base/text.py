@@ -274,8 +274,7 @@ def table(
 ) -> RenderableType:
     """A table without lines.
 
-    The columns in `right` have numbers. Columns have these widths; without any, each is as wide as its cells, and is folded on a
-    narrow terminal.
+    The columns in `right` have numbers. Columns without `widths` are as wide as their cells, and folded on a narrow terminal.
     """
     from rich.padding import Padding
     from rich.table import Table

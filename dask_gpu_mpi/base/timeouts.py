@@ -63,8 +63,7 @@ NODE_LOST = 30.0
 
 #: A client that has lost its scheduler waits for the report of its death.
 REASON_TIMEOUT = 1.0
-#: The hub waits, beyond its own closing, until the others have closed: this part of `shutdown_timeout`, and so many seconds at
-#: least.
+#: The hub waits, beyond its own closing, for the others to close: this part of `shutdown_timeout`, at least so many seconds.
 CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 #: A rank waits this much longer for its agent than that may take, and kills it.
 AGENT_SLACK = 5.0

@@ -117,36 +117,21 @@ def announce_waiting(options: Options) -> None:
 
 def all_warnings(joined: Joined) -> tuple[str, ...]:
     """The warnings that the user gets when the cluster is up."""
-    plan, options = joined.cluster.plan, joined.options
+    plan, options, launched = joined.cluster.plan, joined.options, launchers.detect(joined.environ)
     assert plan is not None  # called on the client rank, which is given it
+    warnings = open_warnings(joined.cluster.address, options)
+    if joined.world.is_open:  # as far as is known: the user may have closed these ports by a setting
+        warnings.append(
+            "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the "
+            "cluster). Their ports of MPI, which have no authentication, may be open: anyone who reaches one can read and write "
+            "a rank's memory. Fix: initialize() first and without exit=False, or a network that you trust"
+        )
+    if options.survives and launched is not None:
+        one_host = len(plan.hosts) == 1
+        why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
+        warnings += [f"lost ranks: {why}"] if why else []
     gpus = any(worker.devices for worker in plan.workers)
-    return (
-        *open_warnings(joined.cluster.address, options),
-        *_mpi_warnings(joined),
-        *_launcher_warnings(joined, one_host=len(plan.hosts) == 1),
-        *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))),
-    )
-
-
-def _mpi_warnings(joined: Joined) -> list[str]:
-    """The warning of a script's process that is an MPI process as well, whose ports the user may have closed by a setting."""
-    if not joined.world.is_open:
-        return []
-    return [
-        "MPI: the script's ranks are MPI processes (it has imported mpi4py.MPI before initialize(), or continues after the "
-        "cluster). Their ports of MPI, which have no authentication, may be open: anyone who reaches one can read and write a "
-        "rank's memory. "
-        "Fix: initialize() first and without exit=False, or a network that you trust"
-    ]
-
-
-def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
-    """The warning of a launcher that ends the job when a rank is lost, though the user tolerates that."""
-    launched = launchers.detect(joined.environ)
-    if not joined.options.survives or launched is None:
-        return []
-    why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
-    return [f"lost ranks: {why}"] if why else []
+    return (*warnings, *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))))
 
 
 def open_warnings(address: str, options: Options) -> list[str]:

@@ -233,13 +233,13 @@ def execute(
         member.serve()
         outcome.retire()
         return None
-    from dask_gpu_mpi.job.session import current_end
+    from dask_gpu_mpi.job.session import script_cluster
 
     try:
         return client_function(*client_args, **(client_kwargs or {}))
     finally:
-        if (end := current_end()) is not None:  # always: there is a session
-            end.end()
+        if (cluster := script_cluster()) is not None:  # always: there is a session
+            cluster.end()
 
 
 def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any) -> Client:

@@ -32,12 +32,12 @@ def refuse_children() -> None:
     rank = os.environ.get(RANK_PID, "")
     launched = launchers.detect(os.environ)
     # `launch` in the script starts another job: a rank that it has started is below this rank, and has variables of its own
-    is_again = launched is not None and launched.launcher is not launchers.LOCAL
+    has_variables = launched is not None and launched.launcher is not launchers.LOCAL
     # while such a process runs the script, `multiprocessing.parent_process` is not set yet
-    is_again = is_again or any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-    if not is_again or not re.fullmatch(r"[0-9]{1,10}", rank):
+    runs_again = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+    if not (has_variables or runs_again) or not re.fullmatch(r"[0-9]{1,10}", rank):
         return
-    from dask_gpu_mpi.mpi.watchdogs import is_child_of  # which imports psutil
+    from dask_gpu_mpi.mpi.neighbours import is_child_of  # which imports psutil
 
     if is_child_of(int(rank)):
         raise InputError(
@@ -57,8 +57,7 @@ def refuse_children() -> None:
 CONFIG = "DASK_CONFIG"
 #: The whole configuration of a program that Dask has started this one from; it wins over files.
 INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
-#: Environment variable: JSON of our file's path, and of the user's variables that it replaces. A job that the script starts gets
-#: these variables again (`forget_cluster`).
+#: Environment variable: JSON of our file's path, and of the user's variables that it replaces, for `forget_cluster`.
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
 

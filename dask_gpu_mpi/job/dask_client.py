@@ -1,4 +1,7 @@
-"""The changes that a session makes in Dask's `Client` and `LocalCluster`, and the end of clients that the script leaves."""
+"""Dask in the script's process while it has a session: its configuration, `Client` and `LocalCluster`, and the script's clients.
+
+A plain ``Client()`` connects to the job's cluster. Another cluster, which may be a mistake, gets a warning, or is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,42 +27,10 @@ if TYPE_CHECKING:
 
     from dask_gpu_mpi.plan import Plan
 
+# Dask's configuration, and clients by credentials.
 
 #: Dask's ways to shuffle dataframes and to rechunk arrays, which it reads when a graph is made, in the client's process.
 SHUFFLES = ("dataframe.shuffle.method", "array.rechunk.method")
-
-
-def security_of(address: str, config: Mapping[str, Any]) -> Any:
-    """The ``distributed.Security`` for clients of the cluster with these credentials; None without TLS."""
-    if not address.startswith("tls://"):
-        return None
-    import dask
-    from distributed import Security
-
-    complete_defaults()
-    with dask.config.set(config):
-        return Security()
-
-
-def complete_defaults() -> None:
-    """Add what is missing in Dask's configuration of the defaults of its packages.
-
-    ``with dask.config.set({"distributed.x": 1}): initialize()`` removes the whole section ``distributed`` at its end, if that was
-    not there at its beginning: `initialize` has imported distributed, which registers the section.
-    """
-    import dask.config
-
-    dask.config.update(dask.config.config, dask.config.merge(*dask.config.defaults), priority="old")
-
-
-def shuffle_settings(plan: Plan) -> dict[str, str]:
-    """Shuffle and rechunk by tasks, if all workers have GPUs and the user has not configured it.
-
-    Dask's choice is p2p. Of 160 million rows, cuDF's shuffle took 0.6 to 0.9 s by tasks, and 26 to 30 s by p2p. A rechunk of CuPy
-    arrays by p2p fails.
-    """
-    on_gpus = bool(plan.workers) and all(worker.kind == "gpu" for worker in plan.workers)
-    return {key: "tasks" for key in SHUFFLES if on_gpus and not is_configured(key)}
 
 
 class DaskSettings:
@@ -85,6 +56,62 @@ class DaskSettings:
         self._changes = []
 
 
+def complete_defaults() -> None:
+    """Add what is missing in Dask's configuration of the defaults of its packages.
+
+    ``with dask.config.set({"distributed.x": 1}): initialize()`` removes the whole section ``distributed`` at its end, if that was
+    not there at its beginning: `initialize` has imported distributed, which registers the section.
+    """
+    import dask.config
+
+    dask.config.update(dask.config.config, dask.config.merge(*dask.config.defaults), priority="old")
+
+
+def shuffle_settings(plan: Plan) -> dict[str, str]:
+    """Shuffle and rechunk by tasks, if all workers have GPUs and the user has not configured it.
+
+    Dask's choice is p2p. cuDF shuffled 160 million rows in 0.6 to 0.9 s by tasks, 26 to 30 s by p2p. CuPy's rechunk by p2p fails.
+    """
+    on_gpus = bool(plan.workers) and all(worker.kind == "gpu" for worker in plan.workers)
+    return {key: "tasks" for key in SHUFFLES if on_gpus and not is_configured(key)}
+
+
+def security_of(address: str, config: Mapping[str, Any]) -> Any:
+    """The ``distributed.Security`` for clients of the cluster with these credentials; None without TLS."""
+    if not address.startswith("tls://"):
+        return None
+    import dask
+    from distributed import Security
+
+    complete_defaults()
+    with dask.config.set(config):
+        return Security()
+
+
+def client_with_link(link: str | None) -> type[Client]:
+    """Dask's ``Client`` with this ``dashboard_link``, independent of other clients; None: Dask's link."""
+    import dask
+    from distributed import Client
+
+    if link is None:
+        return Client
+    known = link
+
+    class ClientWithLink(Client):
+        """Dask's client, whose link to the dashboard has the token."""
+
+        @property
+        def dashboard_link(self) -> Any:
+            """Link to the dashboard, with its token."""
+            template: str = dask.config.get("distributed.dashboard.link")
+            with dask.config.set({"distributed.dashboard.link": link_template(known, template)}):
+                return super().dashboard_link
+
+    return ClientWithLink
+
+
+# `Client` and `LocalCluster`: their methods are replaced, once in this process, and depend on this state.
+
 #: Address of the scheduler of the open session.
 _address: str | None = None
 #: The clients that the script has made since its process has had a cluster.
@@ -103,48 +130,6 @@ _warned: set[str] = set()
 _before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
 
 
-def silence_dask() -> list[logging.Logger]:
-    """Disable Dask's loggers, and return them: messages of clients after the cluster's end do not matter."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
-    loggers = [logging.getLogger(name) for name in ("distributed", *names)]
-    silenced = [logger for logger in loggers if not logger.disabled]
-    for logger in silenced:
-        logger.disabled = True
-    return silenced
-
-
-def close_clients(address: str) -> None:
-    """Close the script's clients of this cluster while the scheduler still answers."""
-    for client in list(_clients):
-        with contextlib.suppress(Exception):
-            if (
-                not client.asynchronous
-                and client.status == "running"
-                and client.scheduler is not None
-                and client.scheduler.address == address
-            ):
-                client.close(timeout=1)
-
-
-def has_lost_client() -> bool:
-    """Whether a client has lost its scheduler, and tries to connect again."""
-    # a client whose constructor has failed has no status
-    return any(getattr(client, "status", None) == "connecting" for client in list(_clients))
-
-
-def abandon_clients(address: str) -> None:
-    """Mark clients that could not be closed as closed.
-
-    ``Client.__del__`` closes open clients, and waits forever once the interpreter ends and its event loop is gone. These are
-    clients whose ``shutdown()`` or ``close()`` has failed half way.
-    """
-    for client in list(_clients):
-        with contextlib.suppress(Exception):
-            ours = client.scheduler is not None and client.scheduler.address == address
-            if client.status == "closing" or (ours and client.status != "closed"):
-                client.status = "closed"
-
-
 def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
 
@@ -161,9 +146,11 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     _replace_methods()
 
 
-def _note_computation(graph: Any) -> None:
-    global _computed_locally
-    _computed_locally = True
+def prefer_no_cluster() -> None:
+    """The job's cluster is over, and the script may start another one."""
+    global _address, _at_start
+    _address = _at_start = None
+    _callback.unregister()
 
 
 def refuse_clients() -> None:
@@ -230,11 +217,9 @@ def _replace_methods() -> None:
     Client.shutdown = once  # type: ignore[method-assign]
 
 
-def prefer_no_cluster() -> None:
-    """The job's cluster is over, and the script may start another one."""
-    global _address, _at_start
-    _address = _at_start = None
-    _callback.unregister()
+def _note_computation(graph: Any) -> None:
+    global _computed_locally
+    _computed_locally = True
 
 
 def made_client() -> bool:
@@ -246,6 +231,88 @@ def computed_locally() -> bool:
     """Whether this process has computed with Dask, and without a client, since it has a session."""
     return _computed_locally
 
+
+def _warn_of_cluster(kind: str) -> None:
+    """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    if _returned_false:
+        say(
+            f"warning: {kind}: initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. "
+            "Fix: if initialize(exit=False): ..., unless each rank is to have its cluster"
+        )
+        return
+    say(
+        f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
+        "which connects to the job's cluster"
+    )
+
+
+def _without_cluster_options(
+    kwargs: dict[str, Any], make_client: Callable[..., None], make_cluster: Callable[..., None]
+) -> dict[str, Any]:
+    """The keywords of a `Client` without those of the cluster that it would start elsewhere."""
+    known = {*inspect.signature(make_client).parameters}
+    of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
+    if not of_cluster & set(kwargs):
+        return kwargs  # Dask reports unknown keywords
+    dropped = [name for name in kwargs if name not in known]
+    if "Client" not in _warned:
+        _warned.add("Client")
+        say(
+            f"warning: Client: this job already has a cluster, to which it connects; no effect: {', '.join(dropped)}. Fix: "
+            "client = Client()"
+        )
+    return {name: value for name, value in kwargs.items() if name in known}
+
+
+# The clients that the script leaves behind at its end.
+
+
+def close_clients(address: str) -> None:
+    """Close the script's clients of this cluster while the scheduler still answers."""
+    for client in list(_clients):
+        with contextlib.suppress(Exception):
+            if (
+                not client.asynchronous
+                and client.status == "running"
+                and client.scheduler is not None
+                and client.scheduler.address == address
+            ):
+                client.close(timeout=1)
+
+
+def has_lost_client() -> bool:
+    """Whether a client has lost its scheduler, and tries to connect again."""
+    # a client whose constructor has failed has no status
+    return any(getattr(client, "status", None) == "connecting" for client in list(_clients))
+
+
+def abandon_clients(address: str) -> None:
+    """Mark clients that could not be closed as closed.
+
+    ``Client.__del__`` closes open clients, and waits forever once the interpreter ends and its event loop is gone. These are
+    clients whose ``shutdown()`` or ``close()`` has failed half way.
+    """
+    for client in list(_clients):
+        with contextlib.suppress(Exception):
+            ours = client.scheduler is not None and client.scheduler.address == address
+            if client.status == "closing" or (ours and client.status != "closed"):
+                client.status = "closed"
+
+
+def silence_dask() -> list[logging.Logger]:
+    """Disable Dask's loggers, and return them: messages of clients after the cluster's end do not matter."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
+    loggers = [logging.getLogger(name) for name in ("distributed", *names)]
+    silenced = [logger for logger in loggers if not logger.disabled]
+    for logger in silenced:
+        logger.disabled = True
+    return silenced
+
+
+# What a script changes in its process after the workers have started, and they do not have.
 
 #: Sections of Dask's configuration that scheduler and workers read.
 _READ_ELSEWHERE = tuple(f"distributed.{name}." for name in ("comm", "nanny", "scheduler", "worker"))
@@ -304,60 +371,3 @@ def note_start() -> None:
     """Note the state of this process: the script of a command begins now."""
     global _at_start
     _at_start = AtStart()
-
-
-def _warn_of_cluster(kind: str) -> None:
-    """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
-    if kind in _warned:
-        return
-    _warned.add(kind)
-    if _returned_false:
-        say(
-            f"warning: {kind}: initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. "
-            "Fix: if initialize(exit=False): ..., unless each rank is to have its cluster"
-        )
-        return
-    say(
-        f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
-        "which connects to the job's cluster"
-    )
-
-
-def _without_cluster_options(
-    kwargs: dict[str, Any], make_client: Callable[..., None], make_cluster: Callable[..., None]
-) -> dict[str, Any]:
-    """The keywords of a `Client` without those of the cluster that it would start elsewhere."""
-    known = {*inspect.signature(make_client).parameters}
-    of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
-    if not of_cluster & set(kwargs):
-        return kwargs  # Dask reports unknown keywords
-    dropped = [name for name in kwargs if name not in known]
-    if "Client" not in _warned:
-        _warned.add("Client")
-        say(
-            f"warning: Client: this job already has a cluster, to which it connects; no effect: {', '.join(dropped)}. Fix: "
-            "client = Client()"
-        )
-    return {name: value for name, value in kwargs.items() if name in known}
-
-
-def client_with_link(link: str | None) -> type[Client]:
-    """Dask's ``Client`` with this ``dashboard_link``, independent of other clients; None: Dask's link."""
-    import dask
-    from distributed import Client
-
-    if link is None:
-        return Client
-    known = link
-
-    class ClientWithLink(Client):
-        """Dask's client, whose link to the dashboard has the token."""
-
-        @property
-        def dashboard_link(self) -> Any:
-            """Link to the dashboard, with its token."""
-            template: str = dask.config.get("distributed.dashboard.link")
-            with dask.config.set({"distributed.dashboard.link": link_template(known, template)}):
-                return super().dashboard_link
-
-    return ClientWithLink

@@ -34,14 +34,10 @@ from dask_gpu_mpi.base.timeouts import (
     UNHEARD,
     in_place_of_rank_0,
 )
-from dask_gpu_mpi.errors import (
-    DaskGpuMpiError,
-    InputError,
-    Problem,
-    StartupError,
-)
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
+from dask_gpu_mpi.mpi.launcher import end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
-from dask_gpu_mpi.mpi.watchdogs import NeighbourWatch, end_job, neighbours, report_lost_launcher
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, neighbours
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
@@ -109,17 +105,19 @@ class Entering:
     def __post_init__(self) -> None:
         self._host = socket.gethostname()
         self._world = World()
-        #: When it failed (``time.monotonic()``), and whether the others know.
+        #: When `failure` was noted (``time.monotonic()``), and whether it was sent to those who make the report.
         self._failed_at = time.monotonic()
         self._is_told = False
+        #: The agent has ended, or is of no use to the start.
         self._agent_is_lost = False
-        #: On rank 0: the failures of which it knows, by rank, and until when it gathers more of them, since it can't take part
-        #: (``time.monotonic()``); None: it does not.
-        self._failures: dict[int, Failure] = {}
-        self._gathers_until: float | None = None
+        #: What the agent was sent to enter the job.
         self._entry: Entry | None = None
         #: Ranks whose agents have entered.
         self._entered: set[int] = set()
+        #: Rank 0 makes the report itself if its agent does not lead the start: the failures of which it knows, by rank, and until
+        #: when it gathers more of them (``time.monotonic()``); None: it does not, or not yet.
+        self._failures: dict[int, Failure] = {}
+        self._gathers_until: float | None = None
         self._asked_neighbours = False
 
     def run(self) -> Any:
@@ -160,8 +158,7 @@ class Entering:
                 world.receive()
                 watch.check(time.monotonic())
                 self._end_without_launcher()
-                if (failure := self._signal_failure()) is not None:
-                    raise self._alone(failure.error(reported=False))
+                self._check_signal(alone=True)
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = wait_for_rank_0_to_report(self.environ)
@@ -181,12 +178,27 @@ class Entering:
         wanted = options.interface if options is not None else None
         self._meeting = Meeting(world, Hello(self._host, b"", boot_id(), list_interfaces(), wanted))
 
-    def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
-        """An error of a rank that can't communicate, which aborts the job; rank 0 reports it first, if all have it."""
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is rank 0, which all others meet, and whose agent leads the start."""
+        return self._world.rank == COORDINATOR
+
+    def _check_signal(self, *, alone: bool) -> None:
+        """Let a signal end the start on all ranks; `alone`: the others have not come, so this raises, and the job is aborted."""
+        if self.signals.got is None:
+            return
+        number = self.signals.got[0]
+        failure = Failure(
+            Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number
+        )
+        if not alone:
+            self._fail(failure)
+            return
+        error = failure.error(reported=False)
         error.fatal = True
-        if not launchers.speaks(self.environ):
+        if not launchers.speaks(self.environ):  # rank 0 reports it first, if all have it
             time.sleep(FAILED_GRACE)
-        return error
+        raise error
 
     def _end_without_launcher(self) -> None:
         if launchers.detect(self.environ) is not None and os.getppid() != _PARENT:
@@ -209,10 +221,7 @@ class Entering:
             agent = self.agent
             self._wait(self._world.fileno(), None if agent is None or agent.lost else agent.fd)
             self._end_without_launcher()
-            if (failure := self._signal_failure()) is not None:
-                if self._meeting.missing:  # nobody else waits for ranks that have not come
-                    raise self._alone(failure.error(reported=False))
-                self._fail(failure)
+            self._check_signal(alone=bool(self._meeting.missing))
             for source, kind, payload in self._meeting.receive():
                 self._on_meeting(source, kind, payload)
             if agent is not None:
@@ -229,49 +238,56 @@ class Entering:
 
     def _go_on(self) -> None:
         """Do what can be done now."""
-        meeting, is_first = self._meeting, self._world.rank == COORDINATOR
-        if is_first and not meeting.missing:
-            if self.failure is None and self._entry is None:
-                self._invite()
-            if self.failure is not None and not self._leader_knows() and self._gathers_until is None:
-                self._failures[COORDINATOR] = self.failure
-                self._gathers_until = time.monotonic() + GATHER_FAILURES
-            if len(self._entered) == self._world.size and meeting.open:
-                meeting.send_all(Kind.CLOSE)
-                meeting.close()
-        if self.failure is not None and not self._is_told and not is_first:
-            self._tell()
-        all_failed, until = len(self._failures) == self._world.size, self._gathers_until
-        if until is not None and (all_failed or time.monotonic() > until):
-            failure = one_report(self._failures, meeting.hosts, self._world.size)
-            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-            alone = self._world.size == 1
-            error = failure.error(reported=alone and wait_for_rank_0_to_report(self.environ))
-            report_error(error)
-            self._spread(failure, fatal=False)
-            raise error
+        if self._is_first:
+            self._lead()
+        elif self.failure is not None and not self._is_told:
+            self._tell(self.failure)
 
-    def _leader_knows(self) -> bool:
-        """On rank 0: whether its agent leads the start, and has been told of the failure of this rank."""
-        if self.agent is None or self._agent_is_lost or self._entry is None:
-            return False
-        if not self._is_told and self.failure is not None:
-            self._is_told = True
-            self.agent.send(Kind.FAILED, (COORDINATOR, self.failure))
-        return True
-
-    def _tell(self) -> None:
-        """On another rank: send rank 0 this rank's failure, as soon as that is possible."""
+    def _tell(self, failure: Failure) -> None:
+        """On another rank: send this rank's failure to the hub, or to rank 0, as soon as that is possible."""
         rank = self._world.rank
-        assert self.failure is not None  # called after a failure
         if self.agent is not None and not self._agent_is_lost and rank in self._entered:
-            self.agent.send(Kind.FAILED, (rank, self.failure))
+            self.agent.send(Kind.FAILED, (rank, failure))
         elif self._meeting.open and not self._meeting.missing:
-            self._meeting.send(COORDINATOR, Kind.FAILED, self.failure)
+            self._meeting.send(COORDINATOR, Kind.FAILED, failure)
         else:
             return
         self._is_told = True
         self._failed_at = time.monotonic()
+
+    def _lead(self) -> None:
+        """On rank 0: invite the others when all have come, end the meeting when all have entered; else report failures."""
+        meeting, size = self._meeting, self._world.size
+        if not meeting.missing:
+            if self.failure is None and self._entry is None:
+                self._invite()
+            if (
+                self.failure is not None
+                and self._gathers_until is None
+                and not self._tell_agent(self.failure)
+            ):
+                self._failures[COORDINATOR] = self.failure
+                self._gathers_until = time.monotonic() + GATHER_FAILURES
+            if len(self._entered) == size and meeting.open:
+                meeting.send_all(Kind.CLOSE)
+                meeting.close()
+        until = self._gathers_until
+        if until is not None and (len(self._failures) == size or time.monotonic() > until):
+            failure = one_report(self._failures, meeting.hosts, size)
+            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+            error = failure.error(reported=size == 1 and wait_for_rank_0_to_report(self.environ))
+            report_error(error)
+            self._spread(failure, fatal=False)
+            raise error
+
+    def _tell_agent(self, failure: Failure) -> bool:
+        """On rank 0: send its agent this rank's failure, once; False: that does not lead the start, and makes no report."""
+        if self.agent is None or self._agent_is_lost or self._entry is None:
+            return False
+        if not self._is_told:
+            self._is_told = True
+            self.agent.send(Kind.FAILED, (COORDINATOR, failure))
+        return True
 
     def _fail(self, failure: Failure) -> None:
         """Note that this rank can't take part; the first reason counts."""
@@ -280,7 +296,7 @@ class Entering:
             self._failed_at = time.monotonic()
 
     def _spread(self, failure: Failure, *, fatal: bool) -> None:
-        """On rank 0: tell all ranks how the start ends: of one that has entered, the hub may not know yet."""
+        """On rank 0: tell all ranks how the start ends. The hub may not know yet of a rank that has entered."""
         self._meeting.send_all(Kind.FAIL, (failure, fatal))
         if not fatal:
             self._meeting.close()
@@ -344,7 +360,7 @@ class Entering:
     # -- messages -----------------------------------------------------------------------------------------------
 
     def _on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
-        is_first = self._world.rank == COORDINATOR
+        is_first = self._is_first
         match kind:
             case Kind.ENTERED if is_first:
                 self._entered.add(source)
@@ -367,13 +383,13 @@ class Entering:
                 self.timeline.lap("wait for the agent")
             case Kind.ENTERED:
                 self._entered.add(rank)
-                if rank != COORDINATOR:
+                if not self._is_first:
                     self._meeting.send(COORDINATOR, Kind.ENTERED)
                 elif self._entry is not None:  # its agent has the hub
                     self._meeting.send_all(Kind.ENTER, Invitation(*self._entry.hub, self._entry.config))
             case Kind.FAILED:
                 self._fail(payload)
-                if rank == COORDINATOR and rank not in self._entered:  # it can't lead the start
+                if self._is_first and rank not in self._entered:  # it can't lead the start
                     self._agent_is_lost = True
             case Kind.START:
                 self.deadline = max(self.deadline, time.monotonic() + payload)
@@ -383,8 +399,8 @@ class Entering:
                 raise self._lost_rank_0(found, reported=rank != 1)
             case Kind.FAIL:
                 failure, fatal = payload
-                error = failure.error(reported=rank != COORDINATOR)
-                if rank == COORDINATOR:
+                error = failure.error(reported=not self._is_first)
+                if self._is_first:
                     # printed before any other rank can exit: a launcher ends all ranks when one fails
                     report_error(error)
                     self._spread(failure, fatal=fatal)
@@ -413,11 +429,7 @@ class Entering:
         self._fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
 
     def _joined(
-        self,
-        cluster: Cluster,
-        is_client: bool,
-        has_scheduler: bool,
-        scheduler_file: tuple[str, str] | None,
+        self, cluster: Cluster, is_client: bool, has_scheduler: bool, scheduler_file: tuple[str, str] | None
     ) -> Joined:
         options, agent, world = self.options, self.agent, self._world
         assert options is not None  # a rank that has joined has both
@@ -468,17 +480,10 @@ class Entering:
 
     # -- what does not come -------------------------------------------------------------------------------------
 
-    def _signal_failure(self) -> Failure | None:
-        """The failure that a signal has made of the start; None: there was none."""
-        if self.signals.got is None:
-            return None
-        number = self.signals.got[0]
-        return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
-
     def _check_deadlines(self, now: float) -> None:
         """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
-        meeting, rank, over = self._meeting, self._world.rank, now - self.deadline
-        is_first = rank == COORDINATOR
+        meeting, rank, is_first = self._meeting, self._world.rank, self._is_first
+        over = now - self.deadline
         if meeting.missing and over > 0:
             if not self._asked_neighbours:
                 self._asked_neighbours = True

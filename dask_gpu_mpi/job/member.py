@@ -1,7 +1,6 @@
 """One rank of a running cluster, until the job ends: it runs the script or waits, and hears of the cluster from its agent alone.
 
-No wait here is in a call that can't be interrupted. Every wait has a deadline. In whatever way the rank leaves, its agent ends
-before.
+No wait here is in a call that can't be interrupted, and every wait has a deadline. The agent always ends before the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.mpi.watchdogs import end_job, kill_rank
+from dask_gpu_mpi.mpi.launcher import end_job
+from dask_gpu_mpi.mpi.neighbours import kill_rank
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.options.convert import loaded_config
 from dask_gpu_mpi.sites import launchers
@@ -91,8 +91,7 @@ class Ending:
 class Member:
     """A rank of a cluster that is up; `signals` were taken before it joined.
 
-    With `leave_open` (``exit=False``) the program continues on this rank when the cluster stops. `has_client`: some rank runs a
-    script.
+    `leave_open` (``exit=False``): the program continues on this rank when the cluster stops. `has_client`: a rank runs a script.
     """
 
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
@@ -316,38 +315,42 @@ class Member:
         Raises a ClusterLostError on rank 0 of a job without a script if the scheduler was lost.
         """
         ending, signals = self.ending, self.signals
-        left = False
         try:
-            while not ending.ended and not (ending.stopped and self.leave_open):
-                self.pump(POLL_IDLE)
-                if signals.got is not None and self._leaves(*signals.got):
-                    self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
-                    self.drop_agent(self.joined.options.shutdown_timeout)
-                    ending.end_part()  # it gets no answer
-                    left = not self.leave_open
-                    break
-                if self.launcher_gone():
-                    self.drop_agent(self.joined.options.shutdown_timeout)
-                    os._exit(outcome.FAILED)
+            leaves_early = self._wait_for_end()
             self._leave()
         finally:
             signals.give_back()
-        number = signals.got[0] if signals.got is not None else ending.signal
+        received = signals.got[0] if signals.got is not None else None
         if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
-        if left:
+        if self.leave_open:
+            number = ending.signal if received is None else received
+            if number is not None:
+                # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.
+                if ending.code and is_ours(number):
+                    raise SystemExit(ending.code)  # as the script: 75 after its checkpoint
+                signal.raise_signal(number)
+            return 0
+        if leaves_early:
             return 0  # the script goes on, and a launcher would end it with another code
-        if not self.leave_open:
+        if ending.cut_off:
             # As a lost rank: a launcher would count its exit code once the network is back.
-            if ending.cut_off:
-                kill_rank(os.getpid())
-            return ending.exit_code(None if signals.got is None else signals.got[0])
-        if number is not None:
-            # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.
-            if ending.code and is_ours(number):
-                raise SystemExit(ending.code)  # as the script: 75 after its checkpoint
-            signal.raise_signal(number)
-        return 0
+            kill_rank(os.getpid())
+        return ending.exit_code(received)
+
+    def _wait_for_end(self) -> bool:
+        """Wait until the job ends, or the cluster if the program continues; True: this rank leaves before that, by a signal."""
+        while not self.ending.ended and not (self.ending.stopped and self.leave_open):
+            self.pump(POLL_IDLE)
+            if self.signals.got is not None and self._leaves(*self.signals.got):
+                self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
+                self.drop_agent(self.joined.options.shutdown_timeout)
+                self.ending.end_part()  # it gets no answer
+                return True
+            if self.launcher_gone():
+                self.drop_agent(self.joined.options.shutdown_timeout)
+                os._exit(outcome.FAILED)
+        return False
 
     def _leaves(self, number: int, since: float) -> bool:
         """Report this rank's signal, which came at `since`; returns whether the rank has to leave without an answer.
@@ -367,10 +370,9 @@ class Member:
         `code`: the script's exit code; None: it is not known.
         """
         ending = self.ending
-        if final and isinstance(raised := sys.exception(), SystemExit):
-            outcome.note(
-                outcome.outcome_of_error(raised)
-            )  # of the function of `execute`; the program may continue
+        raised = sys.exception()
+        if final and isinstance(raised, SystemExit):  # of the function of `execute`; the program may continue
+            outcome.note(outcome.outcome_of_error(raised))
         if not (ending.ended if final else ending.stopped):
             self.send(Kind.OVER, (final, None, code))
             if self.joined.agent is None:

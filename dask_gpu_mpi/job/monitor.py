@@ -26,8 +26,7 @@ from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import Kind
 
-#: Seconds between two checks whether the handlers of `on_walltime` are still there, and whether the script has closed the
-#: descriptors of this package.
+#: Seconds between two checks: of the handlers of `on_walltime`, and of descriptors that the script may have closed.
 CHECKING, LOOKING = 1.0, 5.0
 
 

@@ -16,8 +16,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 
 #: The cluster or the launcher was lost, a rank did not answer, or the script raised.
 FAILED = 1
-#: The job ended because its time was running out and it has written its checkpoint: EX_TEMPFAIL of sysexits.h, "try again
-#: later". A requeue checks for it.
+#: The time was running out, and the job has written its checkpoint: EX_TEMPFAIL of sysexits.h. A requeue checks for it.
 WALLTIME = 75
 
 

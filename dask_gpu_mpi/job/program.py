@@ -34,89 +34,6 @@ _RESERVED = (
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
-#: Libraries of GPUs that take a second or more to import, and the words that a script has which uses them: all of one set.
-SLOW_LIBRARIES = {
-    "dask_cudf": ({b"dask_cudf"}, {b"cudf", b"dataframe"}),
-    "cudf": ({b"cudf"},),
-    "cupy": ({b"cupy"},),
-}
-#: Bytes of a script in which they are looked for.
-LOOKED_AT = 2**20
-
-
-def run_script(program: Program) -> None:
-    """Run it as ``__main__``, as Python does.
-
-    Raises the script's SystemExit, or one with code 1 after an exception whose traceback was printed (130: KeyboardInterrupt).
-    """
-    try:
-        _execute(program)
-        outcome.note(outcome.outcome_of_error(None))
-    except SystemExit as end:
-        outcome.note(outcome.outcome_of_error(end))
-        raise
-    except BaseException as error:
-        outcome.note(outcome.outcome_of_error(error))
-        error = error.with_traceback(_from_script(error.__traceback__))
-        with outcome.reporting():
-            sys.excepthook(type(error), error, error.__traceback__)
-        raise SystemExit(outcome.code_of_exception(error)) from None
-
-
-def _execute(program: Program) -> None:
-    module = _main_module()
-    # It stays there: threads that outlive the main program, and pickle, find names in it.
-    sys.modules["__main__"] = module
-    if program.kind in (ProgramKind.MODULE, ProgramKind.FOLDER):
-        # by the function that Python's main program calls (CPython: main.c, pymain_run_module)
-        is_module = program.kind is ProgramKind.MODULE
-        runpy._run_module_as_main(  # type: ignore[attr-defined]
-            program.text if is_module else "__main__", alter_argv=is_module
-        )
-        return
-    text, path = program._code()
-    if program.kind is ProgramKind.CODE:
-        if sys.version_info >= (3, 13):  # its tracebacks show the code
-            linecache.cache[path] = (len(text), None, f"{program.text}\n".splitlines(keepends=True), path)
-    else:
-        module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-    exec(_compiled(text, path), module.__dict__)
-
-
-def _compiled(text: str | bytes, path: str) -> types.CodeType:
-    # Without the `from __future__` of this module, which would change the script's annotations.
-    return compile(text, path, "exec", dont_inherit=True)
-
-
-def _main_module() -> types.ModuleType:
-    """The module ``__main__`` as Python begins (CPython: pylifecycle.c, add_main_module; pythonrun.c, _PyRun_SimpleFile)."""
-    module = types.ModuleType("__main__")
-    module.__dict__.update(__loader__=BuiltinImporter, __builtins__=builtins)
-    if sys.version_info < (3, 14):  # 3.14 no longer has it: cpython#124634
-        module.__dict__.update(__annotations__={})
-    return module
-
-
-def _from_script(trace: Any) -> Any:
-    """The traceback without our frames."""
-    own = run_script.__code__.co_filename
-    while trace is not None and trace.tb_frame.f_code.co_filename == own:
-        trace = trace.tb_next
-    return trace
-
-
-def libraries_of_script() -> tuple[str, ...]:
-    """Those of `SLOW_LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does."""
-    path = sys.argv[0] if sys.argv else ""
-    try:
-        if not os.path.isfile(path):  # the code of -c or a pipe, which can be read once
-            return ()
-        with open(path, "rb") as file:
-            text = file.read(LOOKED_AT)
-    except OSError:
-        return ()
-    words = set(re.findall(rb"\b(?:dask_cudf|cudf|cupy|dataframe)\b", text))
-    return tuple(name for name, sets in SLOW_LIBRARIES.items() if any(each <= words for each in sets))
 
 
 class ProgramKind(Enum):
@@ -294,3 +211,88 @@ def _folder(path: str) -> str:
 
 def _where() -> str:
     return f"working directory {os.getcwd()!r}"
+
+
+def run_script(program: Program) -> None:
+    """Run it as ``__main__``, as Python does.
+
+    Raises the script's SystemExit, or one with code 1 after an exception whose traceback was printed (130: KeyboardInterrupt).
+    """
+    try:
+        _execute(program)
+        outcome.note(outcome.outcome_of_error(None))
+    except SystemExit as end:
+        outcome.note(outcome.outcome_of_error(end))
+        raise
+    except BaseException as error:
+        outcome.note(outcome.outcome_of_error(error))
+        error = error.with_traceback(_from_script(error.__traceback__))
+        with outcome.reporting():
+            sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(outcome.code_of_exception(error)) from None
+
+
+def _execute(program: Program) -> None:
+    module = _main_module()
+    # It stays there: threads that outlive the main program, and pickle, find names in it.
+    sys.modules["__main__"] = module
+    if program.kind in (ProgramKind.MODULE, ProgramKind.FOLDER):
+        # by the function that Python's main program calls (CPython: main.c, pymain_run_module)
+        is_module = program.kind is ProgramKind.MODULE
+        runpy._run_module_as_main(  # type: ignore[attr-defined]
+            program.text if is_module else "__main__", alter_argv=is_module
+        )
+        return
+    text, path = program._code()
+    if program.kind is ProgramKind.CODE:
+        if sys.version_info >= (3, 13):  # its tracebacks show the code
+            linecache.cache[path] = (len(text), None, f"{program.text}\n".splitlines(keepends=True), path)
+    else:
+        module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(_compiled(text, path), module.__dict__)
+
+
+def _main_module() -> types.ModuleType:
+    """The module ``__main__`` as Python begins (CPython: pylifecycle.c, add_main_module; pythonrun.c, _PyRun_SimpleFile)."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__loader__=BuiltinImporter, __builtins__=builtins)
+    if sys.version_info < (3, 14):  # 3.14 no longer has it: cpython#124634
+        module.__dict__.update(__annotations__={})
+    return module
+
+
+def _from_script(trace: Any) -> Any:
+    """The traceback without our frames."""
+    own = run_script.__code__.co_filename
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+        trace = trace.tb_next
+    return trace
+
+
+def _compiled(text: str | bytes, path: str) -> types.CodeType:
+    # Without the `from __future__` of this module, which would change the script's annotations.
+    return compile(text, path, "exec", dont_inherit=True)
+
+
+#: Libraries of GPUs that take a second or more to import, and the words that a script has which uses them: all of one set.
+SLOW_LIBRARIES = {
+    "dask_cudf": ({b"dask_cudf"}, {b"cudf", b"dataframe"}),
+    "cudf": ({b"cudf"},),
+    "cupy": ({b"cupy"},),
+}
+#: Bytes of a script in which they are looked for.
+LOOKED_AT = 2**20
+
+
+def libraries_of_script() -> tuple[str, ...]:
+    """Those of `SLOW_LIBRARIES` that this process's script names, so that scheduler and workers can import them as it does."""
+    path = sys.argv[0] if sys.argv else ""
+    try:
+        if not os.path.isfile(path):  # the code of -c or a pipe, which can be read once
+            return ()
+        with open(path, "rb") as file:
+            text = file.read(LOOKED_AT)
+    except OSError:
+        return ()
+    words = set(re.findall(rb"\b(?:dask_cudf|cudf|cupy|dataframe)\b", text))
+    return tuple(name for name, sets in SLOW_LIBRARIES.items() if any(each <= words for each in sets))

@@ -46,8 +46,7 @@ WRITING = 30.0
 class Reporter:
     """Collects the data of the report, and writes it.
 
-    `warnings`: those that were printed. `started`, `ready`: when this process began its start, and when the cluster was up, in
-    seconds since the epoch.
+    `warnings`: those that were printed. `started`, `ready`: of this process and of the cluster, in seconds since the epoch.
     """
 
     def __init__(

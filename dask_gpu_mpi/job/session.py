@@ -1,4 +1,4 @@
-"""The running cluster in the script: its object `Session`, and `ClientEnd`, which ends both in whatever way the script ends."""
+"""The cluster in the process of the script: `Session` is the user's object, and `ScriptCluster` all that is behind it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.job.report import Reporter
 
 
-_current_end: ClientEnd | None = None
+_script_cluster: ScriptCluster | None = None
 
 
 class State(Enum):
@@ -59,8 +59,8 @@ class State(Enum):
     ENDED = "nothing is left to end, or this is a forked child that does not own the cluster"
 
 
-class ClientEnd:
-    """The changes that a cluster makes in the client's process, and the end of both; the script's `Session` uses it."""
+class ScriptCluster:
+    """The cluster as the script's process has it: the changes that let `Client()` find it, and the end of both, in any case."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ClientEnd:
         *,
         quiet: bool = False,
     ) -> None:
-        global _current_end
+        global _script_cluster
         self.member = member
         self.walltime = Walltime(member.joined.environ, member.joined.options.walltime_signal, on_signal)
         self.ready_seconds = time.monotonic() - started
@@ -84,7 +84,7 @@ class ClientEnd:
         self._reporter: Reporter | None = None
         #: Restores the process: the script continues without the cluster.
         self._undo = contextlib.ExitStack()
-        _current_end = self
+        _script_cluster = self
 
     @property
     def closed(self) -> bool:
@@ -167,21 +167,21 @@ class ClientEnd:
 
     def _end(self, *, had_cluster: bool, final: bool) -> None:
         """End the cluster, if it runs, and the job, if this is `final`."""
-        # The steps run from the last to the first, even if one raises: a Ctrl-C while the script closes the cluster, for example.
-        with contextlib.ExitStack() as steps:
-            if final:
-                steps.callback(self._release)
-            if self.member.leave_open or not final:
-                steps.callback(self._restore)
-            steps.callback(self._finish_report)
-            steps.callback(self._end_member, final=final)
-            steps.callback(close_clients, self._address)
-            steps.callback(self._begin_report, fetch=had_cluster)
-            if final:
-                steps.callback(self._silence)
-            if had_cluster:
-                steps.callback(self._warn_if_unused)
-                steps.callback(self._wait_for_loss)
+        steps: list[Callable[[], object]] = []
+        if had_cluster:
+            steps += [self._wait_for_loss, self._warn_if_unused]
+        if final:
+            steps += [self._silence]
+        steps += [lambda: self._begin_report(fetch=had_cluster), lambda: close_clients(self._address)]
+        steps += [lambda: self._end_member(final=final), self._finish_report]
+        if self.member.leave_open or not final:
+            steps += [self._restore]
+        if final:
+            steps += [self._release]
+        # Each step runs, even if one before it raises: a Ctrl-C while the script closes the cluster, for example.
+        with contextlib.ExitStack() as last_to_first:
+            for step in reversed(steps):
+                last_to_first.callback(step)
             self._monitor.stop()
 
     def _wait_for_loss(self) -> None:
@@ -276,18 +276,18 @@ class ClientEnd:
 
 def _disown() -> None:
     """In a forked child: forget the cluster, which is the parent's. Take no lock, since a thread of the parent may hold it."""
-    if _current_end is not None:
-        _current_end.state = State.ENDED
+    if _script_cluster is not None:
+        _script_cluster.state = State.ENDED
         # Dask closes clients at the end of a process, and waits for their event loop, which a child does not have.
-        abandon_clients(_current_end.member.joined.cluster.address)
+        abandon_clients(_script_cluster.member.joined.cluster.address)
 
 
 os.register_at_fork(after_in_child=_disown)
 
 
-def current_end() -> ClientEnd | None:
+def script_cluster() -> ScriptCluster | None:
     """The last cluster's, if this process is or was its client."""
-    return _current_end
+    return _script_cluster
 
 
 _current: Session | None = None
@@ -308,16 +308,16 @@ class Session:
         Seconds from the start of `initialize`, or of the command, until all workers were up.
     """
 
-    def __init__(self, end: ClientEnd) -> None:
+    def __init__(self, of_script: ScriptCluster) -> None:
         global _current
-        cluster = end.member.joined.cluster
+        cluster = of_script.member.joined.cluster
         assert cluster.plan is not None  # the client rank is given it
         self.plan: Plan = cluster.plan
         self.address: str = cluster.address
         self.dashboard_link: str | None = cluster.dashboard
-        self.ready_seconds: float = end.ready_seconds
+        self.ready_seconds: float = of_script.ready_seconds
         self._config = cluster.config
-        self._end = end
+        self._cluster = of_script
         self._client: Client | None = None
         self._lock = threading.Lock()
         _current = self
@@ -336,22 +336,22 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the cluster has been ended."""
-        return self._end.closed
+        return self._cluster.closed
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings of the start, each one line."""
-        return all_warnings(self._end.member.joined)
+        return all_warnings(self._cluster.member.joined)
 
     @property
     def mpi_library(self) -> str:
         """Version text of the MPI library with which the ranks have met; empty: none was needed."""
-        return self._end.member.joined.world.library
+        return self._cluster.member.joined.world.library
 
     @property
     def transport(self) -> str:
         """How workers exchange data, in one line; empty for a single worker, or if it is Dask's protocol alone."""
-        return self._end.member.joined.cluster.transport
+        return self._cluster.member.joined.cluster.transport
 
     @property
     def security(self) -> Any:
@@ -369,7 +369,7 @@ class Session:
 
     def close(self) -> None:
         """End the cluster; the script continues. May be called again."""
-        self._end.close()
+        self._cluster.close()
 
     def spmd(
         self,
@@ -399,7 +399,7 @@ class Session:
 
     def time_left(self) -> float | None:
         """Seconds until the batch system ends the job; None if it does not report that."""
-        return self._end.walltime.time_left()
+        return self._cluster.walltime.time_left()
 
     def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
         """Call `callback` once, in time before the job is ended; then end the job with exit code 75.
@@ -426,7 +426,7 @@ class Session:
         InputError
             A signal has another handler, and this is not the main thread, which alone can change that.
         """
-        self._end.on_walltime(callback, before)
+        self._cluster.on_walltime(callback, before)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the report of the job until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
@@ -444,16 +444,16 @@ class Session:
         """
         from dask_gpu_mpi.view.report_data import check_report
 
-        if os.getpid() != self._end.owner:
+        if os.getpid() != self._cluster.owner:
             raise InputError(
                 "session.report: called in a process that the script has forked",
                 expected="the script's process",
                 fix="call it there",
             )
         path = os.fspath(path)
-        joined = self._end.member.joined
+        joined = self._cluster.member.joined
         check_report(path, f"rank {joined.rank} on {joined.host}")
-        self._end.write_report(path)
+        self._cluster.write_report(path)
 
     def __enter__(self) -> Session:
         return self

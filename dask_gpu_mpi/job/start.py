@@ -1,4 +1,4 @@
-"""The start of a rank: the agent first, then the meeting with the other ranks, then the session."""
+"""The start of a rank: MPI's child and the agent first, then the meeting and the session; and the signals that end the script."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
-from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent, import_path
+from dask_gpu_mpi.agent.handle import (
+    AgentProcess,
+    begin_agent,
+    import_path,
+    release_cuda_keepalive,
+    start_cuda_keepalive,
+)
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing, say
@@ -33,7 +40,7 @@ from dask_gpu_mpi.sites import launchers
 # Modules whose import takes long are imported while the agent starts.
 if TYPE_CHECKING:
     from dask_gpu_mpi.job.member import Member
-    from dask_gpu_mpi.job.session import ClientEnd, Session
+    from dask_gpu_mpi.job.session import Session
     from dask_gpu_mpi.mpi.world import World
 
 #: This process's part in its last cluster.
@@ -59,24 +66,17 @@ def start(
     `read_options` imports Dask's configuration, which takes long; its InputError is reported once for all ranks. `comm`: None is
     ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises an
     InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts the cluster, and `initialize` in
-    its script returns that session (`command_session`). `quiet`: print nothing about the cluster that is up. Raises a
-    DaskGpuMpiError, the same on all ranks.
+    its script returns that session. `quiet`: print nothing about the cluster. Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
-    joined, started, signals = _enter(
-        read_options,
-        comm=comm,
-        leave_open=leave_open,
-        has_client=has_client,
-        check=check,
-        by_command=by_command,
-    )
+    rank = RankStart(read_options, comm, leave_open, has_client, check, by_command)
+    joined = rank.run()
     from dask_gpu_mpi.job.member import Member
 
     _by_command = by_command
     if _member is not None:  # of an earlier cluster of this program
         atexit.unregister(_member.abort_after_failure)
-    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    _member = member = Member(joined, rank.signals, leave_open=leave_open, has_client=has_client)
     if joined.world.is_own:
         from dask_gpu_mpi.mpi.library import unlink_shared_memory
 
@@ -87,26 +87,16 @@ def start(
     if not joined.is_client:
         return member, None
     from dask_gpu_mpi.job.announcement import announce, announce_waiting
-    from dask_gpu_mpi.job.dask_client import note_start
-    from dask_gpu_mpi.job.session import ClientEnd, Session
 
     if not quiet:
-        announce(joined, time.monotonic() - started)
+        announce(joined, time.monotonic() - rank.began)
     if not has_client:
         if joined.options.recorded:
             name = "summary" if joined.options.report is None else "report"
             say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(joined.options)
         return member, None
-    end = ClientEnd(member, started, on_signal, quiet=quiet)
-    _open(end, joined.options, signals)
-    if by_command:
-        note_start()
-    joined.world.before_end(end.end)  # the other ranks end their MPI after the cluster
-    if by_command:
-        # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
-        gc.freeze()
-    return member, Session(end)
+    return member, _open_session(member, rank, quiet=quiet)
 
 
 def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
@@ -114,23 +104,205 @@ def plan_of_allocation(read_options: Callable[[], Options]) -> Plan | None:
 
     A DaskGpuMpiError is the one report of all failures, as of `start`.
     """
-    made, _, signals = _enter(read_options, has_client=True, plan_only=True, by_command=True)
-    signals.give_back()
+    rank = RankStart(read_options, by_command=True, plan_only=True)
+    made = rank.run()
+    rank.signals.give_back()
     return made if isinstance(made, Plan) else None
 
 
-def _enter(
-    read_options: Callable[[], Options],
-    *,
-    comm: Any = None,
-    leave_open: bool = False,
-    has_client: bool = True,
-    check: Callable[[int, Options], None] | None = None,
-    plan_only: bool = False,
-    by_command: bool = False,
-) -> tuple[Any, float, Signals]:
-    """Enter the job: what `Entering.run` returns, when this began (``time.monotonic()``), and the signals that were taken."""
-    global _has_met
+def _open_session(member: Member, rank: RankStart, *, quiet: bool) -> Session:
+    """Open the cluster to the script, which gets the signals, and end it with this process."""
+    from dask_gpu_mpi.job.dask_client import note_start
+    from dask_gpu_mpi.job.session import ScriptCluster, Session
+
+    options, signals = member.joined.options, rank.signals
+    cluster = ScriptCluster(member, rank.began, on_signal, quiet=quiet)
+    try:
+        cluster.open()
+        # The last step of the interpreter, since threads of the script may outlive its main program.
+        atexit.register(cluster.end)
+    except BaseException:
+        cluster.end()  # else the other ranks would wait for this one
+        signals.give_back()
+        raise
+    # Not before: from here on the exception of a signal ends the script, and with it the cluster.
+    signals.give_back()
+    handle_loss()
+    if options.walltime_signal is not None:
+        handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
+    if signals.got is not None:
+        # It came while the cluster started, and the script handles it.
+        signal.raise_signal(signals.got[0])
+    member.joined.world.before_end(cluster.end)  # the other ranks end their MPI after the cluster
+    if rank.by_command:
+        note_start()
+        # What was made before the script stays until the end, where Python would look at it three times: 0.1 s, with cuDF more.
+        gc.freeze()
+    return Session(cluster)
+
+
+def command_session() -> tuple[Session, Options] | None:
+    """The open session that ``python -m dask_gpu_mpi`` has started for this script, and its options; None: there is none."""
+    if _member is None or not _by_command:
+        return None
+    from dask_gpu_mpi.job.session import session_of_process
+
+    session = session_of_process()
+    return None if session is None or session.closed else (session, _member.joined.options)
+
+
+@dataclass
+class RankStart:
+    """The start of one rank, until the cluster or the plan is there; the arguments are those of `start`.
+
+    First it starts two processes, which work while this one imports and reads its options: MPI's child, which meets the other
+    ranks, and the agent, which imports Dask. If one can't be started, or the options can't be read, that is this rank's failure.
+    It meets the other ranks all the same, and rank 0 reports the failures of all (`entering`).
+    """
+
+    read_options: Callable[[], Options]
+    comm: Any = None
+    leave_open: bool = False
+    has_client: bool = True
+    check: Callable[[int, Options], None] | None = None
+    by_command: bool = False
+    #: The start ends with the plan.
+    plan_only: bool = False
+
+    def __post_init__(self) -> None:
+        #: When the start began (``time.monotonic()``).
+        self.began = 0.0
+        #: Taken by `run`, and given back by its caller.
+        self.signals = Signals()
+        #: This process's environment, with the launcher's variables.
+        self._environ: dict[str, str] = {}
+        self._timeline = Timeline("rank")
+        #: None: they could not be read, or not yet.
+        self._options: Options | None = None
+        self._agent: AgentProcess | None = None
+        self._failure: Failure | None = None
+        #: How this rank meets the others, unless by MPI of its own process.
+        self._child: World | None = None
+        self._keepalive: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> Any:
+        """Return what `Entering.run` does, with the signals still taken; after an error nothing of this start is left."""
+        _refuse_second_start()
+        forget_cluster()  # of a script that has started this job
+        self.began = time.monotonic()
+        self.signals.take()
+        self._environ = dict(os.environ)
+        mark_children()  # for the script's children only: the agent gets the environment from before
+        self._timeline.lap("python")
+        # as in the agent: modules that are imported stay, and collections of garbage would be a tenth of the import
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._start_processes()
+            joined = self._enter()
+        except BaseException:
+            if self._agent is not None:
+                self._agent.close(1.0)
+            self.signals.give_back()
+            raise
+        finally:
+            if collects:
+                gc.enable()
+            if self._keepalive is not None:
+                release_cuda_keepalive(self._keepalive)
+        if self._child is not None:
+            # MPI of the script, or of its children, is a world of one: this process is no MPI process.
+            kept = launchers.scrub(os.environ)
+            for name in [name for name in os.environ if name not in kept]:
+                del os.environ[name]
+        return joined
+
+    def _start_processes(self) -> None:
+        """Start MPI's child and the agent, and read the options meanwhile; sets `_failure` if that fails."""
+        global _has_met
+        from dask_gpu_mpi.mpi.world import world_of
+
+        try:
+            # MPI's child is the first: it has no descriptor of the agent's.
+            if not (self.comm is not None or self.leave_open or "mpi4py.MPI" in sys.modules):
+                _has_met = True
+                self._child = world_of(self._environ, import_path(), forks=self.by_command)
+            with _agent_starts():
+                self._agent = AgentProcess(self._environ)
+            self._options = self.read_options()
+            self._timeline.lap("read the options")
+            if not self.plan_only:
+                self._keepalive = start_cuda_keepalive(self._options, self._environ)
+            with _agent_starts():
+                self._agent = begin_agent(self._agent, self._options, self._environ)
+        except (InputError, StartupError) as error:
+            self._failure = Failure.of(error)
+            if self._agent is not None:
+                self._agent.close(1.0)
+                self._agent = None
+        self._timeline.lap("start the agent")
+
+    def _enter(self) -> Any:
+        """Configure the agent, and enter the job with it, or with the failure."""
+        from dask_gpu_mpi.job.entering import Entering
+        from dask_gpu_mpi.job.member import configuration
+
+        self._timeline.lap("import")
+        options, agent = self._options, self._agent
+        deadline = self.began + WITHOUT_OPTIONS
+        if options is not None and self._failure is None:
+            deadline = self.began + options.startup_timeout
+        if options is not None and agent is not None:
+            agent.configure(
+                configuration(
+                    options,
+                    self._environ,
+                    leave_open=self.leave_open,
+                    has_client=self.has_client,
+                    contexts=own_contexts(),
+                    mpi_in_rank=self.leave_open and self._child is None,
+                    plan_only=self.plan_only,
+                    started=self.began,
+                    deadline=deadline,
+                )
+            )
+            self._timeline.lap("configure the agent")
+        return Entering(
+            self._environ,
+            self.signals,
+            self._timeline,
+            deadline,
+            self._make_world,
+            options,
+            agent,
+            self._failure,
+            self._check_rank,
+        ).run()
+
+    def _make_world(self) -> World:
+        """The ranks of this job: those of this process's own MPI, if it has one."""
+        from dask_gpu_mpi.mpi.world import World, own_world, world_of
+
+        own = own_world(self.comm, self._environ, socket.gethostname(), starts=self.leave_open)
+        # MPI's child could not be started, or mpi4py.MPI is imported but not initialized
+        if own is None and self._child is None:
+            self._child = world_of(self._environ, import_path())
+        return own or self._child or World()
+
+    def _check_rank(self, rank: int) -> None:
+        """Raise an InputError if this rank can't do its part, once its number is known."""
+        options = self._options
+        assert options is not None  # called if they could be read
+        if options.report is not None and rank == options.script_rank:
+            from dask_gpu_mpi.view.report_data import check_report
+
+            check_report(options.report, f"rank {rank} on {socket.gethostname()}")
+        if self.check is not None:
+            self.check(rank, options)
+
+
+def _refuse_second_start() -> None:
+    """Raise an InputError if this process, or the rank that it is a child of, can't start a cluster now."""
     refuse_children()
     if _member is not None and not (_member.leave_open and _member.ending.stopped):
         raise InputError(  # the other ranks are in that cluster, and can't take part in a report
@@ -144,7 +316,6 @@ def _enter(
             expected="the path of a Python program",
             fix="set sys.executable before initialize()",
         )
-    forget_cluster()  # of a script that has started this job
     if _has_met and launchers.detect(os.environ) is not None:
         raise InputError(
             "initialize: called again after a start that has failed",
@@ -152,98 +323,6 @@ def _enter(
             fix="correct the reason of the failure, and start the job again",
             reported=not launchers.speaks(os.environ),
         )
-    started = time.monotonic()
-    signals = Signals()
-    signals.take()
-    environ = dict(os.environ)
-    mark_children()  # for the script's children only: the agent gets `environ`
-    timeline = Timeline("rank")
-    timeline.lap("python")
-    # as in the agent: modules that are imported stay, and collections of garbage would be a tenth of the import
-    collects = gc.isenabled()
-    gc.disable()
-    keepalive = None
-    agent: AgentProcess | None = None
-    options: Options | None = None
-    failure: Failure | None = None
-    child: World | None = None
-    from dask_gpu_mpi.mpi.world import World, own_world, world_of
-
-    try:
-        try:
-            # First, since both work while this process imports. MPI's child has no descriptor of the agent's.
-            if not (comm is not None or leave_open or "mpi4py.MPI" in sys.modules):
-                _has_met = True
-                child = world_of(environ, import_path(), forks=by_command)
-            with _agent_starts():
-                agent = AgentProcess(environ)
-            options = read_options()
-            timeline.lap("read the options")
-            keepalive = None if plan_only else start_cuda_keepalive(options, environ)
-            with _agent_starts():
-                agent = begin_agent(agent, options, environ)
-        except (InputError, StartupError) as error:
-            failure = Failure.of(error)
-            if agent is not None:
-                agent.close(1.0)
-                agent = None
-        timeline.lap("start the agent")
-        from dask_gpu_mpi.job.entering import Entering
-        from dask_gpu_mpi.job.member import configuration
-
-        timeline.lap("import")
-        timeout = options.startup_timeout if options is not None and failure is None else WITHOUT_OPTIONS
-        if options is not None and agent is not None:
-            agent.configure(
-                configuration(
-                    options,
-                    environ,
-                    leave_open=leave_open,
-                    has_client=has_client,
-                    contexts=own_contexts(),
-                    mpi_in_rank=leave_open and child is None,
-                    plan_only=plan_only,
-                    started=started,
-                    deadline=started + timeout,
-                )
-            )
-            timeline.lap("configure the agent")
-
-        def world() -> World:
-            nonlocal child
-            own = own_world(comm, environ, socket.gethostname(), starts=leave_open)
-            if own is None and child is None:  # there was no agent, or mpi4py is imported but not initialized
-                child = world_of(environ, import_path())
-            return own or child or World()
-
-        def checked(rank: int) -> None:
-            assert options is not None  # called if they could be read
-            if options.report is not None and rank == options.script_rank:
-                from dask_gpu_mpi.view.report_data import check_report
-
-                check_report(options.report, f"rank {rank} on {socket.gethostname()}")
-            if check is not None:
-                check(rank, options)
-
-        joined = Entering(
-            environ, signals, timeline, started + timeout, world, options, agent, failure, checked
-        ).run()
-    except BaseException:
-        if agent is not None:
-            agent.close(1.0)
-        signals.give_back()
-        raise
-    finally:
-        if collects:
-            gc.enable()
-        if keepalive is not None:
-            release(keepalive)
-    if child is not None:
-        # MPI of the script, or of its children, is a world of one: this process is no MPI process.
-        kept = launchers.scrub(os.environ)
-        for name in [name for name in os.environ if name not in kept]:
-            del os.environ[name]
-    return joined, started, signals
 
 
 @contextlib.contextmanager
@@ -256,36 +335,6 @@ def _agent_starts() -> Iterator[None]:
             f"could not start the agent of this rank ({error.strerror})",
             fix="allow more files, processes, memory (ulimit -a)",
         ) from error
-
-
-def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
-    """Open the cluster to the script, which gets the signals, and end it with this process."""
-    try:
-        end.open()
-        # The last step of the interpreter, since threads of the script may outlive its main program.
-        atexit.register(end.end)
-    except BaseException:
-        end.end()  # else the other ranks would wait for this one
-        signals.give_back()
-        raise
-    # Not before: from here on the exception of a signal ends the script, and with it the cluster.
-    signals.give_back()
-    handle_loss()
-    if options.walltime_signal is not None:
-        handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
-    if signals.got is not None:
-        # It came while the cluster started, and the script handles it.
-        signal.raise_signal(signals.got[0])
-
-
-def command_session() -> tuple[Session, Options] | None:
-    """The open session that ``python -m dask_gpu_mpi`` has started for this script, and its options; None: there is none."""
-    if _member is None or not _by_command:
-        return None
-    from dask_gpu_mpi.job.session import session_of_process
-
-    session = session_of_process()
-    return None if session is None or session.closed else (session, _member.joined.options)
 
 
 # Changes in the process of a rank: standard streams, `sys.excepthook`, SIGTERM.
@@ -322,10 +371,10 @@ def handle_loss() -> None:
 
 
 def _on_loss(number: int, frame: FrameType | None) -> None:
-    from dask_gpu_mpi.job.session import current_end
+    from dask_gpu_mpi.job.session import script_cluster
 
-    end = current_end()
-    if end is not None and end.member.ending.lost is not None:  # else another process has sent it
+    cluster = script_cluster()
+    if cluster is not None and cluster.member.ending.lost is not None:  # else another process has sent it
         on_signal(number, frame)
 
 
@@ -336,15 +385,15 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     install(number, lambda *_: None)
     if outcome.is_reporting():
         return  # the script has ended, and can't receive an exception
-    from dask_gpu_mpi.job.session import State, current_end
+    from dask_gpu_mpi.job.session import State, script_cluster
 
-    end = current_end()
-    if end is not None:
+    cluster = script_cluster()
+    if cluster is not None:
         ends = python_ends()
-        if ends and end.state is State.ENDED and not end.member.leave_open:
+        if ends and cluster.state is State.ENDED and not cluster.member.leave_open:
             return
         try:
-            end.interrupt(number, frame)
+            cluster.interrupt(number, frame)
         except BaseException as error:
             if ends:  # Python drops exceptions while it waits for the script's threads, and in its `atexit`
                 insist_on(outcome.code_of_exception(error))

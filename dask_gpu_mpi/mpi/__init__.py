@@ -1,1 +1,1 @@
-"""The ways in which ranks meet, the MPI library and its quirks, and watchdogs."""
+"""The ways in which ranks meet, the MPI library and its quirks, ranks that never come, and the launcher."""

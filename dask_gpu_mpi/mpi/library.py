@@ -1,4 +1,7 @@
-"""The MPI library of this process: whether it suits the launcher; loaded with the right settings, initialised, finalised."""
+"""The MPI library of this process: loaded and initialised with settings that fit its hosts, if it suits the launcher; finalised.
+
+After `load_mpi` and `finalize`: whether the library and the launcher match; then the settings of Open MPI, and those of UCX.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,7 @@ SETTLING = 0.3
 def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) -> Any:
     """Import ``mpi4py.MPI``, and initialise MPI; `by_mpi4py`: as a script's own import does, which also finalises it.
 
-    By `environ` a library is refused that would abort below this launcher; `host` is for messages. Raises a MpiMissingError or a
-    LauncherError.
+    Raises a LauncherError for a library that would abort below the launcher of `environ`. `host`: for the messages of errors.
     """
     try:
         with away_from_here(), contextlib.ExitStack() as settings:
@@ -193,8 +195,7 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
     """Sleep `RANK_0_GRACE` seconds in ranks other than 0; then return whether this rank has nothing to report.
 
     For ranks that can't communicate. None may exit before rank 0 has reported, since a launcher ends all ranks when one fails.
-    Then the first rank of each other host reports, in case its host alone lacks something. If rank 0 has failed as well, most
-    launchers have ended this rank by then.
+    Then the first rank of each other host reports, in case its host alone lacks something, and the launcher has not ended it.
     """
     launched = detect(environ)
     if launched is None or not launched.rank:
@@ -237,11 +238,9 @@ def _fix(launched: Launched, library: str) -> str:
 
 # Components of Open MPI that are left out: two that cost time without use, and those of the network on one host.
 #
-# Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network that
-# it could use, that is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; in 4.1 to 5.0).
-# A second is half of the start of a cluster, so such hosts start without it. Debian's Open MPI always leaves it out. The
-# component for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``, and then uses
-# none of it.
+# Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed. If it finds no network, that
+# is in ``MPI_Init`` (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; 4.1 to 5.0), and half of a cluster's
+# start. The component for messages over libfabric inspects all that libfabric could drive, which is most of ``MPI_Init``.
 #
 # The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
 # who reaches such a port can end the job, and write into its memory (docs/security-audit.md). If the user has chosen components
@@ -249,10 +248,8 @@ def _fix(launched: Launched, library: str) -> str:
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: The components that are left out, by framework.
-LEFT_OUT = {"btl": "^ofi", "mtl": "^ofi"}
-#: Parameters by which the user has chosen, and then nothing is left out: MPI does not start if one rank leaves out a component
-#: that others use.
+#: The frameworks with a component for libfabric, and the parameters by which the user has chosen. Then none is left out: MPI does
+#: not start if one rank leaves out a component that others use.
 CHOSEN = {
     "btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+"),
     "mtl": re.compile(r"mtl|pml|(mtl_ofi|pml_cm|opal_common_ofi)_\w+"),  # pml: cm alone uses an mtl
@@ -261,8 +258,7 @@ CHOSEN = {
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
-#: Variables with the folders of the installation's configuration, and the names of the files (opal/mca/installdirs,
-#: opal/mca/base/mca_base_var.c).
+#: Folders and names of the installation's configuration (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
 SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
@@ -275,28 +271,28 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
     `environ`: the process's environment. `module`: a file that is linked to the MPI library,
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks are on this host.
     """
-    settings: dict[str, str] = {}
-    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
-    waits = not any(map(glob.glob, NETWORKS))
-    library = _library_of(module) if waits or one_host else None
-    if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
-        parameters |= _configured(environ, library)
-        for name, value in LEFT_OUT.items() if waits else ():
-            if not any(map(CHOSEN[name].fullmatch, parameters)):
-                settings[PREFIX + name] = value
-        if one_host and "btl" not in parameters:
-            others = settings.get(BTL)
-            settings[BTL] = "^tcp" if others is None else f"{others},tcp"
-    chosen = environ.get(BTL, "")
-    if (
-        library is not None
-        and one_host
-        and chosen.startswith("^")
-        and "tcp" not in re.split(r"[\^,\s]+", chosen)
-    ):
-        settings[BTL] = f"{chosen},tcp"
+    no_network = not any(map(glob.glob, NETWORKS))
+    library = _library_of(module) if no_network or one_host else None
+    settings = {} if library is None else _left_out(environ, library, ofi=no_network, tcp=one_host)
     with environment(settings):  # restored, since children of the script must not have these
         yield
+
+
+def _left_out(environ: Mapping[str, str], library: Path, *, ofi: bool, tcp: bool) -> dict[str, str]:
+    """The variables by which Open MPI leaves out the components for libfabric (`ofi`) and TCP."""
+    settings: dict[str, str] = {}
+    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
+    if not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
+        parameters |= _configured(environ, library)
+        for name, chosen_by in CHOSEN.items() if ofi else ():
+            if not any(map(chosen_by.fullmatch, parameters)):
+                settings[PREFIX + name] = "^ofi"
+        if tcp and "btl" not in parameters:
+            settings[BTL] = f"{settings[BTL]},tcp" if BTL in settings else "^tcp"
+    chosen = environ.get(BTL, "")
+    if tcp and chosen.startswith("^") and "tcp" not in re.split(r"[\^,\s]+", chosen):
+        settings[BTL] = f"{chosen},tcp"
+    return settings
 
 
 def _library_of(module: str) -> Path | None:
@@ -330,12 +326,10 @@ def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
 #
 # Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and use
 # shared memory. UCX has no authentication: a process that reaches such a port can read and write the rank's memory
-# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays: it may be the only way, and no rank
-# can find that out alone.
+# (docs/security-audit.md). So on one host UCX starts without TCP. Between hosts TCP stays, since it may be the only way.
 #
 # UCX makes its System V shared memory with mode 0660, without regard to the umask. So everyone in the job's group, on many
-# systems a whole institute, can write into the messages between its ranks. Without it UCX uses POSIX shared memory, which only
-# the owner can open.
+# systems a whole institute, can write into the messages between its ranks. POSIX shared memory is for the owner only.
 #
 # Before release 1.20 UCX also installs handlers for signals. They print 40 lines into the job's output if the process crashes.
 # Without them such a process ends like any Python: by the signal, and with ``faulthandler``'s traceback if that is on.

@@ -129,8 +129,7 @@ class PacketWorld(World):
             if source == TRANSPORT:
                 self._on_transport(packet[RANK.size :])
                 break  # who waits for the world is not there yet for the messages behind it
-            else:
-                found.append((source, packet[RANK.size :]))
+            found.append((source, packet[RANK.size :]))
         return found
 
     def _on_transport(self, data: bytes) -> None:

@@ -15,15 +15,13 @@ Any FAILED, or the deadline, ends in one report and FAIL to all. The report says
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, TextIO
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.streams import write
-from dask_gpu_mpi.base.text import fold_names, ranks_text
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
@@ -102,14 +100,16 @@ class Coordinator:
         self._send = send
         #: The ranks that take part.
         self._ranks: Sequence[int] = range(self.size)
+        #: Seconds of the start after the plan, by the options or the number of workers.
         self._limit = 0.0
         #: By rank that is ready: the steps of its timeline (none, unless the user wants a report), and the address of a worker.
         self._ready: dict[int, tuple[list[Step], str]] = {}
-        #: By rank the nodes that connect to each other, those that have not done so yet, and by error the hosts that others have
-        #: not reached.
+        #: The nodes that connect to each other, by the rank that does it; those that have not done so yet.
         self._nodes: dict[int, Node] = {}
         self._connecting: set[int] = set()
+        #: By rank, and by error: the hosts that it has not reached.
         self._lost: dict[int, dict[str, list[str]]] = {}
+        #: Dask's configuration of the cluster, and where the processes of each rank listen.
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
         self._transport = Transport()
@@ -475,44 +475,3 @@ def check_client(registrations: Sequence[Registration], client: int) -> None:
             expected="the same call on all ranks",
             fix="pass it on all ranks, or set client_rank (--client-rank)",
         )
-
-
-#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
-ON_TERMINAL, IN_FILE = 0.5, 10.0
-#: Hosts named at most.
-NAMED = 8
-
-
-class Progress:
-    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
-
-    def __init__(self, started: float, stream: TextIO | None = None) -> None:
-        self._stream = stream if stream is not None else sys.stderr
-        self._terminal = self._stream.isatty()
-        self._every = ON_TERMINAL if self._terminal else IN_FILE
-        self._next = started + self._every
-        self._shown = False
-
-    def show(self, now: float, progress: Callable[[], tuple[int, int | None, Sequence[str]]]) -> None:
-        """Print how many workers are ready, and which hosts are awaited, as `Coordinator.progress` counts them.
-
-        It does neither while it is too early for another line.
-        """
-        if now < self._next:
-            return
-        self._next = now + self._every
-        ready, planned, hosts = progress()
-        known = sorted(set(hosts))
-        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
-        count = "starting" if planned is None else f"{ready} of {planned} workers"
-        self._write(f"dask_gpu_mpi: {count}, waiting for {names or 'the scheduler'}")
-
-    def clear(self) -> None:
-        """Remove the line that changes."""
-        if self._terminal and self._shown:
-            self._write("")
-            self._shown = False
-
-    def _write(self, text: str) -> None:
-        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
-        self._shown = True

@@ -51,7 +51,7 @@ class Hello:
     interfaces: tuple[Interface, ...] = ()
     #: The interface that the user wants on this rank.
     wanted: str | None = None
-    #: State of the other ranks of its host (`watchdogs.neighbours`), after the deadline.
+    #: State of the other ranks of its host (`mpi.neighbours`), after the deadline.
     states: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -253,9 +253,8 @@ class KeyPair:
     def channel(self, other: bytes, rank: int, *, to_rank: bool) -> Channel:
         """The channel between rank 0 and `rank`.
 
-        `other`: the public key of the other side, or a ForeignMessageError if it is not one. `rank`: the one that is not rank 0.
-        `to_rank`: whether this side is rank 0. HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for
-        each direction.
+        `other`: the public key of the other side, or a ForeignMessageError if it is not one. `to_rank`: this side is rank 0.
+        HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for each direction.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256

@@ -1,8 +1,7 @@
 """The messages of a job: between a rank and its agent, between the agents and the hub, between an agent and its scheduler.
 
 They are one set (`Kind`). An agent passes on the messages that are not its own: those of its rank to the hub, those of the hub to
-its rank. What travels between agents is plain data of the type in `PAYLOADS` (`base.plain_data`); a rank and its agent exchange
-objects.
+its rank. Agents exchange plain data of the types in `PAYLOADS` (`base.plain_data`), a rank and its agent any objects.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Node
@@ -56,8 +54,7 @@ class Kind(StrEnum):
     ADDRESS = "address"
     #: Hub to each agent: its `Start`. Agent to rank: seconds that the start may still take.
     START = "start"
-    #: Agent to hub: its workers are there; with the steps of its timeline, and the address of one of its workers (empty: none
-    #: is known).
+    #: Agent to hub: its workers are there; the steps of its timeline, and the address of one of its workers, or an empty text.
     READY = "ready"
     #: Hub to an agent of each node: the `Node`s to connect to.
     CONNECT = "connect"
@@ -100,8 +97,7 @@ class Kind(StrEnum):
     #: Hub to agents, agent to rank: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
     #: Agent to scheduler: it may close when its workers have left it.
     STOP = "stop"
-    #: Hub to agents, agent to rank: the job ends. The exit code of the script as far as it is known, and the signal that ends the
-    #: job, if one does.
+    #: Hub to agents, agent to rank: the job ends. The exit code of the script if it is known, and the signal that ends the job.
     END = "end"
     #: Agent to hub: its workers have closed. Agent to rank: its part has.
     CLOSED = "closed"
@@ -177,8 +173,7 @@ class SchedulerSettings:
     config: dict[str, Any] = field(repr=False)
     #: The token of the dashboard, which the scheduler's rank makes; empty: it is open.
     token: str = field(repr=False)
-    #: UUID of the GPU on which it may hold data that a client sends or fetches through it over UCX (as by ``client.run``). It
-    #: makes no context before that. Empty: none.
+    #: UUID of the GPU for data that a client sends or fetches through it over UCX (as by ``client.run``); empty: none.
     device: str = ""
     #: For `top` and others who inspect the job.
     plan: Plan | None = field(default=None, repr=False)
@@ -256,10 +251,3 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.CLOSED: None,
     Kind.RELEASE: None,
 }
-
-
-def failure_of(error: BaseException) -> Failure:
-    """The failure that carries an error, of any class."""
-    if isinstance(error, DaskGpuMpiError):
-        return Failure.of(error)
-    return Failure(Problem(f"{type(error).__name__}: {error}"))

@@ -52,35 +52,34 @@ def choose_transport(
 ) -> Transport:
     """The data that goes over UCX, and the line that says so and why.
 
-    `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
-    those of a running cluster. `sealed`: whether streams are encrypted. Raises InputError: the user asked for UCX, and a rank
-    can't use it.
+    `wanted`: what the user asked for. `abilities`: by rank. `attaches`: the workers are added to those of a running cluster.
+    `sealed`: streams are encrypted. Raises InputError: the user asked for UCX, and a rank can't use it.
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
     open_data = "large arrays are not encrypted (data_encryption)"
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not with_gpus):
         return Transport(line=Problem("" if sealed else f"TLS; {open_data}"))
-    reason = _reason(working, abilities, lambda ability: ability.obstacle)
-    if wanted is WorkerUcx.ALL and reason:
-        raise InputError(f"protocol 'ucx': {reason.text}", fix=reason.fix)
+    no_ucx = _reason(working, abilities, lambda ability: ability.obstacle)
+    if wanted is WorkerUcx.ALL and no_ucx:
+        raise InputError(f"protocol 'ucx': {no_ucx.text}", fix=no_ucx.fix)
     if len(plan.workers) == 1 and not attaches:
         return Transport()
     if wanted is WorkerUcx.AUTO and (without := sorted(working - with_gpus)):
-        reason = Problem(f"{ranks_text(without)} without a GPU")
+        no_ucx = Problem(f"{ranks_text(without)} without a GPU")
     nodes = {worker.host for worker in plan.workers}
-    within = _reason(working, abilities, lambda ability: ability.between_nodes)
-    if not reason and within and len(nodes) == len(plan.workers) and not attaches:
-        reason = Problem(f"each node has one worker, and UCX leads to no other node: {within.text}")
-    if reason:
-        data = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
-        data = data if sealed else open_data
-        return Transport(line=Problem(f"TLS; {data}. No UCX: {reason.text}", fix=reason.fix))
+    not_between = _reason(working, abilities, lambda ability: ability.between_nodes)
+    if not no_ucx and not_between and len(nodes) == len(plan.workers) and not attaches:
+        no_ucx = Problem(f"each node has one worker, and UCX leads to no other node: {not_between.text}")
+    if no_ucx:
+        effect = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
+        effect = effect if sealed else open_data
+        return Transport(line=Problem(f"TLS; {effect}. No UCX: {no_ucx.text}", fix=no_ucx.fix))
     data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
     line = f"TLS, and UCX for {data} between workers"
-    if within and len(nodes) > 1:
+    if not_between and len(nodes) > 1:
         between = "encrypted streams" if sealed else f"streams, where {open_data}"
-        line += f" of a node (authenticated, not encrypted). Between nodes {between}: {within.text}"
+        line += f" of a node (authenticated, not encrypted). Between nodes {between}: {not_between.text}"
     else:
         line += " (authenticated, not encrypted)"
     if system := _reason(working, abilities, lambda ability: ability.system):
@@ -93,7 +92,7 @@ def choose_transport(
             fix="leave the setting out; within a node UCX needs no TCP",
             what="transport",
         )
-    return Transport(wanted, Problem(line), warning, not within)
+    return Transport(wanted, Problem(line), warning, not_between is None)
 
 
 def _reason(
@@ -114,15 +113,10 @@ def _reason(
 
 # Settings that keep a start with many workers from timing out, though it takes longer than one with few.
 #
-# Two things become slow:
-#
-# - The scheduler accepts the connections of all workers one after the other. With Dask's default timeouts 1,300 workers were
-#   lost (dask/distributed#3691).
-# - Workers that share a core start one after the other, however few they are. `workers_per_core` counts them.
-#
-# So from some hundreds of workers in the job, or from eight workers for each core of a host, connections may take longer
-# (`connection_settings`), and so may the whole start (`start_limit`). The scheduler's queue of connections is longer, too, and in
-# large jobs ranks start their workers one after the other (`start_delay`). A setting that the user has configured stays as it is.
+# The scheduler accepts the connections of all workers one after the other. With Dask's default timeouts 1,300 workers were lost
+# (dask/distributed#3691). And workers that share a core start one after the other, however few they are. So from some hundreds of
+# workers in the job, or from eight for each core of a host, connections and the whole start may take longer. The scheduler's
+# queue of connections is longer, too, and in large jobs ranks start their workers one after the other.
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
@@ -130,8 +124,7 @@ BACKLOG = "distributed.comm.socket-backlog"
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
 #: Seconds that the scheduler may take to accept one worker: ten times what it took when measured (benchmarks/results/README.md).
 PER_WORKER = 0.05
-#: Seconds that a worker may take to start for each worker on its core: rank, agent and worker take 1.4 seconds of CPU together
-#: (benchmarks/results/README.md).
+#: Seconds that a worker may take to start for each worker on its core. Rank, agent and worker need 1.4 seconds of CPU (as above).
 PER_SHARED_CORE = 4.0
 #: The longest timeout of a connection, in seconds: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0

@@ -58,7 +58,7 @@ def fork(end):
 held, over = threading.Event(), threading.Event()
 
 def hold():
-    with session._end.member._lock:
+    with session._cluster.member._lock:
         held.set()
         over.wait(30)
 
@@ -113,10 +113,10 @@ ROWS = [
     Row("forks children that end", "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n", 3,
         marks=(quick(form="command"),)),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
-    Row("its end fails", "session._end.member.end = lambda **_: 1 / 0\nmark()\n", 1,
+    Row("its end fails", "session._cluster.member.end = lambda **_: 1 / 0\nmark()\n", 1,
         says=("this rank could not end the cluster", "ZeroDivisionError"), tracebacks=1, forms=ONE),
     Row("its monitor fails",
-        "def fail(_):\n    raise OSError('no pump')\nsession._end.member.pump = fail\nmark()\ntime.sleep(30)\n", 1, 5.0,
+        "def fail(_):\n    raise OSError('no pump')\nsession._cluster.member.pump = fail\nmark()\ntime.sleep(30)\n", 1, 5.0,
         says=("the monitor of the cluster failed: OSError: no pump",), tracebacks=1, forms=OTHER),
     Row("changes configuration, environment and directory",
         "compute()\nimport dask\ndask.config.refresh()\nos.environ.clear()\n"

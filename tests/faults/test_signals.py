@@ -214,17 +214,17 @@ def test_end_of_the_walltime(mpirun: Mpi) -> None:
     assert {*marks(job)} - {"up", "running"} == {*CHECKPOINTED} - {"left-none"} | {"left-some"}
 
 
-#: What happens at the end of `ClientEnd.open`, when the cluster is there and the script has not got its session yet.
+#: What happens at the end of `ScriptCluster.open`, when the cluster is there and the script has not got its session yet.
 OPENED = """
-from dask_gpu_mpi.job.session import ClientEnd
-opened = ClientEnd.open
+from dask_gpu_mpi.job.session import ScriptCluster
+opened = ScriptCluster.open
 
 def _open(self):
     opened(self)
     mark("end")
     HAPPENS
 
-ClientEnd.open = _open
+ScriptCluster.open = _open
 """
 
 

@@ -36,7 +36,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, worker_class: str) -
 @pytest.mark.quick
 def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi) -> None:
     """A launcher knows nothing of Python's buffers."""
-    program = "from dask_gpu_mpi.mpi.watchdogs import end_job\nprint('the result')\nend_job(3, {})\n"
+    program = "from dask_gpu_mpi.mpi.launcher import end_job\nprint('the result')\nend_job(3, {})\n"
     assert mpirun.run(program, 2, begin=INITIALIZED).check(3).stdout == "the result\n"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.agent import cuda_keepalive as driver
-from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
-from dask_gpu_mpi.mpi.watchdogs import launched_as
+from dask_gpu_mpi.agent import handle as driver
+from dask_gpu_mpi.agent.handle import release_cuda_keepalive, start_cuda_keepalive
+from dask_gpu_mpi.mpi.neighbours import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
@@ -25,7 +25,7 @@ int cuInit(int flags) { close(open(getenv("SLOW"), O_CREAT | O_WRONLY, 0600)); r
 #: Makes one, says who it is, and lets it go or dies without a word.
 PROGRAM = """
 import os, sys, time
-from dask_gpu_mpi.agent.cuda_keepalive import release, start_cuda_keepalive
+from dask_gpu_mpi.agent.handle import release_cuda_keepalive, start_cuda_keepalive
 from dask_gpu_mpi.options.model import Options
 
 driver = start_cuda_keepalive(Options(worker_class="dask_cuda.CUDAWorker"), os.environ)
@@ -35,7 +35,7 @@ limit = time.monotonic() + 10
 while "SLOW" in os.environ and not os.path.exists(os.environ["SLOW"]) and time.monotonic() < limit:
     time.sleep(0.01)
 if sys.argv[1] == "release":
-    release(driver)
+    release_cuda_keepalive(driver)
     limit = time.monotonic() + 10
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
         time.sleep(0.01)
@@ -100,5 +100,5 @@ def test_one_on_each_host_with_gpus(
         pid = found.pid
         assert alive(pid)
         assert launched_as(pid) is None  # no second rank of that number
-        release(found)
+        release_cuda_keepalive(found)
         until(lambda: not alive(pid), 10)

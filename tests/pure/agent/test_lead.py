@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import io
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from dask_gpu_mpi.agent import lead as module
 from dask_gpu_mpi.agent.hub import Connection, connect, encode
-from dask_gpu_mpi.agent.lead import Leader
+from dask_gpu_mpi.agent.lead import NAMED, Leader, Progress
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
@@ -382,3 +383,37 @@ async def test_a_rank_that_does_not_close_is_given_up_and_no_mark_is_left(
         assert await made.end(75, 0) == 75
         assert time.monotonic() - began > 0.19
         assert not (tmp_path / "ended").exists()
+
+
+# -- what a user sees of it
+
+
+def shown(*at: float, terminal: bool = False, planned: int | None = 64, hosts: Any = ("h17", "h18")) -> str:
+    """The output by these times of a start, in which as many workers are ready as seconds have passed."""
+    out = io.StringIO()
+    out.isatty = lambda: terminal  # type: ignore[method-assign]
+    progress = Progress(100.0, out)
+    for now in at:
+        progress.show(100.0 + now, lambda now=now: (int(now), planned, hosts))  # type: ignore[misc]
+    for _ in range(2):
+        progress.clear()
+    return out.getvalue()
+
+
+def test_a_line_every_ten_seconds_in_a_file() -> None:
+    lines = shown(*(tenth / 10 for tenth in range(350))).splitlines()
+    assert lines == [f"dask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (10, 20, 30)]
+
+
+def test_one_line_that_changes_on_a_terminal() -> None:
+    lines = [f"\r\x1b[Kdask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (0, 2)]
+    assert shown(0.4, 0.5, 0.9, 2.0, terminal=True) == "".join([*lines, "\r\x1b[K"])
+    assert shown(0.4, terminal=True) == ""
+
+
+def test_what_is_awaited() -> None:
+    assert shown(10.0, planned=None, hosts=[]) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
+    many = shown(10.0, hosts=[f"n{i}x{i % 7}" for i in range(99)])
+    assert " and others" in many
+    assert many.count(",") == NAMED
+    assert " and others" not in shown(10.0, hosts=[f"n{i}x" for i in range(NAMED)])

@@ -169,7 +169,7 @@ class Bench:
             fd,
             Timeline("agent"),
             rank=os.getppid(),
-            look=look,
+            gpu_answer=look,
         )
         await part.run([])
 

@@ -55,6 +55,10 @@ def test_a_world_too_small_is_ours_and_dask_mpis() -> None:
     assert (type(error).__name__, str(error), error.exit_code) == ("WorldTooSmallException", "needs 3", 2)
 
 
+def test_an_error_of_another_class_is_a_failure_as_well() -> None:
+    assert Failure.of(KeyError("x")) == Failure(Problem("KeyError: 'x'"))
+
+
 def travelled(error: DaskGpuMpiError) -> DaskGpuMpiError:
     return pickle.loads(pickle.dumps(Failure.of(error))).error(reported=True)
 

@@ -39,7 +39,7 @@ from dask_gpu_mpi.errors import (
 )
 from dask_gpu_mpi.job import entering as module
 from dask_gpu_mpi.job.entering import Entering
-from dask_gpu_mpi.mpi import library, watchdogs
+from dask_gpu_mpi.mpi import library, neighbours
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.meeting import Hello, Meeting
@@ -560,7 +560,7 @@ def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     environ = SAMPLES[launcher] if launcher else None
     job = Job(1, environ=environ, seconds=-MPI_GRACE if why == "deadline" else 30.0)
     launched = None if launcher is None else SimpleNamespace(rank=1, local_rank=1)
-    monkeypatch.setattr(watchdogs, "launched_as", lambda pid: launched)
+    monkeypatch.setattr(neighbours, "launched_as", lambda pid: launched)
     monkeypatch.setattr(job.worlds[0], "size", 0)
     if why == "signal":
         job.signals[0].got = (signal.SIGINT, 0.0)

@@ -16,7 +16,7 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as module
 from dask_gpu_mpi.job.dask_client import DaskSettings
 from dask_gpu_mpi.job.member import Ending
-from dask_gpu_mpi.job.session import ClientEnd, Session
+from dask_gpu_mpi.job.session import ScriptCluster, Session
 from dask_gpu_mpi.options.model import Options
 
 
@@ -24,7 +24,7 @@ from dask_gpu_mpi.options.model import Options
 def member(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """One that does nothing."""
     monkeypatch.setattr(module, "_current", None)
-    monkeypatch.setattr(module, "_current_end", None)
+    monkeypatch.setattr(module, "_script_cluster", None)
     monkeypatch.setattr(module, "silence_dask", list)
     plan = SimpleNamespace(workers=(), hosts=())
     cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=None, config={})
@@ -39,8 +39,8 @@ def done(member: Mock) -> list[bool]:
     return [call.kwargs["final"] for call in member.end.call_args_list]
 
 
-def make_end(member: Any) -> ClientEnd:
-    return ClientEnd(member, 0.0, lambda *_: None)
+def make_end(member: Any) -> ScriptCluster:
+    return ScriptCluster(member, 0.0, lambda *_: None)
 
 
 def test_no_session(member: Mock) -> None:
@@ -69,10 +69,10 @@ def test_the_end_is_told_once(
     assert (session.closed, "(closed)" in session._repr_html_()) == (True, True)
     assert (done(member), len(unregistered)) == ([others_go_on], others_go_on)
     for _ in range(2):
-        session._end.end()  # at the end of the process
+        session._cluster.end()  # at the end of the process
     session.close()
     assert done(member) == ([True] if others_go_on else [False, True])
-    assert unregistered == [session._end.end]
+    assert unregistered == [session._cluster.end]
     assert capsys.readouterr().err.count("ended after") == 1
     with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
         session.spmd(print)

@@ -193,7 +193,7 @@ def test_the_scripts_rank_checks_its_report_first(monkeypatch: pytest.MonkeyPatc
 
 
 def test_sigterm_is_an_exit_unless_the_script_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_current_end", None)
+    monkeypatch.setattr(session_module, "_script_cluster", None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     module.prepare_process()
     with pytest.raises(SystemExit) as ended:
@@ -214,7 +214,7 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
     raised: list[int] = []
     member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
     session = SimpleNamespace(member=member, state=State.OPEN, interrupt=lambda *got: raised.append(got[0]))
-    monkeypatch.setattr(session_module, "_current_end", session)
+    monkeypatch.setattr(session_module, "_script_cluster", session)
     monkeypatch.setattr(outcome, "_noted", None)
     module.handle_loss()
     with pytest.raises(SystemExit) if lost else contextlib.nullcontext():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -20,10 +19,8 @@ from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.coordinator import (
     GATHER_FAILURES,
-    NAMED,
     SHARED,
     Coordinator,
-    Progress,
     check_agreement,
     shared_options,
 )
@@ -403,37 +400,3 @@ def test_another_agent_gets_its_ranks_part_again() -> None:
     again = driver.coordinator.start_of(5, without=[start.workers[0].name])
     assert again == replace(start, workers=start.workers[1:], delay=0.0, scheduler="")
     assert Driver(3).coordinator.start_of(1, without=[]) is None
-
-
-# -- what a user sees of it
-
-
-def shown(*at: float, terminal: bool = False, planned: int | None = 64, hosts: Any = ("h17", "h18")) -> str:
-    """The output by these times of a start, in which as many workers are ready as seconds have passed."""
-    out = io.StringIO()
-    out.isatty = lambda: terminal  # type: ignore[method-assign]
-    progress = Progress(100.0, out)
-    for now in at:
-        progress.show(100.0 + now, lambda now=now: (int(now), planned, hosts))  # type: ignore[misc]
-    for _ in range(2):
-        progress.clear()
-    return out.getvalue()
-
-
-def test_a_line_every_ten_seconds_in_a_file() -> None:
-    lines = shown(*(tenth / 10 for tenth in range(350))).splitlines()
-    assert lines == [f"dask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (10, 20, 30)]
-
-
-def test_one_line_that_changes_on_a_terminal() -> None:
-    lines = [f"\r\x1b[Kdask_gpu_mpi: {n} of 64 workers, waiting for h[17-18]" for n in (0, 2)]
-    assert shown(0.4, 0.5, 0.9, 2.0, terminal=True) == "".join([*lines, "\r\x1b[K"])
-    assert shown(0.4, terminal=True) == ""
-
-
-def test_what_is_awaited() -> None:
-    assert shown(10.0, planned=None, hosts=[]) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
-    many = shown(10.0, hosts=[f"n{i}x{i % 7}" for i in range(99)])
-    assert " and others" in many
-    assert many.count(",") == NAMED
-    assert " and others" not in shown(10.0, hosts=[f"n{i}x" for i in range(NAMED)])

@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.errors import OptionError, Problem
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Node
 from dask_gpu_mpi.network.ucx import UcxAbility
@@ -21,7 +21,6 @@ from dask_gpu_mpi.startup.messages import (
     Kind,
     Registration,
     SchedulerSettings,
-    failure_of,
 )
 from support.mocks.inputs import gpu, plan_of, rank, worker_plan
 
@@ -86,8 +85,3 @@ def test_no_secret_is_shown() -> None:
     for sample in (SAMPLES[Kind.SCHEDULER][0], SAMPLES[Kind.START][0], SAMPLES[Kind.UP][1]):
         assert "'K'" not in repr(sample)
         assert "token" not in repr(sample).replace("tokens", "")
-
-
-def test_any_error_becomes_a_failure() -> None:
-    assert failure_of(OptionError("no_such")) == Failure.of(OptionError("no_such"))
-    assert failure_of(KeyError("x")) == Failure(Problem("KeyError: 'x'"))
