@@ -205,7 +205,10 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.plan.hosts:
         expected, source = host.promise.count, host.promise.source
         if evidence.expect_gpus is not None:
-            expected, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
+            expected, source = (
+                evidence.expect_gpus,
+                (evidence.expected_by or f"--expect-gpus {evidence.expect_gpus}"),
+            )
         seen = len(host.gpus)
         if seen >= expected:
             continue

@@ -25,7 +25,7 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
+from dask_gpu_mpi.options.convert import convert, import_config, nearest, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
@@ -382,9 +382,14 @@ def load_site(name: str) -> dict[str, Any]:
         ) from None
     if isinstance(found, dict) and "site" in found:
         raise InputError(f"--site {name}: the file names another site", fix="leave out its line `site`")
-    if not isinstance(found, dict) or found.get("system") not in SCRIPTED:
+    system = found.get("system") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or system not in SCRIPTED:
         raise InputError(
-            f"--site {name}: the batch system is missing", expected=f"system: one of {', '.join(SCRIPTED)}"
+            f"--site {name}: the batch system is missing"
+            if system is None
+            else f"--site {name}: unknown batch system {show(system)}",
+            expected=f"system: one of {', '.join(SCRIPTED)}",
+            fix=f"system: {near}" if (near := nearest(str(system), SCRIPTED)) else "",
         )
     return found
 

@@ -187,6 +187,10 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
         if name in _flags_of(jobscript):
             return f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
     if isinstance(error, click.BadParameter):
+        variable = getattr(error.param, "envvar", None)
+        flags = error.param.opts if error.param is not None else ()
+        if variable and not any(word.partition("=")[0] in flags for word in arguments):
+            text = re.sub("for '.*?'", f"for {variable}", text, count=1)
         kind = getattr(error.param, "type", None)
         if isinstance(kind, click.IntRange | click.FloatRange):
             kind_of = "whole " if isinstance(kind, click.IntRange) else ""

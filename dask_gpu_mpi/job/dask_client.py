@@ -91,6 +91,10 @@ _address: str | None = None
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
+#: Whether it has made a cluster of its own since it has a session, of which it was warned.
+_made_cluster = False
+#: Templates of links to a dashboard: by the one of the job's dashboard, the one that other clusters have.
+_links: dict[str, str] = {}
 #: Whether the script has computed without a client since it has a session: Dask calls `_callback` for such computations only.
 _computed_locally = False
 _callback: Any = None
@@ -145,17 +149,21 @@ def abandon_clients(address: str) -> None:
                 client.status = "closed"
 
 
-def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
+def prefer_cluster(address: str, before_shutdown: Callable[[], None], links: Mapping[str, str]) -> None:
     """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
 
-    Another cluster gets a warning, and ``Client(n_workers=...)`` connects to this one. ``Client.shutdown()`` calls
-    `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
-    twice, by this and by `Session.close`.
+    Another cluster gets a warning and the link to its own dashboard: `links` has the template of Dask's configuration by that of
+    the job's link. ``Client(n_workers=...)`` connects to this cluster. ``Client.shutdown()`` calls `before_shutdown`. On a closed
+    client, on which it fails with internal errors, it does nothing: a script may end its cluster twice, by this and by
+    `Session.close`.
     """
     from dask.callbacks import Callback
 
-    global _address, _made_client, _before_shutdown, _returned_false, _computed_locally, _callback
-    _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
+    global _address, _made_client, _made_cluster
+    global _before_shutdown, _returned_false, _computed_locally, _callback
+    _address, _made_client, _made_cluster = address, False, False
+    _before_shutdown, _returned_false = before_shutdown, False
+    _links.update(links)
     _computed_locally, _callback = False, Callback(start=_note_computation)
     _callback.register()
     _replace_methods()
@@ -180,16 +188,26 @@ def _replace_methods() -> None:
     """Replace the methods of Dask, once in this process."""
     import dask
     from distributed import Client, LocalCluster
+    from distributed.deploy.cluster import Cluster
 
     make_cluster, make_client, shutdown = LocalCluster.__init__, Client.__init__, Client.shutdown
+    link: Any = vars(Cluster)["dashboard_link"].fget
     if getattr(shutdown, "once", False):  # for a cluster before this one
         return
 
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
+        global _made_cluster
+        _made_cluster = True
         if _address is not None or _returned_false:
             _warn_of_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
+
+    @functools.wraps(link)
+    def own_link(self: Cluster) -> str:
+        template = dask.config.get("distributed.dashboard.link")
+        with dask.config.set({"distributed.dashboard.link": _links.get(template, template)}):
+            return str(link(self))
 
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -226,6 +244,7 @@ def _replace_methods() -> None:
 
     once.once = True  # type: ignore[attr-defined]
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
+    Cluster.dashboard_link = property(own_link)  # type: ignore[method-assign, assignment]
     Client.__init__ = client  # type: ignore[method-assign]
     Client.shutdown = once  # type: ignore[method-assign]
 
@@ -240,6 +259,11 @@ def prefer_no_cluster() -> None:
 def made_client() -> bool:
     """Whether this process has made a client since it has a session, but for those of other clusters."""
     return _made_client
+
+
+def made_cluster() -> bool:
+    """Whether this process has made a cluster of its own since it has a session; a warning has shown the way to the job's."""
+    return _made_cluster
 
 
 def computed_locally() -> bool:

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import sys
 import textwrap
 import types
@@ -194,6 +195,7 @@ class Program:
             what = "is not a regular file" if os.path.exists(path) else "does not exist"
         elif not os.access(path, os.R_OK):
             what = "can't be read"
+            words = f"chmod u+r {shlex.quote(path)}, or ask its owner for the right to read it"
         elif path.endswith(".ipynb"):
             what = "is a notebook"
             words = f"give -m nbconvert --execute --to notebook {path}"

@@ -28,6 +28,7 @@ from dask_gpu_mpi.job.dask_client import (
     computed_locally,
     has_lost_client,
     made_client,
+    made_cluster,
     prefer_cluster,
     prefer_no_cluster,
     security_of,
@@ -99,14 +100,15 @@ class ClientEnd:
 
         register_defaults(dask.config)
         follow_cudf_spill(self.member.joined.options.worker_options)
-        prefer_cluster(self._address, self._fetch_record)
-        self._undo.callback(prefer_no_cluster)
         cluster, options = self.member.joined.cluster, self.member.joined.options
+        template = dask.config.get("distributed.dashboard.link")
+        link = link_template(cluster.dashboard or "", template)
+        prefer_cluster(self._address, self._fetch_record, {link: template})
+        self._undo.callback(prefer_no_cluster)
         settings = {"scheduler-address": cluster.address, **cluster.config}
         # The cluster of another job has another dashboard, and workers that are not in this plan.
         if options.scheduler:
-            template = dask.config.get("distributed.dashboard.link")
-            settings["distributed.dashboard.link"] = link_template(cluster.dashboard or "", template)
+            settings["distributed.dashboard.link"] = link
             assert cluster.plan is not None  # the client rank is given it
             settings |= shuffle_settings(cluster.plan)
         self._undo.callback(DaskSettings(settings).take_back)
@@ -221,7 +223,8 @@ class ClientEnd:
         # It may have called sys.exit: that is how argparse ends a script after --help, and nobody notes it with `initialize`.
         ended = outcome.noted() == outcome.outcome_of_error(None)
         ended_well = ended or (not code and computed_locally())
-        if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
+        used = made_client() or made_cluster() or member.had_client
+        if ended_well and member.joined.options.scheduler and not used:
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
                 "runs in the script's own process. Fix: client = Client() before the first compute()"

@@ -162,6 +162,15 @@ TABLE: tuple[PrivateName, ...] = (
         replaced=True,
     ),
     *_of(
+        "distributed.deploy.cluster",
+        "Cluster.dashboard_link",
+        "job/dask_client",
+        _DISTRIBUTED,
+        why="a cluster beside the job's has the link to its own dashboard, though Dask's configuration has the job's",
+        without="it has the link to the job's dashboard",
+        replaced=True,
+    ),
+    *_of(
         "distributed",
         "Client.status",
         "job/dask_client",

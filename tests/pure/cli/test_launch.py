@@ -135,7 +135,9 @@ def test_settings_of_a_job_script(
     assert " ".join(dry("my.py")[:7]) == "# this machine: 1 node, 3 ranks"
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
-    assert "four" in capsys.readouterr().err
+    assert "DGM_EXPECT_GPUS: 'four' is not a whole number" in capsys.readouterr().err
+    assert run("--dry-run", "--expect-gpus=five", "my.py") == 2
+    assert "'--expect-gpus': 'five' is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["option", "variable", "configuration"])
