@@ -19,6 +19,7 @@ from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.workers.worker_options import gpu_options
 
 
 def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
@@ -124,7 +125,8 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
         *open_warnings(joined.cluster.address, options),
         *_mpi_warnings(joined),
         *_launcher_warnings(joined, one_host=len(plan.hosts) == 1),
-        *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))),
+        *map(str, (*options.warnings, *plan.warnings, *([] if gpus else gpu_options(options)))),
+        *map(str, version_warnings(gpus=gpus)),
     )
 
 

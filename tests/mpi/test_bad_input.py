@@ -53,6 +53,9 @@ ROWS = (
     Row("value that a worker's process refuses",
         (f"rank 1 of 2 on {HOST}: worker_options: worker 1 did", "Invalid time unit: soon", "correct or remove lifetime"),
         ("--worker-options", '{"lifetime": "soon"}')),
+    Row("port of a worker in use",
+        (f"on {HOST}", "worker_port {port} is in use", "a free port for each worker of a node", "a range of ports"),
+        ("--worker-options", '{"worker_port": {port}}'), quick=True),
     # what only one rank can know
     Row("an option that is wrong on one rank", (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"), None,
         {"DASK_GPU_MPI__NTHREADS": "two"}, quick=True),
