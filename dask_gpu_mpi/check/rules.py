@@ -77,7 +77,7 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
 
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
-_CUDA = "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver"
+_CUDA = "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver"
 #: Versions that do not work together: PEP 440 specifiers by name, which must all fit; the level; whether that matters only in
 #: jobs with GPUs; the effect for the user; the fix.
 KNOWN_BAD: tuple[tuple[dict[str, str], Level, bool, str, str], ...] = (
