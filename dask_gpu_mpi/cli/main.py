@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.cli.check import check
 from dask_gpu_mpi.cli.jobscript import jobscript
@@ -138,7 +139,23 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:
-        fail(error)
+        report_error(error)
+        if error.exit_code != InputError.exit_code and program is not None and (file := program.neighbour()):
+            say(
+                f"perhaps because {file!r} has the name of a library, and is imported instead. Fix: rename it"
+            )
+        sys.exit(error.exit_code)
+    except Exception:
+        if program is None or not (file := program.neighbour()):
+            raise
+        launched = detect(os.environ)
+        fail(
+            InputError(
+                f"{file!r} has the name of a library, and is imported instead, from the script's folder",
+                fix="rename it",
+                reported=launched is not None and launched.rank > 0,
+            )
+        )
     run_script(program)
 
 

@@ -224,6 +224,12 @@ class Program:
         is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
         return name if is_found and name in _RESERVED else ""
 
+    def neighbour(self) -> str:
+        """The file in the script's folder with the name of a library, if there is one: after a failed start, its likely cause."""
+        files = (f"{name}{end}" for name in _RESERVED for end in (".py", "/__init__.py"))
+        paths = (os.path.join(os.path.abspath(self._import_path()), file) for file in files)
+        return "" if sys.flags.safe_path else next(filter(os.path.isfile, paths), "")
+
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.
 

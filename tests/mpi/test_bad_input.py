@@ -174,6 +174,24 @@ def test_a_script_with_the_name_of_a_library_that_the_start_imports(
     refused(mpirun, [*COMMAND, *words, name], ranks, *says, cwd=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("psutil.py", 2, "error: '{}' has the name of a library, and is imported instead"),
+        # an agent fails, which prints Python's error
+        ("signal.py", 1, "perhaps because '{}' has the name of a library"),
+    ],
+)
+def test_a_file_next_to_the_script_with_the_name_of_a_library(
+    mpirun: Mpi, tmp_path: Path, name: str, code: int, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    (tmp_path / name).touch()
+    done = mpirun.run([*COMMAND, "launch", "-n", "2", str(tmp_path / "mine.py")], None).check(code)
+    assert says.format(tmp_path / name) in done.stderr
+    assert RAN not in done.stdout
+
+
 @pytest.mark.parametrize("way", ["mpirun", "launch", "-c"])
 def test_syntax_error_is_the_users(mpirun: Mpi, way: str) -> None:
     """And found before the cluster is up, which nothing prints."""
