@@ -284,7 +284,8 @@ def request(
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
-            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} does not exist",
+            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} "
+            f"{'is no file' if os.path.exists(setup) else 'does not exist'}",
             expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
@@ -449,15 +450,11 @@ def _bytes(text: str) -> int:
 
 def _configured() -> Mapping[Any, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    from dask_gpu_mpi.options.resolve import register_defaults
+    from dask_gpu_mpi.options.resolve import register_defaults, section_of
 
     config = import_config()
     register_defaults(config)
-    section = config.get("gpu-mpi.jobscript", None) or {}
-    if not isinstance(section, Mapping):
-        raise OptionError(
-            f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
-        )
+    section = section_of(config, "gpu-mpi.jobscript")
     # Dask has guessed the type of a variable, whose text is known
     start, written = "DASK_GPU_MPI__JOBSCRIPT__", dict(section)
     texts = {

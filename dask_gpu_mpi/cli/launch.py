@@ -348,6 +348,8 @@ def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -
             f"launch: --launcher {kind}: no job of its batch system was found here, so {kind} itself requests one",
             fix="start it in a job, as by `dask-gpu-mpi jobscript`, or leave --launcher out for ranks on this machine",
         )
+    if is_given("mpi") and not starter.mpi:
+        yield Problem(f"launch: --mpi: no effect, since {starter.path} starts the ranks", fix="leave it out")
     if (setup := environ.get("DGM_SETUP")) and not where.job:
         yield Problem(
             f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",

@@ -215,6 +215,8 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
             if "'p'" in text and "-np" in arguments:  # mpirun's option
                 return f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
             return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
+    if arguments[:1] == [top.name] and "unexpected extra argument" in text:
+        return f"top: {text.removesuffix('.')}. Fix: --scheduler-file FILE"
     if arguments[:1] == [plan.name] and "unexpected extra argument" in text:
         return f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
     return text

@@ -187,7 +187,9 @@ class Program:
     def _check_path(self, commands: Collection[str]) -> None:
         path, words = self.text, ""
         importer = pkgutil.get_importer(absolute(path))
-        if importer is not None:
+        if not path:
+            what = "is an empty text"
+        elif importer is not None:
             if importer.find_spec("__main__") is not None:
                 return
             what = f"is a {'directory' if os.path.isdir(path) else 'zip file'} without __main__.py"

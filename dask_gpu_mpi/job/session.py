@@ -427,7 +427,7 @@ class Session:
         Raises
         ------
         InputError
-            A signal has another handler, and this is not the main thread, which alone can change that.
+            A signal has another handler, and this is not the main thread, which alone can change that. Or an argument is wrong.
         """
         self._end.on_walltime(callback, before)
 

@@ -40,7 +40,9 @@ DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
 #: Errors by which Dask's classes refuse the value of an option, or fail because of it.
-REFUSALS = ("TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError")
+REFUSALS = (
+    "TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError", "FileNotFoundError",
+)  # fmt: skip
 
 
 class Workers:

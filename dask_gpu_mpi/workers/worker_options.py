@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
 from dask_gpu_mpi.base.text import format_bytes, one_line, parse_bytes
@@ -225,6 +226,13 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
         for name in PORTS:
             if isinstance(port := options.get(name), int):
                 convert(PORT, port, f"worker_options: {name}", "keyword")
+        amounts = options.get("resources")
+        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+            if not (isinstance(amount, Real) and float(amount) >= 0):
+                raise OptionError(
+                    f"worker_options: resources: invalid amount {show(amount)} of {name}",
+                    expected="a number of 0 or more",
+                )
         if isinstance(below := read.get("worker_class"), str):
             read["worker_class"] = import_worker_class(below)
     return read

@@ -134,6 +134,7 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
             "DGM_SETUP: '/env.sh' is not read: only job scripts source it. Fix: source it before",
         ),
         ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
+        ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (
             {},
             SLURMS,

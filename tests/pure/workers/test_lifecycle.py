@@ -133,6 +133,13 @@ MADE, FIX = (
             f"worker_options: {MADE}TypeError: no. Fix: {FIX}",
         ),
         (["nthreads", "env"], OSError("no"), StartupError, f"{MADE}OSError: no"),
+        # of `preload`
+        (
+            ["nthreads", "env"],
+            FileNotFoundError("no"),
+            InputError,
+            f"worker_options: {MADE}FileNotFoundError: no. Fix: {FIX}",
+        ),
     ],
 )
 async def test_what_a_class_raises(
