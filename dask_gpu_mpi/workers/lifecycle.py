@@ -144,6 +144,7 @@ def _port_in_use(plan: WorkerPlan, names: list[str], options: Mapping[str, Any])
         f"worker_options: worker {plan.name} did not start: {ports} is in use on {plan.host}",
         expected="a free port for each worker of a node",
         fix=f"a range of ports, such as '9000:9099', or leave {' and '.join(names)} out for any free port",
+        what="ports",
     )
 
 
