@@ -205,10 +205,8 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.plan.hosts:
         expected, source = host.promise.count, host.promise.source
         if evidence.expect_gpus is not None:
-            expected, source = (
-                evidence.expect_gpus,
-                (evidence.expected_by or f"--expect-gpus {evidence.expect_gpus}"),
-            )
+            expected = evidence.expect_gpus
+            source = evidence.expected_by or f"--expect-gpus {expected}"
         seen = len(host.gpus)
         if seen >= expected:
             continue

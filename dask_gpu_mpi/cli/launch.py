@@ -22,7 +22,6 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.machine.cgroups import allowed_cpus
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
@@ -341,7 +340,9 @@ def _launch(
 
 
 def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """What the user may not expect of these ranks."""
+    """Warnings of ranks that the user may not expect."""
+    from dask_gpu_mpi.machine.cgroups import allowed_cpus
+
     kind = starter.launcher.kind
     if kind in BY_COMMAND and kind != where.batch.launcher:
         yield Problem(

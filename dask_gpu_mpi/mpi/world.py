@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -171,7 +172,10 @@ class LaunchedWorld(PacketWorld):
     def __init__(self, environ: Mapping[str, str]) -> None:
         try:
             super().__init__(socket.socket(fileno=os.dup(int(environ[LOCAL.mark]))))
-        except (OSError, ValueError):  # the user's shell has the variables of a rank
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) not in (None, errno.EBADF, errno.ENOTSOCK):
+                raise
+            # the user's shell has the variables of a rank
             raise LauncherError(
                 f"environment: {LOCAL.mark}={environ[LOCAL.mark]} is no socket of `launch`",
                 fix=f"unset {LOCAL.mark}",
