@@ -33,6 +33,9 @@ from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.sites.launchers import detect
 
+#: Some options of workers that ``dask cuda worker`` and ``dask worker`` have, and that are not ours.
+OF_WORKERS = ("device_memory_limit", "enable_cudf_spill", "worker_port", "pre_import", "preload", "lifetime")
+
 
 class _RunByDefault(Help, click.Group):
     """A group whose first argument need not be a command: ``dask-gpu-mpi SCRIPT`` is ``dask-gpu-mpi run SCRIPT``."""
@@ -197,6 +200,9 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
             return f"{name} is an option of launch. Fix: put it behind --, before the script"
         if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
             return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
+        word = name.lstrip("-").replace("-", "_")
+        if word.startswith("rmm_") or word in OF_WORKERS:
+            return f"No such option {name!r}. Fix: --worker-options '{{\"{word}\": VALUE}}'"
         if name in ("-n", "--ranks"):
             return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
         if is_jobscript and "--" not in arguments:
