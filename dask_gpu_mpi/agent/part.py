@@ -38,7 +38,12 @@ from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, is_stopped, kill_rank, p
 from dask_gpu_mpi.network.credentials import add_token
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
-from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file, write_scheduler_file
+from dask_gpu_mpi.network.scheduler_file import (
+    Target,
+    read_scheduler_file,
+    remove_scheduler_file,
+    write_scheduler_file,
+)
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM, in_thread, transfer_config
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
@@ -61,6 +66,8 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between checks whether the rank is still the parent.
 PARENT_INTERVAL = 1.0
+#: Seconds in which the scheduler of another job must answer.
+RUNNING = 1.0
 
 
 class Part:
@@ -409,6 +416,10 @@ class Part:
         link = dashboard_link(options, socket.gethostname(), port, token)
         if path := options.scheduler_file:
             self._send(Kind.STEP, f"writing the scheduler file {path!r}")
+            with contextlib.suppress(InputError):  # there is none, or it is no scheduler file
+                before = read_scheduler_file(path)
+                if before.address != address:
+                    self._begin(warn_of_running_job(path, before))
             write_scheduler_file(path, address, port, identity, settings.config, link)
             self._scheduler_file = (os.path.abspath(path), identity)
         self._send(Kind.ADDRESS, (address, link))
@@ -563,6 +574,24 @@ class Part:
         elif self._connection is not None:
             await self._connection.flush(FLUSH)
             self._connection.close()
+
+
+async def warn_of_running_job(path: str, before: Target) -> None:
+    """Print a warning if the scheduler to which this file led before still accepts connections. Nothing waits for this."""
+    host, _, port = before.address.partition("://")[2].rpartition(":")
+    try:
+        if before.protocol is not None and before.protocol.encrypts:
+            # with the other job's certificate, or its scheduler would log an error
+            (await connect((host.strip("[]"), int(port)), before.config, RUNNING)).close()
+        else:
+            async with asyncio.timeout(RUNNING):
+                (await asyncio.open_connection(host.strip("[]"), int(port)))[1].close()
+    except Exception:  # nobody answers, or the file has other certificates
+        return
+    say(
+        f"warning: the scheduler file {path!r} is now of this job; the job that had written it, with its scheduler at "
+        f"{before.address}, still runs. Fix: another file for each job (--scheduler-file)"
+    )
 
 
 def dashboard_link(options: Options, host: str, port: int | None, token: str) -> str | None:

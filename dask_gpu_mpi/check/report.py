@@ -101,6 +101,8 @@ class Evidence:
     kernel: bool = True
     #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
+    #: The variable that has this number, with it; empty: the option.
+    expected_by: str = ""
 
     def host(self, rank: int) -> str:
         """The host of a rank; empty: unknown."""

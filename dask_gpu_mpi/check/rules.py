@@ -77,7 +77,7 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
 
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
-_CUDA = "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver"
+_CUDA = "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver"
 #: Versions that do not work together: PEP 440 specifiers by name, which must all fit; the level; whether that matters only in
 #: jobs with GPUs; the effect for the user; the fix.
 KNOWN_BAD: tuple[tuple[dict[str, str], Level, bool, str, str], ...] = (
@@ -205,7 +205,8 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.plan.hosts:
         expected, source = host.promise.count, host.promise.source
         if evidence.expect_gpus is not None:
-            expected, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
+            expected = evidence.expect_gpus
+            source = evidence.expected_by or f"--expect-gpus {expected}"
         seen = len(host.gpus)
         if seen >= expected:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
@@ -109,6 +110,7 @@ def report_of_failure(error: DaskGpuMpiError, seconds: float) -> Report:
 
 def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: int | None) -> Evidence:
     """Run the tasks on the workers of this session, and return all that is known of the job."""
+    variable = "DGM_EXPECT_GPUS"  # of `launch`, whose ranks get the option
     evidence = Evidence(
         plan=session.plan,
         options=options,
@@ -120,6 +122,7 @@ def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: in
         ready_seconds=session.ready_seconds,
         kernel=kernel,
         expect_gpus=expect_gpus,
+        expected_by=f"{variable}={expect_gpus}" if os.environ.get(variable) == str(expect_gpus) else "",
     )
     try:
         client = session.client(set_as_default=False, timeout=CHECK_TASKS)

@@ -25,7 +25,7 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
+from dask_gpu_mpi.options.convert import convert, import_config, nearest, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
@@ -284,7 +284,8 @@ def request(
         )
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
-            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} does not exist",
+            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} "
+            f"{'is no file' if os.path.exists(setup) else 'does not exist'}",
             expected="a file that the job can source",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
@@ -382,9 +383,14 @@ def load_site(name: str) -> dict[str, Any]:
         ) from None
     if isinstance(found, dict) and "site" in found:
         raise InputError(f"--site {name}: the file names another site", fix="leave out its line `site`")
-    if not isinstance(found, dict) or found.get("system") not in SCRIPTED:
+    system = found.get("system") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or system not in SCRIPTED:
         raise InputError(
-            f"--site {name}: the batch system is missing", expected=f"system: one of {', '.join(SCRIPTED)}"
+            f"--site {name}: the batch system is missing"
+            if system is None
+            else f"--site {name}: unknown batch system {show(system)}",
+            expected=f"system: one of {', '.join(SCRIPTED)}",
+            fix=f"system: {near}" if (near := nearest(str(system), SCRIPTED)) else "",
         )
     return found
 
@@ -444,15 +450,11 @@ def _bytes(text: str) -> int:
 
 def _configured() -> Mapping[Any, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    from dask_gpu_mpi.options.resolve import register_defaults
+    from dask_gpu_mpi.options.resolve import register_defaults, section_of
 
     config = import_config()
     register_defaults(config)
-    section = config.get("gpu-mpi.jobscript", None) or {}
-    if not isinstance(section, Mapping):
-        raise OptionError(
-            f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
-        )
+    section = section_of(config, "gpu-mpi.jobscript")
     # Dask has guessed the type of a variable, whose text is known
     start, written = "DASK_GPU_MPI__JOBSCRIPT__", dict(section)
     texts = {

@@ -11,18 +11,19 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dask_gpu_mpi.base.streams import is_public
+from dask_gpu_mpi.base.streams import is_public, say
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
-from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.sites.batch import Allocation
@@ -71,6 +72,8 @@ LAUNCH_OPTIONS = [
 ]
 # fmt: on
 
+#: Ranks for each core from which on there is a warning.
+MOST_PER_CORE = 4
 #: Commands that all ranks of an allocation carry out.
 RANK_COMMANDS = ("check", "plan")
 
@@ -327,11 +330,38 @@ def _launch(
         text = as_text(commands, *notes)
         click.echo(os.fsencode(text))  # names of files may not be UTF-8
         return 0
+    for problem in _warnings(where, starter, environ):
+        say(f"warning: {problem}")
     if restarts is None:
         return run_launch(commands, environ)
     # even for 0 restarts: a batch system that requeues by the exit code must not do it
     job = Requeue(where, restarts, commands.logs)
     return run_launch(commands, environ, lambda: where.batch.requeue(job, environ))
+
+
+def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Warnings of ranks that the user may not expect."""
+    from dask_gpu_mpi.machine.cgroups import allowed_cpus
+
+    kind = starter.launcher.kind
+    if kind in BY_COMMAND and kind != where.batch.launcher:
+        yield Problem(
+            f"launch: --launcher {kind}: no job of its batch system was found here, so {kind} itself requests one",
+            fix="start it in a job, as by `dask-gpu-mpi jobscript`, or leave --launcher out for ranks on this machine",
+        )
+    if is_given("mpi") and not starter.mpi:
+        yield Problem(f"launch: --mpi: no effect, since {starter.path} starts the ranks", fix="leave it out")
+    if (setup := environ.get("DGM_SETUP")) and not where.job:
+        yield Problem(
+            f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
+            fix="source it before `launch`",
+        )
+    cores = len(allowed_cpus())
+    if starter.launcher is LOCAL and where.ranks > MOST_PER_CORE * cores:
+        yield Problem(
+            f"launch: {where.ranks} ranks on {counted(cores, 'core')}: the start takes long, and workers share cores",
+            fix=f"-n {cores}, or fewer with more threads each (--nthreads)",
+        )
 
 
 def _is_here(path: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.cli.check import check
 from dask_gpu_mpi.cli.jobscript import jobscript
@@ -31,6 +32,9 @@ from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.sites.launchers import detect
+
+#: Some options of workers that ``dask cuda worker`` and ``dask worker`` have, and that are not ours.
+OF_WORKERS = ("device_memory_limit", "enable_cudf_spill", "worker_port", "pre_import", "preload", "lifetime")
 
 
 class _RunByDefault(Help, click.Group):
@@ -138,7 +142,23 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:
-        fail(error)
+        report_error(error)
+        if error.exit_code != InputError.exit_code and program is not None and (file := program.neighbour()):
+            say(
+                f"perhaps because {file!r} has the name of a library, and is imported instead. Fix: rename it"
+            )
+        sys.exit(error.exit_code)
+    except Exception:
+        if program is None or not (file := program.neighbour()):
+            raise
+        launched = detect(os.environ)
+        fail(
+            InputError(
+                f"{file!r} has the name of a library, and is imported instead, from the script's folder",
+                fix="rename it",
+                reported=launched is not None and launched.rank > 0,
+            )
+        )
     run_script(program)
 
 
@@ -180,6 +200,9 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
             return f"{name} is an option of launch. Fix: put it behind --, before the script"
         if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
             return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
+        word = name.lstrip("-").replace("-", "_")
+        if word.startswith("rmm_") or word in OF_WORKERS:
+            return f"No such option {name!r}. Fix: --worker-options '{{\"{word}\": VALUE}}'"
         if name in ("-n", "--ranks"):
             return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
         if is_jobscript and "--" not in arguments:
@@ -187,6 +210,10 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
         if name in _flags_of(jobscript):
             return f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
     if isinstance(error, click.BadParameter):
+        variable = getattr(error.param, "envvar", None)
+        flags = error.param.opts if error.param is not None else ()
+        if variable and not any(word.partition("=")[0] in flags for word in arguments):
+            text = re.sub("for '.*?'", f"for {variable}", text, count=1)
         kind = getattr(error.param, "type", None)
         if isinstance(kind, click.IntRange | click.FloatRange):
             kind_of = "whole " if isinstance(kind, click.IntRange) else ""
@@ -194,6 +221,8 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
             if "'p'" in text and "-np" in arguments:  # mpirun's option
                 return f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
             return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
+    if arguments[:1] == [top.name] and "unexpected extra argument" in text:
+        return f"top: {text.removesuffix('.')}. Fix: --scheduler-file FILE"
     if arguments[:1] == [plan.name] and "unexpected extra argument" in text:
         return f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
     return text

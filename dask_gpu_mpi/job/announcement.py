@@ -19,6 +19,7 @@ from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.workers.worker_options import gpu_options
 
 
 def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
@@ -131,7 +132,11 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
         why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
         warnings += [f"lost ranks: {why}"] if why else []
     gpus = any(worker.devices for worker in plan.workers)
-    return (*warnings, *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))))
+    return (
+        *warnings,
+        *map(str, (*options.warnings, *plan.warnings, *([] if gpus else gpu_options(options)))),
+        *map(str, version_warnings(gpus=gpus)),
+    )
 
 
 def open_warnings(address: str, options: Options) -> list[str]:

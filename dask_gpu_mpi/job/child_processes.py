@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -60,6 +62,8 @@ INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 #: Environment variable: JSON of our file's path, and of the user's variables that it replaces, for `forget_cluster`.
 BEFORE = "DGM_DASK_BEFORE"
 SHARED_MEMORY = "/dev/shm"
+#: The least number of the descriptor of our file.
+LEAST_DESCRIPTOR = 100
 
 
 def cluster_for_children(settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
@@ -67,8 +71,12 @@ def cluster_for_children(settings: Mapping[str, Any]) -> contextlib.AbstractCont
     try:
         return contextlib.closing(ClusterFile(settings))
     except (OSError, ValueError) as error:
+        why = str(error)
+        if getattr(error, "errno", None) == errno.EINVAL:  # of F_DUPFD_CLOEXEC
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            why = f"the limit of open files, {limit}, is too low (ulimit -n; expected more than {LEAST_DESCRIPTOR})"
         say(
-            f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
+            f"warning: processes that the script starts can't connect with a plain Client(): {why}. Fix: start the job "
             "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
         )
         return contextlib.nullcontext()
@@ -157,7 +165,7 @@ def _nameless_file(text: str) -> int:
             file.write(text)
             file.flush()
             # high, since a program by which the script replaces itself still has the path, and would read its own file there
-            return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
+            return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR)
 
     try:
         return in_folder(SHARED_MEMORY)

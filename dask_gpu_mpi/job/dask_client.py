@@ -118,6 +118,8 @@ _address: str | None = None
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 #: Whether the script has made a client of the cluster since it has a session.
 _made_client = False
+#: Whether it has made a cluster of its own since it has a session, of which it was warned.
+_made_cluster = False
 #: Whether the script has computed without a client since it has a session: Dask calls `_callback` for such computations only.
 _computed_locally = False
 _callback: Any = None
@@ -139,8 +141,10 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
     """
     from dask.callbacks import Callback
 
-    global _address, _made_client, _before_shutdown, _returned_false, _computed_locally, _callback
-    _address, _made_client, _before_shutdown, _returned_false = address, False, before_shutdown, False
+    global _address, _made_client, _made_cluster
+    global _before_shutdown, _returned_false, _computed_locally, _callback
+    _address, _made_client, _made_cluster = address, False, False
+    _before_shutdown, _returned_false = before_shutdown, False
     _computed_locally, _callback = False, Callback(start=_note_computation)
     _callback.register()
     _replace_methods()
@@ -174,6 +178,8 @@ def _replace_methods() -> None:
 
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
+        global _made_cluster
+        _made_cluster = True
         if _address is not None or _returned_false:
             _warn_of_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
@@ -225,6 +231,11 @@ def _note_computation(graph: Any) -> None:
 def made_client() -> bool:
     """Whether this process has made a client since it has a session, but for those of other clusters."""
     return _made_client
+
+
+def made_cluster() -> bool:
+    """Whether this process has made a cluster of its own since it has a session; a warning has shown the way to the job's."""
+    return _made_cluster
 
 
 def computed_locally() -> bool:

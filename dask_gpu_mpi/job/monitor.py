@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.dask_client import silence_dask
 from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.options.convert import show
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import Kind
 
@@ -66,8 +68,18 @@ class Walltime:
     def call_back(self, callback: Callable[[], Any], before: float) -> None:
         """Call `callback` once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
 
-        Raises an InputError if a signal has another handler, and this is not the main thread, which alone can change that.
+        Raises an InputError if a signal has another handler, and this is not the main thread, which alone can change that; or for
+        a wrong argument, of which the script would learn when its time is over.
         """
+        if not callable(callback):
+            raise InputError(
+                f"on_walltime: callback: invalid value {show(callback)}",
+                expected="a function without arguments",
+            )
+        if not isinstance(before, Real) or not before >= 0:
+            raise InputError(
+                f"on_walltime: before: invalid value {show(before)}", expected="seconds, 0 or more"
+            )
         for number in self._numbers:
             if is_ours(number):
                 continue

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import sys
 import textwrap
 import types
@@ -103,7 +104,9 @@ class Program:
     def _check_path(self, commands: Collection[str]) -> None:
         path, words = self.text, ""
         importer = pkgutil.get_importer(absolute(path))
-        if importer is not None:
+        if not path:
+            what = "is an empty text"
+        elif importer is not None:
             if importer.find_spec("__main__") is not None:
                 return
             what = f"is a {'directory' if os.path.isdir(path) else 'zip file'} without __main__.py"
@@ -111,6 +114,7 @@ class Program:
             what = "is not a regular file" if os.path.exists(path) else "does not exist"
         elif not os.access(path, os.R_OK):
             what = "can't be read"
+            words = f"chmod u+r {shlex.quote(path)}, or ask its owner for the right to read it"
         elif path.endswith(".ipynb"):
             what = "is a notebook"
             words = f"give -m nbconvert --execute --to notebook {path}"
@@ -138,6 +142,12 @@ class Program:
         name, suffix = os.path.splitext(os.path.basename(self.text))
         is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
         return name if is_found and name in _RESERVED else ""
+
+    def neighbour(self) -> str:
+        """The file in the script's folder with the name of a library, if there is one: after a failed start, its likely cause."""
+        files = (f"{name}{end}" for name in _RESERVED for end in (".py", "/__init__.py"))
+        paths = (os.path.join(os.path.abspath(self._import_path()), file) for file in files)
+        return "" if sys.flags.safe_path else next(filter(os.path.isfile, paths), "")
 
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.

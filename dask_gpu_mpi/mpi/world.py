@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.text import exit_text
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, KILLING, READING
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.sites.launchers import LOCAL, all_on_one_host, detect
 from dask_gpu_mpi.sites.local import RANK, TRANSPORT
 
@@ -168,7 +169,16 @@ class LaunchedWorld(PacketWorld):
     """The ranks that `launch` has started on this node; it passes on their packets."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(socket.socket(fileno=os.dup(int(environ[LOCAL.mark]))))
+        try:
+            super().__init__(socket.socket(fileno=os.dup(int(environ[LOCAL.mark]))))
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) not in (None, errno.EBADF, errno.ENOTSOCK):
+                raise
+            # the user's shell has the variables of a rank
+            raise LauncherError(
+                f"environment: {LOCAL.mark}={environ[LOCAL.mark]} is no socket of `launch`",
+                fix=f"unset {LOCAL.mark}",
+            ) from None
         os.set_inheritable(self.fileno() or 0, False)
         with contextlib.suppress(OSError):
             os.close(int(environ[LOCAL.mark]))

@@ -98,6 +98,8 @@ def wait_for_scheduler_file(path: str | os.PathLike[str], timeout: Any = None) -
         timeout = dask.config.get("distributed.comm.timeouts.connect", "30s")
     seconds = float(parse_timedelta(timeout, "s"))
     limit = time.monotonic() + seconds
+    if not os.fspath(path):
+        return  # it will not come
     if not os.path.lexists(path):
         say(f"waiting up to {seconds:g} s for the scheduler file {os.fspath(path)!r}")
     while not os.path.lexists(path) and time.monotonic() < limit:

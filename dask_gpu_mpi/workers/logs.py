@@ -38,12 +38,13 @@ _ending, _full_reported = mmap.mmap(-1, 1), mmap.mmap(-1, 1)
 
 #: Of messages with tracebacks that the process logs, or the agent reports, in another way: a worker whose heartbeat fails has
 #: lost its scheduler and closes next; a worker that closes by itself closes the queue that one of its threads reads; the error of
-#: a worker that does not start goes to its nanny. Above the memory limit a nanny sends SIGTERM, which our workers leave to the
-#: rank, and at its next look, a tenth of a second later, SIGKILL.
+#: a worker that does not start goes to its nanny, and if it has no address yet, it can't log that it closes. Above the memory
+#: limit a nanny sends SIGTERM, which our workers leave to the rank, and at its next look, a tenth of a second later, SIGKILL.
 _REPEATED = (
     "during heartbeat",
     "Worker process died unexpectedly",
     "Failed to initialize worker",
+    "Failed to log closing event",
     "Failed to start worker",
     "Worker failed to connect",
     "is slow to ",

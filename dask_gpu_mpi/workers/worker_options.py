@@ -15,12 +15,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
 from dask_gpu_mpi.base.text import format_bytes, one_line, parse_bytes
-from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, nearest, show, suggest
-from dask_gpu_mpi.options.model import Setting
+from dask_gpu_mpi.options.model import Options, Setting
 from dask_gpu_mpi.plan import WorkerPlan
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
@@ -187,6 +188,8 @@ SET_ELSEWHERE = {
 
 
 MEMORY = Setting("memory", nullable=True)
+#: Options of Dask's classes that are ports: a number, or a text with a range.
+PORTS, PORT = ("port", "worker_port"), Setting("int", minimum=0, maximum=65535)
 #: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
 MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
 
@@ -220,9 +223,43 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
     read = dict(options)
     if any(is_dasks(base) for base in cls.__mro__):
         convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
+        for name in PORTS:
+            if isinstance(port := options.get(name), int):
+                convert(PORT, port, f"worker_options: {name}", "keyword")
+        amounts = options.get("resources")
+        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+            if not (isinstance(amount, Real) and float(amount) >= 0):
+                raise OptionError(
+                    f"worker_options: resources: invalid amount {show(amount)} of {name}",
+                    expected="a number of 0 or more",
+                )
         if isinstance(below := read.get("worker_class"), str):
             read["worker_class"] = import_worker_class(below)
     return read
+
+
+def gpu_options(options: Options) -> list[Problem]:
+    """The warning of a job without GPUs: the options of the program or the command line that only a GPU worker has.
+
+    Those of the configuration may be a site's, for all its jobs.
+    """
+    found = []
+    if "worker_options" in options.given and options.worker_class == "auto":
+        below = options.worker_options.get("worker_class")
+        known = accepted_options(import_worker_class(NANNY), import_worker_class(below) if below else None)
+        found = [
+            name for name, value in options.worker_options.items() if value and name not in (known or (name,))
+        ]
+    if "gpus_per_worker" in options.given and options.gpus_per_worker > 1:
+        found.append("gpus_per_worker (--gpus-per-worker)")
+    if not found:
+        return []
+    return [
+        Problem(
+            f"{', '.join(found)}: no effect, since no worker has a GPU",
+            fix="leave it out here, or ask the batch system for GPUs",
+        )
+    ]
 
 
 def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:

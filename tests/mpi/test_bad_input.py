@@ -53,6 +53,9 @@ ROWS = (
     Row("value that a worker's process refuses",
         (f"rank 1 of 2 on {HOST}: worker_options: worker 1 did", "Invalid time unit: soon", "correct or remove lifetime"),
         ("--worker-options", '{"lifetime": "soon"}')),
+    Row("port of a worker in use",
+        (f"on {HOST}", "worker_port {port} is in use", "a free port for each worker of a node", "a range of ports"),
+        ("--worker-options", '{"worker_port": {port}}'), quick=True),
     # what only one rank can know
     Row("an option that is wrong on one rank", (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"), None,
         {"DASK_GPU_MPI__NTHREADS": "two"}, quick=True),
@@ -169,6 +172,24 @@ def test_a_script_with_the_name_of_a_library_that_the_start_imports(
     ranks, words = (2, []) if way == "mpirun" else (None, ["launch", "-n", "2"])
     says = (f"script '{name}' has the name of a library", "Fix: rename it")
     refused(mpirun, [*COMMAND, *words, name], ranks, *says, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("psutil.py", 2, "error: '{}' has the name of a library, and is imported instead"),
+        # an agent fails, which prints Python's error
+        ("signal.py", 1, "perhaps because '{}' has the name of a library"),
+    ],
+)
+def test_a_file_next_to_the_script_with_the_name_of_a_library(
+    mpirun: Mpi, tmp_path: Path, name: str, code: int, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    (tmp_path / name).touch()
+    done = mpirun.run([*COMMAND, "launch", "-n", "2", str(tmp_path / "mine.py")], None).check(code)
+    assert says.format(tmp_path / name) in done.stderr
+    assert RAN not in done.stdout
 
 
 @pytest.mark.parametrize("way", ["mpirun", "launch", "-c"])

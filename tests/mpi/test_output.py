@@ -218,11 +218,12 @@ def test_another_cluster(mpirun: Mpi, processes: bool) -> None:
 
 UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
 USES = {
+    # whose warning has shown the way already
     "its own compute, and a client of another cluster": (
         "from distributed import Client, LocalCluster\nimport dask\nassert dask.delayed(abs)(-1).compute() == 1\n"
         "with LocalCluster(n_workers=1, processes=False, dashboard_address='127.0.0.1:0') as other, Client(other) as client:\n"
         "    print(client.submit(abs, -1).result())",
-        True,
+        False,
     ),
     "its own compute, and sys.exit()": (
         "import dask, sys\nprint(dask.delayed(abs)(-1).compute())\nsys.exit()",

@@ -20,7 +20,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.agent import part as module
-from dask_gpu_mpi.agent.hub import Connection, Hub, connect, encode
+from dask_gpu_mpi.agent.hub import Connection, Hub, connect, encode, tls_context
 from dask_gpu_mpi.agent.part import Part, dashboard_link
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
@@ -29,6 +29,7 @@ from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.reachability import Node
+from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.network.ucx import MESSAGE, MESSAGE_BYTES
 from dask_gpu_mpi.options.model import Options, Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
@@ -339,6 +340,39 @@ async def test_the_scheduler_and_its_file(bench: Bench, tmp_path: Path) -> None:
         bench.send(Kind.STOP)
         await bench.heard()
         assert not path.exists()
+
+
+@pytest.mark.parametrize("way", ["tls", "tcp", "ended"])
+async def test_a_scheduler_file_of_a_job_that_still_runs(
+    bench: Bench, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, config = tmp_path / "scheduler.json", make_credentials()
+    visits = asyncio.Event()
+
+    def visit(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        visits.set()
+
+    context = tls_context(config, server=True) if way == "tls" else None
+    server = await asyncio.start_server(visit, "127.0.0.1", 0, ssl=context)
+    address = f"{way.replace('ended', 'tcp')}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    write_scheduler_file(str(path), address, 8787, "Scheduler-0", config if way == "tls" else {})
+    if way == "ended":
+        server.close()
+    async with bench.running(scheduler_file=str(path)):
+        assert await bench.start_scheduler() == ("tcp://h:4711", "http://localhost:8787/status")
+        assert json.loads(path.read_text())["address"] == "tcp://h:4711"
+        if way != "ended":
+            await asyncio.wait_for(visits.wait(), 10)
+        for _ in range(100):
+            if way == "ended" or (said := capsys.readouterr().err):
+                break
+            await asyncio.sleep(0.02)
+        if way != "ended":
+            assert f"the scheduler file {str(path)!r} is now of this job; the job that had written it" in said
+            assert f"at {address}, still runs. Fix: another file" in said
+    server.close()
+    assert capsys.readouterr().err == ""
 
 
 async def test_a_cluster_without_encryption_is_open(bench: Bench) -> None:

@@ -108,6 +108,10 @@ def test_gpus_that_are_gone(seen: int, allocated: int, expected: int | None, say
     findings = bad(evidence(*both, expect_gpus=expected))
     found = [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings]
     assert found == [("GPUs", "error", (0, 1), ("h1", "h2"), says)] * bool(says)
+    by_variable = bad(evidence(*both, expect_gpus=expected, expected_by="DGM_EXPECT_GPUS=4"))
+    assert [one.found for one in by_variable] == [
+        says.replace("--expect-gpus 4", "DGM_EXPECT_GPUS=4")
+    ] * bool(says)
     cpu = evidence(*both, expect_gpus=expected, worker_class="distributed.Nanny")
     assert bad(cpu) == []  # nobody looks for GPUs
 

@@ -321,6 +321,14 @@ def test_values_of_a_file_stay_as_they_are_written(here: Path) -> None:
         (None, "can't be read (not a regular file)"),  # a pipe: it would block until somebody writes into it
         ("queue: gpu\n", "the batch system is missing (expected system: one of slurm, pbs"),
         ("- 1\n", "the batch system is missing"),
+        (
+            "system: slrm\n",
+            "unknown batch system 'slrm' (expected system: one of slurm, pbs, lsf, flux). Fix: system: slurm",
+        ),
+        (
+            "system: [cobalt]\n",
+            "unknown batch system ['cobalt'] (expected system: one of slurm, pbs, lsf, flux)",
+        ),
         ("system: slurm\na: [\n", "can't be read (while parsing"),
         ("system: slurm\nqueue: a b\n", "queue: invalid value 'a b'"),
         ("system: slurm\nqueues: a\n", "queues: unknown option; did you mean 'queue'"),

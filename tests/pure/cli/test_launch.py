@@ -116,6 +116,53 @@ def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.Mo
         assert commands() == ["run"]
 
 
+SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "warned"),
+    [
+        ({}, ("-n8",), ""),
+        (
+            {},
+            ("-n9",),
+            "9 ranks on 2 cores: the start takes long, and workers share cores. Fix: -n 2, or fewer",
+        ),
+        (
+            {"DGM_SETUP": "/env.sh"},
+            (),
+            "DGM_SETUP: '/env.sh' is not read: only job scripts source it. Fix: source it before",
+        ),
+        ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
+        ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
+        (
+            {},
+            SLURMS,
+            "--launcher srun: no job of its batch system was found here, so srun itself requests one. Fix: start it in a job",
+        ),
+    ],
+)
+def test_warnings_before_the_ranks_start(
+    environ: dict[str, str],
+    given: tuple[str, ...],
+    warned: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dask_gpu_mpi.sites.execute.run_launch", lambda *_: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert run(*given, "my.py") == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"dask_gpu_mpi: warning: launch: {warned}" if warned else "")
+    assert len(said.splitlines()) == bool(warned)
+
+
 def test_settings_of_a_job_script(
     dry: Dry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +182,9 @@ def test_settings_of_a_job_script(
     assert " ".join(dry("my.py")[:7]) == "# this machine: 1 node, 3 ranks"
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
-    assert "four" in capsys.readouterr().err
+    assert "DGM_EXPECT_GPUS: 'four' is not a whole number" in capsys.readouterr().err
+    assert run("--dry-run", "--expect-gpus=five", "my.py") == 2
+    assert "'--expect-gpus': 'five' is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["option", "variable", "configuration"])

@@ -187,6 +187,9 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("jobscript slurm --container x -- my.py", "--container is an option of launch. Fix: put it behind --, before"),
         ("top --interval slow", "'slow' is not a number of 0.5 to 3600"),
         ("top -n 2", "No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"),
+        ("launch --rmm-pool-size 0.8 my.py", "'--rmm-pool-size'. Fix: --worker-options '{\"rmm_pool_size\": VALUE}'"),
+        ("launch --device-memory-limit 1GB my.py", "Fix: --worker-options '{\"device_memory_limit\": VALUE}'"),
+        ("top s.json", "extra argument (s.json). Fix: --scheduler-file FILE"),
         ("top --once", "no cluster found"),
         ("top --json --scheduler-file none", "no scheduler file"),
         ("top --scheduler-file none", "--once or --json"),  # no terminal

@@ -70,6 +70,39 @@ def test_warnings_about_mpi_and_its_launcher(
     )
 
 
+SPILLS = {"rmm_pool_size": 0.8, "enable_cudf_spill": True, "rmm_async": False, "lifetime": "1 hour"}
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "warned"),
+    [
+        ({"worker_options": SPILLS}, None, ["rmm_pool_size, enable_cudf_spill: no effect"]),
+        (
+            {"worker_options": SPILLS, "gpus_per_worker": 2},
+            None,
+            ["rmm_pool_size, enable_cudf_spill, gpus_per_worker (--gpus"],
+        ),
+        ({"worker_options": SPILLS, "gpus_per_worker": 2}, "GPU-a", []),
+        ({"worker_options": {"lifetime": "1 hour"}, "gpus_per_worker": 1}, None, []),
+    ],
+)
+def test_options_for_gpus_in_a_job_without(
+    given: dict[str, Any], device: str | None, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command runs on a laptop, so it is no error."""
+    monkeypatch.setattr(announcement, "version_warnings", lambda *, gpus: [])
+    joined: Any = SimpleNamespace(
+        cluster=Cluster("tls://h:1", None, plan_of(worker_plan(0, device))), environ={}, world=World()
+    )
+    for source in (frozenset(given), frozenset[str]()):
+        joined.options = Options(**given, given=source)
+        expected = warned if source else []  # those of a site
+        warnings = all_warnings(joined)
+        assert [text.startswith(begin) for text, begin in zip(warnings, expected, strict=True)] == [
+            True
+        ] * len(expected)
+
+
 @pytest.mark.parametrize("gpus", [False, True])
 def test_warnings_about_versions(gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of dask-cuda are for GPU workers."""

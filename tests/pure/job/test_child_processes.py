@@ -39,6 +39,16 @@ def test_where_they_can_not_find_it_a_warning_says_what_to_do(
     assert ". Fix: start the job with --scheduler-file FILE" in said
 
 
+def test_a_low_limit_of_open_files_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "LEAST_DESCRIPTOR", 1 << 30)  # the kernel refuses it as one above the limit
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (30, 30))
+    with cluster_for_children({"scheduler-address": "tls://h:1"}):
+        pass
+    assert "the limit of open files, 30, is too low (ulimit -n; expected more than" in capsys.readouterr().err
+
+
 def test_a_child_of_a_rank_starts_no_cluster() -> None:
     mark_children()
     refuse_children()  # the rank itself

@@ -33,10 +33,12 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         with pytest.raises(InputError, match=words):
             Program.of([str(tmp_path / name)]).check()
+    with pytest.raises(InputError, match="script '' is an empty text"):
+        Program.of([""]).check()
     with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
         Program.of(["pan"]).check(["check", "plan"])
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)  # root may read all
-    with pytest.raises(InputError, match="can't be read"):
+    with pytest.raises(InputError, match=r"can't be read .*Fix: chmod u\+r .*/s\.py, or ask its owner"):
         Program.of([str(tmp_path / "s.py")]).check()
 
 

@@ -127,6 +127,9 @@ def test_a_signal_is_an_exit_unless_the_cluster_is_lost(
         end.interrupt(15, None)
     assert ended.value.code == 143
     monitor.announce_interrupt.assert_called_once_with()
+    for callback, before in ((3, 30.0), (print, "soon"), (print, -5), (print, float("nan"))):
+        with pytest.raises(InputError, match="on_walltime: (callback|before): invalid value"):
+            end.on_walltime(callback, before)  # type: ignore[arg-type]
     end.on_walltime(lambda: pytest.fail("no checkpoint without a cluster"), 30.0)
     monitor.wake.assert_called_once_with()  # it looks at the clock from now on
     member.ending.lost = "the scheduler"

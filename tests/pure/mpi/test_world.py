@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import dask_gpu_mpi
-from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
+from dask_gpu_mpi.errors import InputError, LauncherError, MpiMissingError, StartupError
 from dask_gpu_mpi.mpi import world as module
 from dask_gpu_mpi.mpi.world import (
     LARGEST,
@@ -109,6 +109,14 @@ def test_ranks_that_launch_has_started(pair: tuple[socket.socket, socket.socket]
     pair[0].close()
     world.end()
     assert pair[1].recv(100) == b""
+
+
+def test_variables_of_a_rank_that_launch_has_not_started() -> None:
+    for fd in ("99999", "x", os.devnull):
+        with pytest.raises(
+            LauncherError, match=f"DGM_MEETING_FD={fd} is no socket of `launch`. Fix: unset DGM_MEETING_FD"
+        ):
+            world_of({"DGM_RANK": "0", "DGM_SIZE": "1", "DGM_MEETING_FD": fd}, [])
 
 
 # -- MPI in a child process

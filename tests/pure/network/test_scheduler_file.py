@@ -66,6 +66,7 @@ def test_a_file_that_is_not_there_yet(
     assert path.exists()
     assert f"waiting up to {seconds} s for the scheduler file" in capsys.readouterr().err
     wait_for_scheduler_file(path, timeout)
+    wait_for_scheduler_file("", timeout)  # of a variable that is not set
     assert capsys.readouterr().err == ""
 
 

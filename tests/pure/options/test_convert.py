@@ -76,6 +76,7 @@ def test_texts_of_the_command_line(name: str, text: str, meaning: Any) -> None:
     [
         ('{"a": 1', "line 1, column 8, near the end"), ("", "column 1"),
         ('{"aaaaaaaaaaaaaaaa": bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}', "line 1, column 22, near 'aaaaaaa\": bbbbbbbbbbbbbbbbbbbb')"),
+        ('{"a": NaN}', "JSON, which has no NaN"),
         ("{a: 1}", "near '{a: 1}'"), ('{"b": 2, "a": 1, "a": 3}', "found the name 'a' twice"),
         ('{"a": 1,\n "b" 2}', "line 2, column 6"), ("[1]", "an object"), ("3", "an object"),
     ],

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask.config
 import pytest
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.resolve import resolve
+from dask_gpu_mpi.options.resolve import register_defaults, resolve
 from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -48,6 +50,15 @@ def test_what_can_not_be_configured(
         monkeypatch.setenv(name, text)
     with dask.config.set({"gpu-mpi": section}):
         assert said in refused({})
+
+
+@pytest.mark.parametrize(
+    ("written", "key"), [({"gpu-mpi": 3}, "gpu-mpi"), ({"gpu-mpi": {"jobscript": [1]}}, "gpu-mpi.jobscript")]
+)
+def test_what_is_no_section_is_not_replaced_by_the_defaults(written: dict[str, Any], key: str) -> None:
+    config = SimpleNamespace(defaults=[], get=partial(dask.config.get, config=written))
+    with pytest.raises(OptionError, match=f"configuration {key}: invalid value"):
+        register_defaults(config)
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

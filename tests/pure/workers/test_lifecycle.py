@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import subprocess
 import sys
@@ -132,6 +133,13 @@ MADE, FIX = (
             f"worker_options: {MADE}TypeError: no. Fix: {FIX}",
         ),
         (["nthreads", "env"], OSError("no"), StartupError, f"{MADE}OSError: no"),
+        # of `preload`
+        (
+            ["nthreads", "env"],
+            FileNotFoundError("no"),
+            InputError,
+            f"worker_options: {MADE}FileNotFoundError: no. Fix: {FIX}",
+        ),
     ],
 )
 async def test_what_a_class_raises(
@@ -148,6 +156,22 @@ def not_started(cause: str) -> RuntimeError:
     error = RuntimeError("Nanny failed to start")
     error.__cause__ = OSError(cause)
     return error
+
+
+async def test_a_port_of_the_user_that_is_in_use(bench: Bench) -> None:
+    error = RuntimeError("Worker failed to start.")
+    error.__cause__ = OSError(errno.EADDRINUSE, "Address already in use")
+    one = Served()
+    one.error = error
+    with pytest.raises(StartupError, match="Address already in use"):  # a port that the system has chosen
+        await bench.start(a=one)
+    bench.options.worker_options.update({"nthreads": 1, "worker_port": 4711})
+    with pytest.raises(InputError) as caught:
+        await bench.start(a=one)
+    assert str(caught.value) == (
+        "worker_options: worker a did not start: worker_port 4711 is in use on h (expected a free port for each worker of a "
+        "node). Fix: a range of ports, such as '9000:9099', or leave worker_port out for any free port"
+    )
 
 
 class Late(Nanny):

@@ -215,6 +215,14 @@ def test_values_are_for_the_class_but_for_a_limit_that_kills_each_process(cls: t
     assert read_worker_options(cls, options) == options
     for value in ("64", 64, "4 kB"):
         assert "expected 1 MiB or more" in refused(cls, memory_limit=value)
+    for port in (-1, 99999):
+        assert f"port: invalid value {port} (int; expected an integer from 0 to 65535" in refused(
+            cls, port=port
+        )
+    for amount in ("many", -1):
+        assert f"invalid amount {amount!r} of GPU (expected a number of 0 or more" in refused(
+            cls, resources={"GPU": amount}
+        )
     assert "memory_limit: invalid value '4XB' (expected bytes" in refused(cls, memory_limit="4XB")
     for right in (None, 0, 0.5, 1, "auto", "2 MiB"):
         read_worker_options(cls, {"memory_limit": right})
