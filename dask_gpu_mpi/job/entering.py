@@ -184,7 +184,7 @@ class Entering:
     def _alone(self, error: DaskGpuMpiError) -> DaskGpuMpiError:
         """An error of a rank that can't communicate, which aborts the job; rank 0 reports it first, if all have it."""
         error.fatal = True
-        if not launchers.speaks(self.environ):
+        if not launchers.reports_for_all(self.environ):
             time.sleep(FAILED_GRACE)
         return error
 

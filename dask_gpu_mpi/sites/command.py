@@ -349,7 +349,7 @@ def decide(
     main = [os.path.join(request.stage.bin, "python") if request.stage else python, "-c", START]
     options = launcher.options(allocation, after, mpi)
     options += () if has_input else launcher.without_input
-    options += launcher.surviving(library, mpi) if request.tolerates else ()
+    options += launcher.surviving(library) if request.tolerates else ()
     if (container := container_of(request, environ, cwd, mounted)) is not None:
         runtime = container.runtime
         if runtime.launcher not in ("", launcher.kind):
@@ -389,7 +389,7 @@ def decide(
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
         mark=os.path.join(logs, of_run("ended", {RUN: run_name})) if marks else "",
-        forwards_end=not batch.signals_all and not launcher.is_ended(environ),
+        forwards_end=not batch.signals_all and not launcher.batch_signals_ranks(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )
 
