@@ -145,29 +145,32 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
             ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), BYTES, None),
         ),
         "peaks": [
-            [
-                _gpu_name(worker["name"], place),
-                worker["host"],
-                round(peaks.get(of_gpu("gpu", place), 0), 1),
-                _size(peaks.get(of_gpu("gpu_memory", place), 0)),
-                _size(worker["device_memory"][place]) if place < len(worker["device_memory"]) else "-",
-                _size(peaks.get("gpu_spilled")) if place == 0 else "",
-                *(
-                    "-" if value is None else round(value)
-                    for value in (
-                        peaks.get(of_gpu("gpu_power", place)),
-                        peaks.get(of_gpu("gpu_temperature", place)),
-                        worker["energy"][place] if place < len(worker.get("energy", ())) else None,
-                    )
-                ),
-                _slowed(record["series"]["workers"].get(worker["name"], {}), place),
-            ]
+            row
             for worker in _workers(record)
-            for peaks in [worker["peaks"]]
             for place in range(MOST_GPUS)
-            if of_gpu("gpu", place) in peaks or of_gpu("gpu_memory", place) in peaks
+            if (row := _gpu_peaks(record, worker, place))
         ],
     }
+
+
+def _gpu_peaks(record: Mapping[str, Any], worker: Mapping[str, Any], place: int) -> list[Any] | None:
+    """The row of one of a worker's GPUs; None: there are no figures of such a GPU."""
+    names = ("gpu", "gpu_memory", "gpu_power", "gpu_temperature")
+    use, memory, power, temperature = (worker["peaks"].get(of_gpu(name, place)) for name in names)
+    if use is None and memory is None:
+        return None
+    energy, sizes = worker.get("energy", ()), worker["device_memory"]
+    readings = (power, temperature, energy[place] if place < len(energy) else None)
+    return [
+        _gpu_name(worker["name"], place),
+        worker["host"],
+        round(use or 0, 1),
+        _size(memory or 0),
+        _size(sizes[place]) if place < len(sizes) else "-",
+        _size(worker["peaks"].get("gpu_spilled")) if place == 0 else "",
+        *("-" if value is None else round(value) for value in readings),
+        _slowed(record["series"]["workers"].get(worker["name"], {}), place),
+    ]
 
 
 def _slowed(columns: Mapping[str, Any], place: int) -> str:
