@@ -24,12 +24,116 @@ from dask_gpu_mpi.options.model import Setting
 from dask_gpu_mpi.plan import WorkerPlan
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
+KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 #: The fix if dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (
     "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
     "worker_class (--worker-class) distributed.Nanny"
 )
-KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
+
+
+_MEMORY = Setting("memory", nullable=True)
+#: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
+MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
+
+
+def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the names of the options for a class, before anything starts; raises an OptionError.
+
+    A nested ``worker_class`` is imported. Values are for the class, whose error the agent reports. A class of the user's with
+    ``**kwargs`` accepts all names. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
+
+    >>> from distributed import Nanny
+    >>> read_worker_options(Nanny, {"preload": "setup.py"})
+    {'preload': 'setup.py'}
+    >>> read_worker_options(Nanny, {"lifetme": "1 hour"})
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
+    """
+    if worker_class == "auto" and not options:
+        return {}
+    cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
+    try:
+        _check_names(cls, options)
+    except OptionError as unknown:
+        if worker_class != "auto" or unknown.problem.fix:
+            raise
+        if find_spec("dask_cuda") is None:
+            expected = "an option of Nanny; those of CUDAWorker need dask-cuda"
+            raise OptionError(str(unknown), expected=expected) from None
+        cls = import_worker_class(CUDA_WORKER)
+        _check_names(cls, options)
+    read = dict(options)
+    if any(is_dasks(base) for base in cls.__mro__):
+        convert(_MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
+        if isinstance(below := read.get("worker_class"), str):
+            read["worker_class"] = import_worker_class(below)
+    return read
+
+
+def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in the form that this class reads: CUDAWorker needs a text for resources, and lists for some texts.
+
+    >>> from distributed import Nanny
+    >>> options_for(Nanny, {"resources": {"A": 1.0}})
+    {'resources': {'A': 1.0}}
+    """
+    found = dict(options)
+    if is_cuda_worker(worker_class):
+        if isinstance(amounts := found.get("resources"), Mapping):
+            found["resources"] = " ".join(f"{key}={number}" for key, number in amounts.items())
+        if isinstance(preload := found.get("preload"), str):
+            found["preload"] = [preload]
+        for name in MODULE_LISTS:
+            if isinstance(text := found.get(name), str):
+                found[name] = [item.strip() for item in text.split(",")]
+    return found
+
+
+def follow_cudf_spill(worker_options: Mapping[str, Any]) -> None:
+    """If cuDF spills in the workers, let it do so in this process, which could not unpickle their data, and in its children."""
+    if worker_options.get("enable_cudf_spill"):
+        os.environ["CUDF_SPILL"] = "on"  # cuDF reads it when it is imported
+        if (cudf := sys.modules.get("cudf")) is not None:
+            cudf.set_option("spill", True)
+
+
+# The classes of workers.
+
+
+def worker_class_for(kind: str, worker_class: str | type) -> type:
+    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. With CUDAWorkers, CPU workers are Nannies."""
+    if worker_class == "auto":
+        worker_class = CUDA_WORKER if kind == "gpu" else NANNY
+    found = import_worker_class(worker_class)
+    return import_worker_class(NANNY) if kind == "cpu" and is_cuda_worker(found) else found
+
+
+def tasks_run_in_agent(worker_class: str | type) -> bool:
+    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
+
+    ``"auto"`` is CUDAWorker or Nanny, as the plan says for each worker. A CUDAWorker is not a Nanny, but makes some.
+
+    >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
+    (False, False, True)
+    """
+    if worker_class == "auto":
+        return False
+    from distributed import Nanny
+
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
+
+
+def is_cuda_worker(worker_class: type) -> bool:
+    """Whether the class is `dask_cuda.CUDAWorker` or a subclass."""
+    return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
+
+
+def is_dasks(worker_class: type) -> bool:
+    """Whether this class itself is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known class."""
+    package = worker_class.__module__.partition(".")[0]
+    return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
 
 
 def import_worker_class(value: str | type) -> type:
@@ -40,14 +144,14 @@ def import_worker_class(value: str | type) -> type:
     dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
 'distributed.Nanny'?
     """
-    found = value if isinstance(value, type) else _import(value)
+    found = value if isinstance(value, type) else _import_path(value)
     if not (isinstance(found, type) and hasattr(found, "__await__")):
         expected = "one whose instances can be awaited, such as distributed.Nanny"
         raise OptionError(f"worker_class {show(value)} is not a class of workers", expected=expected)
     return found
 
 
-def _import(value: str) -> Any:
+def _import_path(value: str) -> Any:
     where = f"worker_class {show(value)}"
     module_name, _, name = value.rpartition(".")
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
@@ -86,41 +190,19 @@ def _hint(near: str | None, expected: str = "") -> str:
     return f" (expected {expected})" if expected else ""
 
 
-def is_dasks(worker_class: type) -> bool:
-    """Whether this class itself is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known class."""
-    package = worker_class.__module__.partition(".")[0]
-    return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
+# The names of the options that a class accepts.
 
 
-def is_cuda_worker(worker_class: type) -> bool:
-    """Whether the class is `dask_cuda.CUDAWorker` or a subclass."""
-    return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
-
-
-def worker_class_for(kind: str, worker_class: str | type) -> type:
-    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. With CUDAWorkers, CPU workers are Nannies."""
-    if worker_class == "auto":
-        worker_class = CUDA_WORKER if kind == "gpu" else NANNY
-    found = import_worker_class(worker_class)
-    return import_worker_class(NANNY) if kind == "cpu" and is_cuda_worker(found) else found
-
-
-def tasks_run_in_agent(worker_class: str | type) -> bool:
-    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
-
-    ``"auto"`` is CUDAWorker or Nanny, as the plan says for each worker. A CUDAWorker is not a Nanny, but makes some.
-
-    >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
-    (False, False, True)
-    """
-    if worker_class == "auto":
-        return False
-    from distributed import Nanny
-
-    cls = import_worker_class(worker_class)
-    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
-
-
+#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
+SET_ELSEWHERE = {
+    "name": "name (--name) for a prefix",
+    "scheduler": "scheduler_address (--scheduler-address)",
+    "scheduler_ip": "scheduler_address (--scheduler-address)",
+    "scheduler_port": "scheduler_port (--scheduler-port)",
+    "scheduler_file": "scheduler_file (--scheduler-file)",
+    "protocol": "protocol (--protocol)",
+    "security": "security (--security/--no-security)",
+}
 #: Options that a class itself passes to the next one, so that the user's would be passed a second time
 #: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `factory`
 #: adds the user's to it.
@@ -129,6 +211,27 @@ TAKEN = {
     "Nanny": frozenset({"nanny"}),
     "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
 }
+
+
+def _check_names(worker_class: type, options: Mapping[str, Any]) -> None:
+    """Raise an OptionError for an option that the class does not accept."""
+    for name in options:
+        if name in SET_ELSEWHERE:
+            raise OptionError(
+                f"worker_options: {name!r} is set by dask_gpu_mpi",
+                fix=f"use the option {SET_ELSEWHERE[name]}",
+            )
+    below = options.get("worker_class")
+    next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
+    accepted = accepted_options(worker_class, next_class)
+    for name in options:
+        if accepted is not None and name not in accepted:
+            # one of the classes passes this option on itself
+            if any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None)):
+                reason = f"sets {name!r} itself. Fix: leave it out"
+            else:
+                reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
+            raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
 
 
 def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
@@ -174,99 +277,9 @@ def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
             return
 
 
-#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
-SET_ELSEWHERE = {
-    "name": "name (--name) for a prefix",
-    "scheduler": "scheduler_address (--scheduler-address)",
-    "scheduler_ip": "scheduler_address (--scheduler-address)",
-    "scheduler_port": "scheduler_port (--scheduler-port)",
-    "scheduler_file": "scheduler_file (--scheduler-file)",
-    "protocol": "protocol (--protocol)",
-    "security": "security (--security/--no-security)",
-}
-
-
-MEMORY = Setting("memory", nullable=True)
-#: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
-MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
-
-
-def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the names of the options for a class, before anything starts; raises an OptionError.
-
-    A nested ``worker_class`` is imported. Values are for the class, whose error the agent reports. A class of the user's with
-    ``**kwargs`` accepts all names. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
-
-    >>> from distributed import Nanny
-    >>> read_worker_options(Nanny, {"preload": "setup.py"})
-    {'preload': 'setup.py'}
-    >>> read_worker_options(Nanny, {"lifetme": "1 hour"})
-    Traceback (most recent call last):
-    dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
-    """
-    if worker_class == "auto" and not options:
-        return {}
-    cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
-    try:
-        _check_names(cls, options)
-    except OptionError as unknown:
-        if worker_class != "auto" or unknown.problem.fix:
-            raise
-        if find_spec("dask_cuda") is None:
-            expected = "an option of Nanny; those of CUDAWorker need dask-cuda"
-            raise OptionError(str(unknown), expected=expected) from None
-        cls = import_worker_class(CUDA_WORKER)
-        _check_names(cls, options)
-    read = dict(options)
-    if any(is_dasks(base) for base in cls.__mro__):
-        convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
-        if isinstance(below := read.get("worker_class"), str):
-            read["worker_class"] = import_worker_class(below)
-    return read
-
-
-def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in the form that this class reads: CUDAWorker needs a text for resources, and lists for some texts.
-
-    >>> from distributed import Nanny
-    >>> options_for(Nanny, {"resources": {"A": 1.0}})
-    {'resources': {'A': 1.0}}
-    """
-    found = dict(options)
-    if is_cuda_worker(worker_class):
-        if isinstance(amounts := found.get("resources"), Mapping):
-            found["resources"] = " ".join(f"{key}={number}" for key, number in amounts.items())
-        if isinstance(preload := found.get("preload"), str):
-            found["preload"] = [preload]
-        for name in MODULE_LISTS:
-            if isinstance(text := found.get(name), str):
-                found[name] = [item.strip() for item in text.split(",")]
-    return found
-
-
-def _check_names(worker_class: type, options: Mapping[str, Any]) -> None:
-    """Raise an OptionError for an option that the class does not accept."""
-    for name in options:
-        if name in SET_ELSEWHERE:
-            raise OptionError(
-                f"worker_options: {name!r} is set by dask_gpu_mpi",
-                fix=f"use the option {SET_ELSEWHERE[name]}",
-            )
-    below = options.get("worker_class")
-    next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
-    accepted = accepted_options(worker_class, next_class)
-    for name in options:
-        if accepted is not None and name not in accepted:
-            # one of the classes passes this option on itself
-            if any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None)):
-                reason = f"sets {name!r} itself. Fix: leave it out"
-            else:
-                reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
-            raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
-
-
 # Sizes of device memory among the options: how much of a GPU's memory its worker uses, in bytes, and whether the GPU has that
 # much.
+
 
 #: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM requires of them (bytes).
 DEVICE_SIZES = {
@@ -281,14 +294,6 @@ MANAGED = "rmm_managed_memory"
 DEFAULT_FRACTION = 0.8
 #: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.
 PROPOSED_FRACTION = 0.9
-
-
-def follow_cudf_spill(worker_options: Mapping[str, Any]) -> None:
-    """If cuDF spills in the workers, let it do so in this process, which could not unpickle their data, and in its children."""
-    if worker_options.get("enable_cudf_spill"):
-        os.environ["CUDF_SPILL"] = "on"  # cuDF reads it when it is imported
-        if (cudf := sys.modules.get("cudf")) is not None:
-            cudf.set_option("spill", True)
 
 
 def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]:
@@ -311,7 +316,7 @@ def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]
                     expected="bytes, a text such as '4GB', or a fraction up to 1",
                 )
     if not asked.get(MANAGED):
-        _check(asked, found, worker)
+        _check_sizes(asked, found, worker)
     return found
 
 
@@ -344,7 +349,7 @@ def device_bytes(value: int | float | str, memory: int, alignment: int = 1) -> i
     return size // alignment * alignment
 
 
-def _check(asked: Mapping[str, Any], sizes: Mapping[str, int], worker: WorkerPlan) -> None:
+def _check_sizes(asked: Mapping[str, Any], sizes: Mapping[str, int], worker: WorkerPlan) -> None:
     """Refuse sizes that the GPU does not have; the OptionError has its free memory, and a value that would fit.
 
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
