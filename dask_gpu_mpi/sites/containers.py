@@ -131,9 +131,8 @@ class Pyxis(Runtime):
         )
 
     def spelled(self, image: str) -> str:
-        return (
-            os.path.abspath(image) if _is_file(image) else image
-        )  # without a slash it would be a name in a registry
+        # without a slash it would be a name in a registry
+        return os.path.abspath(image) if _is_file(image) else image
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         wanted = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}

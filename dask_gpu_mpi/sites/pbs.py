@@ -105,10 +105,9 @@ class Pbs(BatchSystem):
         # UUIDs of this node; empty: the job has no GPU
         if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
             changes["CUDA_VISIBLE_DEVICES"] = None
+        # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
         if launcher == "openmpi" and allocation.nodes == 1 and "PRTE_MCA_ras" not in environ:
-            changes["PRTE_MCA_ras"] = (
-                "^pbs"  # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
-            )
+            changes["PRTE_MCA_ras"] = "^pbs"
         path = environ.get("PATH", os.defpath)
         if (
             allocation.nodes > 1

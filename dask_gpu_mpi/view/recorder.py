@@ -311,9 +311,8 @@ class TaskStream:
 
     def _lane(self, worker: str, thread: Any) -> int:
         threads = self._threads.setdefault(worker, {})
-        if (
-            thread not in threads and len(threads) < MOST_LANES
-        ):  # each task that secedes leaves a new thread behind
+        # each task that secedes leaves a new thread behind
+        if thread not in threads and len(threads) < MOST_LANES:
             threads[thread] = len(threads)
         return self._lanes.setdefault((worker, threads.get(thread, MOST_LANES - 1)), len(self._lanes))
 
