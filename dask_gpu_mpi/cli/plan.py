@@ -88,13 +88,7 @@ def plan(
             options = read_texts(given)
             _check_worker_options(options)
             inventories = hypothetical_job(
-                nodes,
-                ranks_per_node,
-                gpus_per_node,
-                visible,
-                cpus_per_node,
-                _memory(memory_per_node),
-                total,
+                nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node), total
             )
             made = make_plan(inventories, options)
         if made is None:  # on another rank

@@ -393,8 +393,7 @@ def import_config(*, alone: bool = False) -> Any:
     # the last two: a variable that is nested too deeply
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"Dask's configuration can't be read: {one_line(error)}",
-            fix="correct or remove that file",
+            f"Dask's configuration can't be read: {one_line(error)}", fix="correct or remove that file"
         ) from None
     return dask.config
 

@@ -140,12 +140,7 @@ def settle(
     _layout(values, origins, given)
     _scheduler(values, origins, given)
     _lost_ranks(values, origins)
-    return (
-        *notes,
-        *_security(values, origins, given),
-        *_dashboard(values, origins),
-        *_ucx(values, origins),
-    )
+    return (*notes, *_security(values, origins, given), *_dashboard(values, origins), *_ucx(values, origins))
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[Problem]:

@@ -545,10 +545,7 @@ _ONE_NODE = (
 NOT_FORWARDED = frozenset(_ONE_NODE.split())
 #: Prefixes of variables of launchers and sessions.
 _OTHERS = "BASH_ DBUS_ HYDRA_ HYDI_ OMPI_ PALS_ PMI_ PMIX_ PRTE_ SSH_ XDG_"
-NOT_FORWARDED_PREFIXES = (
-    *_OTHERS.split(),
-    *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes),
-)
+NOT_FORWARDED_PREFIXES = (*_OTHERS.split(), *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes))
 
 
 def forwarded(environ: Mapping[str, str]) -> list[str]:

@@ -14,15 +14,7 @@ from pathlib import Path
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import (
-    Allocation,
-    Ask,
-    BatchSystem,
-    JobRequest,
-    Requeue,
-    count_hosts,
-    number,
-)
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts, number
 
 #: The cores of a node that the job scripts request.
 TEMPLATE_CPUS = 64
