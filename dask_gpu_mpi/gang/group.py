@@ -333,10 +333,6 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
     call = _Calls(worker, gang, rank)
     cancelled = _cancelled[gang] = threading.Event()
 
-    def failed(error: BaseException) -> None:
-        text, data = packed(error)
-        call(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
-
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
         host = get_address_host(worker.address)
@@ -358,11 +354,11 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
                 master=(joined["master_addr"], int(agreed["parts"][0])),
             )
             with environment(variables_of(group, joined["place"]["nodes"], interface_of(host))):
-                ended, result = _run(fn, group, args, failed)
+                ended, result = _run(fn, group, args, call.fail)
             spoilt = torch_is_initialised()
         elif agreed["state"] == Reply.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
-            failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
+            call.fail(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
         # In the stream by which Dask reports the task's result next, so that the scheduler has it before the result.
         worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": spoilt})
         return result if ended else no_result(gang)
@@ -426,6 +422,11 @@ class _Calls:
         answering = asyncio.run_coroutine_threadsafe(answer(), self._loop.asyncio_loop)
         result: dict[str, Any] = answering.result(limit + ANSWER_SLACK)
         return result
+
+    def fail(self, error: BaseException) -> None:
+        """Report an exception of this member."""
+        text, data = packed(error)
+        self(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
 
     def close(self) -> None:
         """Close the connections."""

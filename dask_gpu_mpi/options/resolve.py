@@ -303,11 +303,9 @@ def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]
         return []
     port = address.rpartition(":")[2]
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} NODE"
-    what = (
-        "the token that opens it crosses that in clear"
-        if values["security"]
-        else "everyone there can read it"
-    )
+    what = "everyone there can read it"
+    if values["security"]:
+        what = "the token that opens it crosses that in clear"
     found = f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}"
     return [Problem(found, fix=f"leave the option out, and use a tunnel ({tunnel})")]
 

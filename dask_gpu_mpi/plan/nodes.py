@@ -139,11 +139,10 @@ def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
         for role in {role: None for host in entry for role in view.roles(host)} if terminal else ():
             title.append("  ").append(role, _ROLES[role])
         yield title
-        yield (
-            table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
-            if rows
-            else styled("  no worker", "dim")
-        )
+        if rows:
+            yield table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
+        else:
+            yield styled("  no worker", "dim")
         if terminal:
             yield from (styled(f"  {text}", _RED) for text in view.troubles(entry))
     if plan.warnings:
@@ -222,10 +221,8 @@ def svg(plan: Plan, *, warnings: bool = True) -> str:
         [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
     )
     size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
-    title = (
-        f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
-        f"{counted(len(plan.warnings), 'warning')}"
-    )
+    roles_text = f"scheduler on {plan.scheduler.host}, client on {plan.client.host}"
+    title = f"Plan: {plan.summary}; {roles_text}; {counted(len(plan.warnings), 'warning')}"
     title = escape(printable(title))
     return "\n".join(
         [

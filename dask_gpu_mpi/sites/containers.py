@@ -126,9 +126,8 @@ class Pyxis(Runtime):
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
         if launcher != self.launcher:
             return "the ranks are not started by srun"
-        return (
-            "" if "--container-image" in ask(["srun", "--help"]) else "srun has no option --container-image"
-        )
+        has_option = "--container-image" in ask(["srun", "--help"])
+        return "" if has_option else "srun has no option --container-image"
 
     def spelled(self, image: str) -> str:
         # without a slash it would be a name in a registry

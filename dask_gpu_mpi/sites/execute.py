@@ -119,9 +119,9 @@ class Runner:
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode or 0
         code = 128 - code if code < 0 else code
-        return (
-            128 + signal.SIGINT if self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM else code
-        )
+        # the child got SIGTERM for it
+        by_interrupt = self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM
+        return 128 + signal.SIGINT if by_interrupt else code
 
     def _start(
         self,
