@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -191,16 +191,11 @@ class Rounds:
             *self._transfer(between, computing, CHECK_BETWEEN_NODES),
         ]
         clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
-        looks, _ = self._results(
-            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
-        )
-        for worker in usable:
-            if worker.name in looks:
-                ahead, reasons = looks[worker.name]
-                # a worker that is busy measures a larger difference
-                before = clocks.get(worker.rank, observations[worker.rank].ahead)
-                clocks[worker.rank] = min(ahead, before, key=abs)
-                without_ucx.setdefault(worker.rank, {}).update(reasons)
+        for worker, (ahead, reasons) in self._last_looks(usable):
+            # a worker that is busy measures a larger difference
+            before = clocks.get(worker.rank, observations[worker.rank].ahead)
+            clocks[worker.rank] = min(ahead, before, key=abs)
+            without_ucx.setdefault(worker.rank, {}).update(reasons)
         return replace(
             self._evidence,
             observations=observations,
@@ -261,6 +256,15 @@ class Rounds:
             error = "" if found.right else "the received data differ from the sent data"
             made[place] = replace(made[place], on_device=found.on_device, seconds=found.seconds, error=error)
         return [replace(one, error=failed.get(place, one.error)) for place, one in enumerate(made)]
+
+    def _last_looks(
+        self, usable: Sequence[WorkerPlan]
+    ) -> Iterator[tuple[WorkerPlan, tuple[float, dict[str, str]]]]:
+        """The results of `tasks.last_look`, of the workers that respond."""
+        found, _ = self._results(
+            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
+        )
+        return ((one, found[one.name]) for one in usable if one.name in found)
 
     def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         return self._client.submit(function, *arguments, workers=[worker.name], pure=False)

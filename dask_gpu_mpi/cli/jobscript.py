@@ -26,7 +26,7 @@ from dask_gpu_mpi.cli.options import (
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
-from dask_gpu_mpi.options.model import OPTIONS, Option, Source
+from dask_gpu_mpi.options.model import OPTIONS, Option, Options, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
@@ -269,7 +269,7 @@ def request(
         )
     _check_log(words.get("output", ""), source)
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
-    _check_program(job)
+    _check_plan(job, _check_program(job))
     return job
 
 
@@ -480,11 +480,9 @@ def _configured() -> Mapping[Any, Any]:
     return written
 
 
-def _check_program(job: JobRequest) -> None:
-    """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
+def _check_program(job: JobRequest) -> Options:
+    """Read the command line of `launch` and find the script, to refuse now a job that would fail hours later."""
     from dask_gpu_mpi.job.program import Program
-    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
-    from dask_gpu_mpi.plan.planner import make_plan
 
     try:
         with launch.make_context("launch", list(job.program)) as context:
@@ -507,7 +505,14 @@ def _check_program(job: JobRequest) -> None:
         found.check()
         if not (job.setup or job.modules):  # they may choose another Python
             found.check_syntax()
-    options = read_texts({name: given[name] for name in OPTIONS if name in given})
+    return read_texts({name: given[name] for name in OPTIONS if name in given})
+
+
+def _check_plan(job: JobRequest, options: Options) -> None:
+    """Plan the job, and refuse one that would leave GPUs without a worker."""
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
+    from dask_gpu_mpi.plan.planner import make_plan
+
     inventories = hypothetical_job(
         job.nodes,
         job.ranks_per_node,
