@@ -15,8 +15,6 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import InputError
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
 _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
@@ -32,67 +30,6 @@ class Interface:
     network: str
     #: Whether it has the default route.
     default: bool = False
-
-
-def list_interfaces(
-    routes: str = "/proc/net/route", routes6: str = "/proc/net/ipv6_route"
-) -> tuple[Interface, ...]:
-    """The interfaces of this host that have an address, loopback included; with IPv6 addresses only if they have no others."""
-    import psutil
-
-    states = psutil.net_if_stats()
-    default = {line[0] for line in _lines(routes)[1:] if len(line) > 7 and line[1] == line[7] == "00000000"}
-    default6 = {line[9] for line in _lines(routes6) if len(line) > 9 and set(line[0] + line[1]) == {"0"}}
-    found = []
-    for name, entries in sorted(psutil.net_if_addrs().items()):
-        if name in states and not states[name].isup:
-            continue
-        own = [entry for entry in entries if entry.family == socket.AF_INET]
-        # an address of the link alone needs its interface with it, which Dask's addresses have no place for
-        own = own or [
-            entry for entry in entries if entry.family == socket.AF_INET6 and "%" not in entry.address
-        ]
-        for entry in own:
-            is_default = name in (default if entry.family == socket.AF_INET else default6)
-            found.append(Interface(name, entry.address, _network(entry.address, entry.netmask), is_default))
-    return tuple(found)
-
-
-def _lines(file: str) -> list[list[str]]:
-    try:
-        return [line.split() for line in Path(file).read_text(errors="replace").splitlines()]
-    except OSError:
-        return []
-
-
-def _network(address: str, mask: str | None) -> str:
-    """The network of an address, with prefix length.
-
-    >>> _network("10.0.0.1", "255.255.0.0"), _network("fd77::1", "ffff:ffff:ffff:ffff::"), _network("10.0.0.1", None)
-    ('10.0.0.0/16', 'fd77::/64', '10.0.0.1/32')
-    """
-    own = ipaddress.ip_address(address)
-    prefix = own.max_prefixlen if mask is None else int(ipaddress.ip_address(mask)).bit_count()
-    return str(ipaddress.ip_network((address, prefix), strict=False))
-
-
-def as_host(address: str | None) -> str | None:
-    """An address as the host of a URL, and as distributed requires it.
-
-    >>> as_host("10.0.0.1"), as_host("fd77::1"), as_host(None)
-    ('10.0.0.1', '[fd77::1]', None)
-    """
-    return f"[{address}]" if address and ":" in address else address
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """The address and the port of ``HOST:PORT``.
-
-    >>> host_and_port("10.0.0.1:8786"), host_and_port("[fd77::1]:8786")
-    (('10.0.0.1', 8786), ('fd77::1', 8786))
-    """
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def choose_addresses(
@@ -174,6 +111,70 @@ def _shared(usable: Sequence[Sequence[Interface]]) -> tuple[str, str] | None:
             order = fast if fast is not None else 2 if interface.default else 3
             candidates.append((False, ":" in interface.network, order, interface.name, interface.network))
     return min(candidates)[3:] if candidates else None
+
+
+def list_interfaces(
+    routes: str = "/proc/net/route", routes6: str = "/proc/net/ipv6_route"
+) -> tuple[Interface, ...]:
+    """The interfaces of this host that have an address, loopback included; with IPv6 addresses only if they have no others."""
+    import psutil
+
+    states = psutil.net_if_stats()
+    default = {line[0] for line in _lines(routes)[1:] if len(line) > 7 and line[1] == line[7] == "00000000"}
+    default6 = {line[9] for line in _lines(routes6) if len(line) > 9 and set(line[0] + line[1]) == {"0"}}
+    found = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        if name in states and not states[name].isup:
+            continue
+        own = [entry for entry in entries if entry.family == socket.AF_INET]
+        # an address of the link alone needs its interface with it, which Dask's addresses have no place for
+        own = own or [
+            entry for entry in entries if entry.family == socket.AF_INET6 and "%" not in entry.address
+        ]
+        for entry in own:
+            is_default = name in (default if entry.family == socket.AF_INET else default6)
+            found.append(Interface(name, entry.address, _network(entry.address, entry.netmask), is_default))
+    return tuple(found)
+
+
+def _lines(file: str) -> list[list[str]]:
+    try:
+        return [line.split() for line in Path(file).read_text(errors="replace").splitlines()]
+    except OSError:
+        return []
+
+
+def _network(address: str, mask: str | None) -> str:
+    """The network of an address, with prefix length.
+
+    >>> _network("10.0.0.1", "255.255.0.0"), _network("fd77::1", "ffff:ffff:ffff:ffff::"), _network("10.0.0.1", None)
+    ('10.0.0.0/16', 'fd77::/64', '10.0.0.1/32')
+    """
+    own = ipaddress.ip_address(address)
+    prefix = own.max_prefixlen if mask is None else int(ipaddress.ip_address(mask)).bit_count()
+    return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
+def as_host(address: str | None) -> str | None:
+    """An address as the host of a URL, and as distributed requires it.
+
+    >>> as_host("10.0.0.1"), as_host("fd77::1"), as_host(None)
+    ('10.0.0.1', '[fd77::1]', None)
+    """
+    return f"[{address}]" if address and ":" in address else address
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The address and the port of ``HOST:PORT``.
+
+    >>> host_and_port("10.0.0.1:8786"), host_and_port("[fd77::1]:8786")
+    (('10.0.0.1', 8786), ('fd77::1', 8786))
+    """
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
