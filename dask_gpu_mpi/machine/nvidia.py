@@ -52,12 +52,8 @@ def driver_is_installed() -> bool:
 # The GPUs that NVML lists.
 
 # nvml.h, nvmlReturn_t
-NO_PERMISSION = 4
-DRIVER_NOT_LOADED = 9
-LIBRARY_NOT_FOUND = 12
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-UNKNOWN = 999
+NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 4, 9, 12
+GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
 # 16 words of 64 bits: cores 0-1023. os.cpu_count() would be too short if cores are offline.
 _AFFINITY_WORDS = 16
 # nvml.h: NVML_AFFINITY_SCOPE_NODE

@@ -210,13 +210,8 @@ class Apptainer(Runtime):
         return image if _is_file(image) or "://" in image else f"docker://{image}"
 
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        return [
-            self.name,
-            "exec",
-            "--nv",
-            *(f"--bind={mount}" for mount in container.mounts),
-            container.image,
-        ]
+        mounts = (f"--bind={mount}" for mount in container.mounts)
+        return [self.name, "exec", "--nv", *mounts, container.image]
 
 
 class Singularity(Apptainer):

@@ -76,13 +76,10 @@ class Recorder(SchedulerPlugin):
 
     async def _sample_forever(self) -> None:
         while True:
-            self._try_sample()
+            # after a failed sample, for example because of unexpected metrics, the next one follows
+            with contextlib.suppress(Exception):
+                self.sample()
             await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
-
-    def _try_sample(self, *, last: bool = False) -> None:
-        # after a failed sample, for example because of unexpected metrics, the next one follows
-        with contextlib.suppress(Exception):
-            self.sample(last=last)
 
     def sample(self, *, last: bool = False) -> None:
         """Record the last metrics of each worker; `last`: even if it is not time yet."""
@@ -175,7 +172,8 @@ class Recorder(SchedulerPlugin):
 
     def record(self) -> dict[str, Any]:
         """All of it, as plain data of bounded size."""
-        self._try_sample(last=True)
+        with contextlib.suppress(Exception):
+            self.sample(last=True)
         scheduler, now = self._scheduler, self._clock()
         return {
             "since": self._since,
@@ -293,8 +291,9 @@ class TaskStream:
             return
         lane, place = self._lane(worker, thread), self._name(name)
         rectangles = [
-            (each["start"], each["stop"], lane, place, _action(each["action"], failed))
+            (each["start"], each["stop"], lane, place, _PLACE.get(action, _PLACE["other"]))
             for each in startstops[-MOST_OF_TASK:]
+            for action in ["failed" if failed and each["action"] == "compute" else each["action"]]
         ]
         if sampled:
             heapq.heappush(self._kept, (chance, self.seen, rectangles))
@@ -339,12 +338,6 @@ class TaskStream:
             "name": array("i", [each[3] for each in rectangles]).tobytes(),
             "action": array("b", [each[4] for each in rectangles]).tobytes(),
         }
-
-
-def _action(action: str, failed: bool) -> int:
-    if action == "compute" and failed:
-        action = "failed"
-    return _PLACE.get(action, _PLACE["other"])
 
 
 class Busy:

@@ -226,16 +226,8 @@ def watched(cls: type) -> type[WatchedNanny]:
 
 
 #: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
-MODULES = {
-    "rmm": (
-        "rmm_pool_size",
-        "rmm_managed_memory",
-        "rmm_async",
-        "rmm_track_allocations",
-        "rmm_allocator_external_lib_list",
-    ),
-    "cudf": ("enable_cudf_spill",),
-}
+_OF_RMM = "rmm_pool_size rmm_managed_memory rmm_async rmm_track_allocations rmm_allocator_external_lib_list"
+MODULES = {**dict.fromkeys(_OF_RMM.split(), "rmm"), "enable_cudf_spill": "cudf"}
 
 
 def make_cuda_worker(
@@ -285,7 +277,7 @@ def make_cuda_worker(
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
     """Refuse options whose modules are not installed here."""
-    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
+    wanted = {name: module for name, module in MODULES.items() if options.get(name)}
     imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
     for option, module in (*wanted.items(), *imports):
         if find_spec(module.partition(".")[0]) is None:
