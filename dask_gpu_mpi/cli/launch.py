@@ -21,11 +21,10 @@ from dask_gpu_mpi.base.streams import is_public
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.sites.batch import Allocation
     from dask_gpu_mpi.sites.command import Request, Starter
 
 #: The output of a command of the batch system, such as `flux getattr` and `squeue`.

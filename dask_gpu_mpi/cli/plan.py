@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -18,12 +18,8 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.model import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.plan.nodes import display
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.options.model import Options
-
 
 # fmt: off
 #: The shape of a hypothetical allocation, and the output.

@@ -341,14 +341,7 @@ class TaskStream:
 
 
 class Busy:
-    """The time with unfinished tasks.
-
-    >>> busy = Busy()
-    >>> busy.more(2, 10.0), busy.more(-2, 14.0), busy.more(1, 20.0)
-    (None, None, None)
-    >>> busy.until(21.0)
-    {'first': 10.0, 'last': 21.0, 'seconds': 5.0}
-    """
+    """The time with unfinished tasks."""
 
     def __init__(self) -> None:
         #: Of unfinished tasks.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import current_process, util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask.utils import key_split
 from distributed import Worker
@@ -29,10 +29,8 @@ from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
+from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.plan import WorkerPlan
 
 
 def plugins_of(
