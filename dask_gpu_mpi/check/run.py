@@ -8,17 +8,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dask_gpu_mpi.base import timeouts
 from dask_gpu_mpi.base.failures import report_by, report_error
 from dask_gpu_mpi.base.streams import flush
-from dask_gpu_mpi.base.timeouts import (
-    CHECK_BETWEEN_NODES,
-    CHECK_KERNELS,
-    CHECK_NODES,
-    CHECK_REPORTS,
-    CHECK_START,
-    CHECK_TASKS,
-    CHECK_WITHIN_NODES,
-)
 from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.report import Evidence, Finding, Report, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
@@ -85,7 +77,7 @@ def run_check(
 
 def options_of_check(options: Options) -> Options:
     """The options of the job without its files, and with a shorter start unless the user has chosen its time."""
-    timeout = options.startup_timeout if "startup_timeout" in options.explicit else CHECK_START
+    timeout = options.startup_timeout if "startup_timeout" in options.explicit else timeouts.CHECK_START
     file = None if options.scheduler else options.scheduler_file
     return replace(
         options, report=None, summary=False, log_directory=None, scheduler_file=file, startup_timeout=timeout
@@ -122,7 +114,7 @@ def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: in
         expect_gpus=expect_gpus,
     )
     try:
-        client = session.client(set_as_default=False, timeout=CHECK_TASKS)
+        client = session.client(set_as_default=False, timeout=timeouts.CHECK_TASKS)
     except (OSError, TimeoutError) as error:
         raise StartupError(
             f"check: could not connect to the scheduler at {session.address} ({described(error)})",
@@ -187,8 +179,8 @@ class Rounds:
         computing = {one.name for one in usable if one.devices and right.issuperset(one.devices)}
         within, between = neighbours(self._plan, usable)
         transfers = [
-            *self._transfer(within, computing, CHECK_WITHIN_NODES),
-            *self._transfer(between, computing, CHECK_BETWEEN_NODES),
+            *self._transfer(within, computing, timeouts.CHECK_WITHIN_NODES),
+            *self._transfer(between, computing, timeouts.CHECK_BETWEEN_NODES),
         ]
         clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
         for worker, (ahead, reasons) in self._last_looks(usable):
@@ -216,16 +208,16 @@ class Rounds:
                 devices = [device for one in self._plan.for_rank(worker.rank) for device in one.devices]
                 of_rank = [gpus[device] for device in devices]
                 futures[worker.rank] = self._submit(worker, tasks.observe, of_rank, by_tmpdir)
-        return self._results(futures, CHECK_NODES)
+        return self._results(futures, timeouts.CHECK_NODES)
 
     def _compute(self, usable: Sequence[WorkerPlan]) -> tuple[dict[str, KernelResult], dict[str | int, str]]:
         """The results of the GPUs of these workers, and why a worker has reported none."""
-        patience = self._left(CHECK_KERNELS)
+        patience = self._left(timeouts.CHECK_KERNELS)
         workers = {worker.name: worker for worker in usable if worker.devices}
         futures = {
             name: self._submit(one, tasks.run_kernel, one.devices, patience) for name, one in workers.items()
         }
-        done, failed = self._results(futures, CHECK_REPORTS)
+        done, failed = self._results(futures, timeouts.CHECK_REPORTS)
         kernels: dict[str, KernelResult] = {}
         for name, worker in workers.items():
             text = f"the worker's process has ended or hangs: {failed.get(name)}"
@@ -262,7 +254,7 @@ class Rounds:
     ) -> Iterator[tuple[WorkerPlan, tuple[float, dict[str, str]]]]:
         """The results of `tasks.last_look`, of the workers that respond."""
         found, _ = self._results(
-            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
+            {one.name: self._submit(one, tasks.last_look) for one in usable}, timeouts.CHECK_TASKS
         )
         return ((one, found[one.name]) for one in usable if one.name in found)
 
