@@ -456,8 +456,6 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-# Names of nodes.
-
 #: A node of the command line, perhaps with its number of ranks.
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
 

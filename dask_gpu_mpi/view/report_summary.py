@@ -336,8 +336,8 @@ def short_tasks(data: Data) -> list[str]:
 
 def waited_for_data(data: Data) -> list[str]:
     """Workers wait for data of other workers."""
-    summary = data["summary"]
-    if summary["mean"]["data"] - summary["mean"]["disk"] < MOST_DATA:
+    waited = data["summary"]["mean"]["data"] - data["summary"]["mean"]["disk"]
+    if waited < MOST_DATA:
         return []
     rows = data["record"]["transfers"]["rows"]
     size, number = sum(row["bytes"] for row in rows), sum(row["count"] for row in rows)
@@ -349,8 +349,7 @@ def waited_for_data(data: Data) -> list[str]:
     if on_gpus and "rmm_pool_size" not in options:
         fix = f"a memory pool (worker option rmm_pool_size, docs/gpus.md), {fix}"
     return [
-        f"workers waited for data of others for {_percent(summary['mean']['data'] - summary['mean']['disk'])} of the script's "
-        f"time: {told}. Fix: {fix}"
+        f"workers waited for data of others for {_percent(waited)} of the script's time: {told}. Fix: {fix}"
     ]
 
 
@@ -398,11 +397,8 @@ def spilled(data: Data) -> list[str]:
 
 def unused_gpus(data: Data) -> list[str]:
     """Tasks run, but hardly on the GPUs."""
-    summary = data["summary"]
-    if summary["mean"]["gpu"] is None:
-        return []
-    use, computing = summary["mean"]["gpu"], summary["mean"]["computing"]
-    if use > LEAST_GPU_USE or computing < COMPUTING:
+    use, computing = data["summary"]["mean"]["gpu"], data["summary"]["mean"]["computing"]
+    if use is None or use > LEAST_GPU_USE or computing < COMPUTING:
         return []
     return [
         f"GPUs were in use for {_percent(use)} of the time, while tasks computed for {_percent(computing)}. Fix: check that the "
