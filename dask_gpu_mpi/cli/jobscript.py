@@ -260,7 +260,12 @@ def request(
                 "gpus_per_node": "a number, 0 for CPU workers alone",
             }
             raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
-    seconds = _walltime(values.pop("time"), batch, source)
+    text = values.pop("time")
+    if (seconds := batch.seconds(text)) is None:
+        raise OptionError(
+            f"{_origin('time', source)}: invalid value {show(text)}",
+            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {', '.join(batch.times)}",
+        )
     _settle_resources(values, source)
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
@@ -271,16 +276,6 @@ def request(
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
     _check_plan(job, _check_program(job))
     return job
-
-
-def _walltime(text: str, batch: BatchSystem, source: Source) -> int:
-    seconds = batch.seconds(text)
-    if seconds is None:
-        raise OptionError(
-            f"{_origin('time', source)}: invalid value {show(text)}",
-            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {', '.join(batch.times)}",
-        )
-    return seconds
 
 
 def _settle_resources(values: dict[str, Any], source: Source) -> None:

@@ -25,78 +25,10 @@ if TYPE_CHECKING:
 
 #: Most seconds of a limit, three years: all clocks and timers support them.
 MOST_SECONDS = 100_000_000
-#: The scheduler's plugin.
-PLUGIN = "dask_gpu_mpi-gangs"
-#: The message of the scheduler to a member's worker when the gang is over.
-CANCEL = "dask_gpu_mpi_gang_cancel"
-#: The event that a member's worker logs when the function has ended.
-LEAVE = "dask_gpu_mpi_gang_leave"
 #: Bytes of a pickled object of `Group.broadcast` and `Group.allgather` at most: it passes through the scheduler.
 MAX_OBJECT = 1 << 20
 #: Default seconds for which a member waits for the others in one operation.
 OPERATION_TIMEOUT = 1800.0
-
-
-class Call(StrEnum):
-    """Operations of the scheduler, for clients and members."""
-
-    OPEN = "gang_open"
-    WATCH = "gang_watch"
-    FAIL = "gang_fail"
-    CLOSE = "gang_close"
-    JOIN = "gang_join"
-    EXCHANGE = "gang_exchange"
-
-
-class Reply(StrEnum):
-    """The entry ``state`` of an answer of the scheduler."""
-
-    #: The gang has its workers; it has started; a round is complete.
-    GOOD = "good"
-    #: The gang can't be made, for example of a worker without a nanny.
-    REFUSED = "refused"
-    #: The gang is over; the answer has the reason.
-    OVER = "over"
-    #: This one wait was too long; the gang continues.
-    LATE = "late"
-
-
-def no_result(gang: str) -> str:
-    """The result of a member's task if its function has failed or the gang is over."""
-    return f"__dask_gpu_mpi_no_result__{gang}"
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, True, None, float("nan"))]
-    [True, True, False, False, False]
-    """
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def packed(error: BaseException) -> tuple[str, bytes]:
-    """An exception's text, and the exception itself with its traceback and causes, pickled.
-
-    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text; and a traceback of
-    hundreds of frames, too deep for pickle, is left out.
-    """
-    import cloudpickle
-    from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
-
-    try:
-        text = repr(error)
-    except Exception:  # the user's class fails to give its text
-        text = type(error).__name__
-    instead = Exception(one_line(text)).with_traceback(error.__traceback__)
-    for each in (error, instead):
-        pickling_support.install(each)
-        with contextlib.suppress(Exception):
-            data: bytes = cloudpickle.dumps(each)
-            pickle.loads(data)
-            if len(data) <= MAX_OBJECT:
-                return text, data
-    return text, cloudpickle.dumps(instead.with_traceback(None))
 
 
 class Group:
@@ -283,43 +215,6 @@ AGREEING = 60.0
 _cancelled: dict[str, threading.Event] = {}
 
 
-def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, str]:
-    """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
-    variables = {
-        "RANK": group.rank,
-        "WORLD_SIZE": group.size,
-        "LOCAL_RANK": group.local_rank,
-        "LOCAL_WORLD_SIZE": group.local_size,
-        "GROUP_RANK": group.node_rank,
-        "GROUP_WORLD_SIZE": nodes,
-        "NODE_RANK": group.node_rank,
-        "MASTER_ADDR": group.master_addr,
-        "MASTER_PORT": group.master_port,
-        "JAX_COORDINATOR_ADDRESS": f"{as_host(group.master_addr)}:{group.master_port}",
-        "JAX_NUM_PROCESSES": group.size,
-        "JAX_PROCESS_ID": group.rank,
-    }
-    if interface is not None:
-        # "=": exactly this name; otherwise NCCL uses any that begins with it
-        defaults = {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-        # the user's own values stay
-        variables |= {name: value for name, value in defaults.items() if name not in os.environ}
-    return {name: str(value) for name, value in variables.items()}
-
-
-def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int | None:
-    """The index of a worker's GPU in its process: the first visible one, or None without a GPU.
-
-    Workers of this package have a resource for it; those of another cluster have a GPU if one is visible.
-
-    >>> device_of({"GPU": 1}, {}), device_of({"CPU": 4}, {"CUDA_VISIBLE_DEVICES": "0"}), device_of({}, {})
-    (0, None, None)
-    """
-    if "GPU" in resources or "CPU" in resources:
-        return 0 if resources.get("GPU") else None
-    return 0 if environ.get(VISIBLE_DEVICES, "").strip() not in ("", "-1", "NoDevFiles", "void") else None
-
-
 def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any], *args: Any) -> Any:
     """Wait for the other members, run `fn`, report its end, and return its result.
 
@@ -380,6 +275,57 @@ def _run(
         return False, None
 
 
+def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, str]:
+    """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
+    variables = {
+        "RANK": group.rank,
+        "WORLD_SIZE": group.size,
+        "LOCAL_RANK": group.local_rank,
+        "LOCAL_WORLD_SIZE": group.local_size,
+        "GROUP_RANK": group.node_rank,
+        "GROUP_WORLD_SIZE": nodes,
+        "NODE_RANK": group.node_rank,
+        "MASTER_ADDR": group.master_addr,
+        "MASTER_PORT": group.master_port,
+        "JAX_COORDINATOR_ADDRESS": f"{as_host(group.master_addr)}:{group.master_port}",
+        "JAX_NUM_PROCESSES": group.size,
+        "JAX_PROCESS_ID": group.rank,
+    }
+    if interface is not None:
+        # "=": exactly this name; otherwise NCCL uses any that begins with it
+        defaults = {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+        # the user's own values stay
+        variables |= {name: value for name, value in defaults.items() if name not in os.environ}
+    return {name: str(value) for name, value in variables.items()}
+
+
+def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int | None:
+    """The index of a worker's GPU in its process: the first visible one, or None without a GPU.
+
+    Workers of this package have a resource for it; those of another cluster have a GPU if one is visible.
+
+    >>> device_of({"GPU": 1}, {}), device_of({"CPU": 4}, {"CUDA_VISIBLE_DEVICES": "0"}), device_of({}, {})
+    (0, None, None)
+    """
+    if "GPU" in resources or "CPU" in resources:
+        return 0 if resources.get("GPU") else None
+    return 0 if environ.get(VISIBLE_DEVICES, "").strip() not in ("", "-1", "NoDevFiles", "void") else None
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free now at this address of this node."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface of this node with this address."""
+    return next((found.name for found in list_interfaces() if found.address == host), None)
+
+
 def torch_is_initialised() -> bool:
     """Whether this process is in a process group of PyTorch, so that a later gang can't make another.
 
@@ -433,15 +379,73 @@ class _Calls:
         self._loop.add_callback(self._scheduler.close_rpc)
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free now at this address of this node."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+# The protocol between clients, members and the scheduler.
+
+#: The scheduler's plugin.
+PLUGIN = "dask_gpu_mpi-gangs"
+#: The message of the scheduler to a member's worker when the gang is over.
+CANCEL = "dask_gpu_mpi_gang_cancel"
+#: The event that a member's worker logs when the function has ended.
+LEAVE = "dask_gpu_mpi_gang_leave"
 
 
-def interface_of(host: str) -> str | None:
-    """The network interface of this node with this address."""
-    return next((found.name for found in list_interfaces() if found.address == host), None)
+class Call(StrEnum):
+    """Operations of the scheduler, for clients and members."""
+
+    OPEN = "gang_open"
+    WATCH = "gang_watch"
+    FAIL = "gang_fail"
+    CLOSE = "gang_close"
+    JOIN = "gang_join"
+    EXCHANGE = "gang_exchange"
+
+
+class Reply(StrEnum):
+    """The entry ``state`` of an answer of the scheduler."""
+
+    #: The gang has its workers; it has started; a round is complete.
+    GOOD = "good"
+    #: The gang can't be made, for example of a worker without a nanny.
+    REFUSED = "refused"
+    #: The gang is over; the answer has the reason.
+    OVER = "over"
+    #: This one wait was too long; the gang continues.
+    LATE = "late"
+
+
+def no_result(gang: str) -> str:
+    """The result of a member's task if its function has failed or the gang is over."""
+    return f"__dask_gpu_mpi_no_result__{gang}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number.
+
+    >>> [is_number(value) for value in (1, 0.5, True, None, float("nan"))]
+    [True, True, False, False, False]
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def packed(error: BaseException) -> tuple[str, bytes]:
+    """An exception's text, and the exception itself with its traceback and causes, pickled.
+
+    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text; and a traceback of
+    hundreds of frames, too deep for pickle, is left out.
+    """
+    import cloudpickle
+    from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
+
+    try:
+        text = repr(error)
+    except Exception:  # the user's class fails to give its text
+        text = type(error).__name__
+    instead = Exception(one_line(text)).with_traceback(error.__traceback__)
+    for each in (error, instead):
+        pickling_support.install(each)
+        with contextlib.suppress(Exception):
+            data: bytes = cloudpickle.dumps(each)
+            pickle.loads(data)
+            if len(data) <= MAX_OBJECT:
+                return text, data
+    return text, cloudpickle.dumps(instead.with_traceback(None))

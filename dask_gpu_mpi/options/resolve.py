@@ -28,15 +28,6 @@ from dask_gpu_mpi.options.model import (
 )
 
 
-def register_defaults(config: Any) -> None:
-    """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
-    import yaml
-
-    if not any("gpu-mpi" in known for known in config.defaults):
-        text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
-        config.update_defaults(yaml.safe_load(text))
-
-
 def resolve(
     given: Mapping[str, Any], *, source: Literal["keyword", "command line"], continues: bool = False
 ) -> Options:
@@ -80,12 +71,6 @@ def resolve(
     return Options(**values, warnings=notes, explicit=frozenset(origins), given=frozenset(explicit))
 
 
-def _origin(option: Option, source: Source) -> str:
-    if source == "command line" and option.flags:
-        return f"command line: {option.flags[0]}"
-    return f"{source} {option.name}"
-
-
 def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
     """Each option that is set in Dask's configuration (files and environment), with its value and its place for messages."""
     for variable in os.environ:
@@ -123,6 +108,21 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
                 f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin
+
+
+def register_defaults(config: Any) -> None:
+    """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
+    import yaml
+
+    if not any("gpu-mpi" in known for known in config.defaults):
+        text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
+        config.update_defaults(yaml.safe_load(text))
+
+
+def _origin(option: Option, source: Source) -> str:
+    if source == "command line" and option.flags:
+        return f"command line: {option.flags[0]}"
+    return f"{source} {option.name}"
 
 
 # How options depend on each other: synonyms, defaults that follow from other options, and contradictions.
