@@ -251,9 +251,9 @@ def choose_launcher(
     of_batch = BY_COMMAND.get(launcher or allocation.batch.launcher)
     found = named or (shutil.which(of_batch.kind, path=path) if of_batch is not None else None)
     if of_batch is not None and found is not None:
-        plugins = (mpi,) if mpi else of_batch.meets.get(family, ("",))
+        plugins = (mpi,) if mpi else of_batch.fitting_plugins.get(family, ("",))
         # nobody is asked for what the user has chosen, or the library does not need
-        available = None if plugins[0] in ("", mpi) else of_batch.plugins(found, ask)
+        available = None if plugins[0] in ("", mpi) else of_batch.available_plugins(found, ask)
         for plugin in plugins:
             if available is None or plugin in available:
                 return Starter(of_batch, found, plugin)

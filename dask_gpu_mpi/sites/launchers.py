@@ -71,7 +71,7 @@ class Launcher:
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
     #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
-    meets: Mapping[str, tuple[str, ...]] = {}
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {}
     #: Options for processes that do not end together.
     patient: tuple[str, ...] = ()
     #: Options if the standard input is empty.
@@ -81,8 +81,8 @@ class Launcher:
     #: Whether its exit code may be 0 after the loss of a node, or whether it waits for a node that is silent.
     may_lose_nodes = False
 
-    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
-        """The values for `meets` that are available on this node; None: unknown."""
+    def available_plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+        """The values of `fitting_plugins` that are available on this node; None: unknown."""
         return None
 
     def environment(self, *, root: bool) -> dict[str, str | None]:
@@ -319,7 +319,8 @@ class FluxRun(Launcher):
     )
 
     kind = "flux"
-    meets: Mapping[str, tuple[str, ...]] = {"openmpi": ("pmix",)}  # other libraries use Flux's own PMI
+    # other libraries use Flux's own PMI
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {"openmpi": ("pmix",)}
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         ranks, nodes = allocation.ranks, allocation.nodes
@@ -357,7 +358,7 @@ class Srun(Launcher):
 
     kind = "srun"
     #: ParaStation's Slurm (JSC) has plugins of its own.
-    meets: Mapping[str, tuple[str, ...]] = {
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {
         "openmpi": ("pmix", "pspmix"),
         "mpich": ("pmi2", "pspmi"),
         "intel": ("pmi2", "pspmi"),
@@ -375,7 +376,7 @@ class Srun(Launcher):
     def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
         return environ.get("SLURM_STEP_NUM_NODES") == "1"
 
-    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+    def available_plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
         listed = ask([path, "--mpi=list"])
         return frozenset(re.findall(r"\w+", listed.partition("are...")[2])) or None
 
