@@ -95,9 +95,7 @@ class Recorder(SchedulerPlugin):
                     peaks[quantity] = value
             readings = [gpu.get("energy") for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
             pairs = zip_longest(self._energy.get(name, ()), readings)
-            self._energy[name] = [
-                old if last is None else (old[0] if old else last, last) for old, last in pairs
-            ]
+            self._energy[name] = [old if new is None else (old[0] if old else new, new) for old, new in pairs]
             occupation = self._occupations[name]
             occupation.has_tasks(now, len(state.processing))
             heard = max(0.0, now - state.last_seen)
