@@ -58,8 +58,8 @@ class Nodes:
         """The places of the GPUs on which others hold memory."""
         return [place for place, gpu in enumerate(host.gpus) if gpu.processes]
 
-    def alike(self, host: HostPlan) -> Hashable:
-        """All that a host's entry has but names, ranks and UUIDs, by which nodes that are alike differ."""
+    def appearance(self, host: HostPlan) -> Hashable:
+        """What the entry of a host shows, without names, ranks and UUIDs: equal for hosts that can share an entry."""
         workers = [
             (
                 worker.rank - host.ranks[0],
@@ -130,7 +130,7 @@ def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
     yield text
     entries = [[host] for host in plan.hosts]
     if len(entries) > MANY_NODES:
-        entries = grouped(plan.hosts, view.alike)
+        entries = grouped(plan.hosts, view.appearance)
     tables = [view.rows(entry) for entry in entries]
     widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
     for entry, rows in zip(entries, tables, strict=True):
