@@ -70,7 +70,7 @@ class Launcher:
     best = ""
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
-    #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
+    #: Its plugins by which it and an MPI library find each other (``srun --mpi``), by the library's family. Default: the site's.
     fitting_plugins: Mapping[str, tuple[str, ...]] = {}
     #: Options for processes that do not end together.
     patient: tuple[str, ...] = ()
