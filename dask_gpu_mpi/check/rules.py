@@ -372,7 +372,7 @@ def check_scratch(evidence: Evidence) -> Iterator[Finding]:
 
 def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
     """The problems of a local directory, each with its fix; `memory` bytes of its node are the job's (0: unknown)."""
-    path, where = scratch.path, f"{scratch.path} is on"
+    path, where = scratch.path, f"{scratch.path} is on {scratch.filesystem} ({scratch.mount})"
     if scratch.error:
         yield "error", f"{path} can't be written ({scratch.error})", NODE_LOCAL
         return
@@ -380,13 +380,9 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
         found = f"TMPDIR={scratch.ignored} can't be written; using {path} instead"
         yield "warning", found, "make that directory on every node, or unset TMPDIR"
     if scratch.filesystem in NETWORK:
-        found = f"{where} {scratch.filesystem} ({scratch.mount}), which all nodes share: workers that spill wait for it"
-        yield "warning", found, NODE_LOCAL
+        yield "warning", f"{where}, which all nodes share: workers that spill wait for it", NODE_LOCAL
     if scratch.filesystem in IN_MEMORY:
-        found = (
-            f"{where} {scratch.filesystem} ({scratch.mount}), which is memory: spilling there frees nothing"
-        )
-        yield "warning", found, NODE_LOCAL
+        yield "warning", f"{where}, which is memory: spilling there frees nothing", NODE_LOCAL
     elif 0 <= scratch.free < LEAST_SCRATCH:
         yield "error", f"{path} has only {format_bytes(scratch.free)} free", NODE_LOCAL
     elif LEAST_SCRATCH <= scratch.free < memory:

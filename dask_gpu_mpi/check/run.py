@@ -5,21 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dask_gpu_mpi.base import timeouts
 from dask_gpu_mpi.base.failures import report_by, report_error
 from dask_gpu_mpi.base.streams import flush
-from dask_gpu_mpi.base.timeouts import (
-    CHECK_BETWEEN_NODES,
-    CHECK_KERNELS,
-    CHECK_NODES,
-    CHECK_REPORTS,
-    CHECK_START,
-    CHECK_TASKS,
-    CHECK_WITHIN_NODES,
-)
 from dask_gpu_mpi.check import tasks
 from dask_gpu_mpi.check.report import Evidence, Finding, Report, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
@@ -86,7 +78,7 @@ def run_check(
 
 def options_of_check(options: Options) -> Options:
     """The options of the job without its files, and with a shorter start unless the user has chosen its time."""
-    timeout = options.startup_timeout if "startup_timeout" in options.explicit else CHECK_START
+    timeout = options.startup_timeout if "startup_timeout" in options.explicit else timeouts.CHECK_START
     file = None if options.scheduler else options.scheduler_file
     return replace(
         options, report=None, summary=False, log_directory=None, scheduler_file=file, startup_timeout=timeout
@@ -125,7 +117,7 @@ def collect(session: Session, options: Options, *, kernel: bool, expect_gpus: in
         expected_by=f"{variable}={expect_gpus}" if os.environ.get(variable) == str(expect_gpus) else "",
     )
     try:
-        client = session.client(set_as_default=False, timeout=CHECK_TASKS)
+        client = session.client(set_as_default=False, timeout=timeouts.CHECK_TASKS)
     except (OSError, TimeoutError) as error:
         raise StartupError(
             f"check: could not connect to the scheduler at {session.address} ({described(error)})",
@@ -190,20 +182,15 @@ class Rounds:
         computing = {one.name for one in usable if one.devices and right.issuperset(one.devices)}
         within, between = neighbours(self._plan, usable)
         transfers = [
-            *self._transfer(within, computing, CHECK_WITHIN_NODES),
-            *self._transfer(between, computing, CHECK_BETWEEN_NODES),
+            *self._transfer(within, computing, timeouts.CHECK_WITHIN_NODES),
+            *self._transfer(between, computing, timeouts.CHECK_BETWEEN_NODES),
         ]
         clocks, without_ucx = dict[int, float](), dict[int, dict[str, str]]()
-        looks, _ = self._results(
-            {one.name: self._submit(one, tasks.last_look) for one in usable}, CHECK_TASKS
-        )
-        for worker in usable:
-            if worker.name in looks:
-                ahead, reasons = looks[worker.name]
-                # a worker that is busy measures a larger difference
-                before = clocks.get(worker.rank, observations[worker.rank].ahead)
-                clocks[worker.rank] = min(ahead, before, key=abs)
-                without_ucx.setdefault(worker.rank, {}).update(reasons)
+        for worker, (ahead, reasons) in self._last_looks(usable):
+            # a worker that is busy measures a larger difference
+            before = clocks.get(worker.rank, observations[worker.rank].ahead)
+            clocks[worker.rank] = min(ahead, before, key=abs)
+            without_ucx.setdefault(worker.rank, {}).update(reasons)
         return replace(
             self._evidence,
             observations=observations,
@@ -224,16 +211,16 @@ class Rounds:
                 devices = [device for one in self._plan.for_rank(worker.rank) for device in one.devices]
                 of_rank = [gpus[device] for device in devices]
                 futures[worker.rank] = self._submit(worker, tasks.observe, of_rank, by_tmpdir)
-        return self._results(futures, CHECK_NODES)
+        return self._results(futures, timeouts.CHECK_NODES)
 
     def _compute(self, usable: Sequence[WorkerPlan]) -> tuple[dict[str, KernelResult], dict[str | int, str]]:
         """The results of the GPUs of these workers, and why a worker has reported none."""
-        patience = self._left(CHECK_KERNELS)
+        patience = self._left(timeouts.CHECK_KERNELS)
         workers = {worker.name: worker for worker in usable if worker.devices}
         futures = {
             name: self._submit(one, tasks.run_kernel, one.devices, patience) for name, one in workers.items()
         }
-        done, failed = self._results(futures, CHECK_REPORTS)
+        done, failed = self._results(futures, timeouts.CHECK_REPORTS)
         kernels: dict[str, KernelResult] = {}
         for name, worker in workers.items():
             text = f"the worker's process has ended or hangs: {failed.get(name)}"
@@ -264,6 +251,15 @@ class Rounds:
             error = "" if found.right else "the received data differ from the sent data"
             made[place] = replace(made[place], on_device=found.on_device, seconds=found.seconds, error=error)
         return [replace(one, error=failed.get(place, one.error)) for place, one in enumerate(made)]
+
+    def _last_looks(
+        self, usable: Sequence[WorkerPlan]
+    ) -> Iterator[tuple[WorkerPlan, tuple[float, dict[str, str]]]]:
+        """The results of `tasks.last_look`, of the workers that respond."""
+        found, _ = self._results(
+            {one.name: self._submit(one, tasks.last_look) for one in usable}, timeouts.CHECK_TASKS
+        )
+        return ((one, found[one.name]) for one in usable if one.name in found)
 
     def _submit(self, worker: WorkerPlan, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         return self._client.submit(function, *arguments, workers=[worker.name], pure=False)

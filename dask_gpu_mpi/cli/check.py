@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 @click.command(
     cls=RunCommand,
     short=("kernel", "expect_gpus", "as_json", "local_directory"),
-    examples=(
-        "mpirun -np 4 dask-gpu-mpi check analysis.py",
-        "dask-gpu-mpi launch check --expect-gpus 4",
-    ),
+    examples=("mpirun -np 4 dask-gpu-mpi check analysis.py", "dask-gpu-mpi launch check --expect-gpus 4"),
     short_help="Check whether a job would work in this allocation.",
 )
 @click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")

@@ -26,7 +26,7 @@ from dask_gpu_mpi.cli.options import (
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, import_config, nearest, show, suggest
-from dask_gpu_mpi.options.model import OPTIONS, Option, Source
+from dask_gpu_mpi.options.model import OPTIONS, Option, Options, Source
 from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
@@ -43,7 +43,7 @@ _LARGEST = 100_000
 _SITES, _SITE = Path(__file__).parents[1] / "sites" / "named", "DASK_GPU_MPI_SITE"
 #: Keys of a site's file that are not options.
 _ABOUT = ("title", "page", "note", "system")
-#: Options of which a job has those on one side only.
+#: Options of which a job has those on one side only. A layer's own ones replace those on the other side in the layers below.
 _INSTEAD = (
     ({"gpus"}, {"nodes", "gpus_per_node", "cpus_per_node", "ranks_per_node"}),
     ({"cpus_per_gpu"}, {"cpus_per_node"}),
@@ -166,17 +166,17 @@ class _Jobscript(HelpCommand):
     """A command with the short options of each batch system."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as Click does."""
+        """Parse as Click does. Without a batch system before the options, it is the site's; ``--site`` alone lists all sites."""
         end = args.index("--") if "--" in args else len(args)
         if args[:end][-1:] == ["--site"] and not ctx.resilient_parsing:
             sites = {name: load_site(name) for name in _site_names()}
             rows = [(name, site["system"], site["title"], site["page"]) for name, site in sites.items()]
             show_table([table(("site", "system", "machine", "written from, and not run there"), rows)])
             ctx.exit()
-        named = re.search(r"(?:^|\0)--site[=\0]([^\0]+)", "\0".join(args[:end]))
         if args[:1] and args[0].startswith("-") and not {"--help", "--help-all"} & {*args}:
+            given = re.search(r"(?:^|\0)--site[=\0]([^\0]+)", "\0".join(args[:end]))
             try:
-                name = named[1] if named else os.environ.get(_SITE) or _configured().get("site")
+                name = given[1] if given else os.environ.get(_SITE) or _configured().get("site")
                 if name:
                     args, end = [load_site(name)["system"], *args], end + 1
             except DaskGpuMpiError as error:
@@ -249,9 +249,10 @@ def request(
         )
     batch = batch_system(system)
     values = _merged(_layers(system, given, source), batch, source)
+    words = {name: values.pop(name) for name in _WORDS if name in values}
     program = (*values.pop("launch_options", ()), *program)
-    if gpus := values.get("gpus"):
-        values |= {"nodes": 1, "gpus_per_node": gpus}
+    if "gpus" in values:  # planned as one node
+        values |= {"nodes": 1, "gpus_per_node": values["gpus"]}
     for name in ("nodes", "gpus_per_node", "time"):
         if name not in values:
             expected = {
@@ -259,15 +260,30 @@ def request(
                 "gpus_per_node": "a number, 0 for CPU workers alone",
             }
             raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
-    seconds = batch.seconds(text := values.pop("time"))
-    if seconds is None:
-        spelled = ", ".join(batch.times)
+    text = values.pop("time")
+    if (seconds := batch.seconds(text)) is None:
         raise OptionError(
             f"{_origin('time', source)}: invalid value {show(text)}",
-            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {spelled}",
+            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {', '.join(batch.times)}",
         )
-    if (each := values.get("cpus_per_gpu")) and not gpus:
-        values["cpus_per_node"] = each * values["gpus_per_node"] or None
+    _settle_resources(values, source)
+    if (setup := values.get("setup")) and not os.path.isfile(setup):
+        raise OptionError(
+            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} "
+            f"{'is no file' if os.path.exists(setup) else 'does not exist'}",
+            expected="a file that the job can source",
+        )
+    _check_log(words.get("output", ""), source)
+    job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
+    _check_plan(job, _check_program(job))
+    return job
+
+
+def _settle_resources(values: dict[str, Any], source: Source) -> None:
+    """Turn cores and memory into the fields of a `JobRequest`; an OptionError if the job is too large, or lacks its cores."""
+    of_gpus, of_gpu = "gpus" in values, values.get("cpus_per_gpu")
+    if of_gpu and not of_gpus:
+        values["cpus_per_node"] = of_gpu * values["gpus_per_node"] or None
     for name in ("ranks_per_node", "gpus_per_node"):
         count = values.get(name, 1)
         if values["nodes"] * count > _LARGEST or values["nodes"] > _LARGEST:
@@ -275,35 +291,28 @@ def request(
                 f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {count}: too many",
                 expected=f"at most {_LARGEST} in the whole job",
             )
-    if memory := values.pop("memory_per_node", None):
+    if memory := values.get("memory_per_node"):
         values["memory_per_node"] = _bytes(memory)
-    if values.get("shared") and not values.get("cpus_per_node") and not (gpus and each):
+    if values.get("shared") and not values.get("cpus_per_node") and not (of_gpus and of_gpu):
         raise OptionError(
             f"{_origin('shared', source)}: the cores of the job are missing",
-            fix=f"add --cpus-per-{'gpu' if gpus else 'node'}",
+            fix=f"add --cpus-per-{'gpu' if of_gpus else 'node'}",
         )
-    if (setup := values.get("setup")) and not os.path.isfile(setup):
-        raise OptionError(
-            f"{_origin('setup', source if given.get('setup') else 'configuration')} {show(setup)} "
-            f"{'is no file' if os.path.exists(setup) else 'does not exist'}",
-            expected="a file that the job can source",
-        )
-    words = {name: values.pop(name) for name in _WORDS if name in values}
-    if (log := words.get("output", "")).endswith(_SCRIPTS):
+
+
+def _check_log(log: str, source: Source) -> None:
+    """Refuse a log file that is the script, or whose folder does not exist: the job would end without a log."""
+    if log.endswith(_SCRIPTS):
         raise OptionError(
             f"{_origin('output', source)}: {log} is the name of a script",
             expected="the log of the job, such as job.log",
             fix=f"--save {log} writes the job script there",
         )
     folder = os.path.dirname(log)
-    # the job would end without a log
     if folder and not re.search("[%{^:]", folder) and not os.path.isdir(folder):
         raise OptionError(
             f"{_origin('output', source)}: the folder {folder} does not exist", fix=f"mkdir -p {folder}"
         )
-    job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
-    _check_program(job)
-    return job
 
 
 def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[str, Any]]:
@@ -331,6 +340,7 @@ def _merged(layers: Sequence[dict[str, Any]], batch: BatchSystem, source: Source
     """The values of all layers; each wins over those before."""
     values: dict[str, Any] = {}
     for layer in layers:
+        # TYPE:NUMBER; a number alone leaves the type of the layers below
         gpu_type, _, number = layer.pop("gpus_per_node", "").rpartition(":")
         if number:
             layer["gpus_per_node"] = int(number)
@@ -467,11 +477,9 @@ def _configured() -> Mapping[Any, Any]:
     return written
 
 
-def _check_program(job: JobRequest) -> None:
-    """Find the script and plan the job, to refuse now a job that would fail, or leave GPUs without a worker, hours later."""
+def _check_program(job: JobRequest) -> Options:
+    """Read the command line of `launch` and find the script, to refuse now a job that would fail hours later."""
     from dask_gpu_mpi.job.program import Program
-    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
-    from dask_gpu_mpi.plan.planner import make_plan
 
     try:
         with launch.make_context("launch", list(job.program)) as context:
@@ -494,7 +502,14 @@ def _check_program(job: JobRequest) -> None:
         found.check()
         if not (job.setup or job.modules):  # they may choose another Python
             found.check_syntax()
-    options = read_texts({name: given[name] for name in OPTIONS if name in given})
+    return read_texts({name: given[name] for name in OPTIONS if name in given})
+
+
+def _check_plan(job: JobRequest, options: Options) -> None:
+    """Plan the job, and refuse one that would leave GPUs without a worker."""
+    from dask_gpu_mpi.machine.inventory import NODE_MEMORY, hypothetical_job
+    from dask_gpu_mpi.plan.planner import make_plan
+
     inventories = hypothetical_job(
         job.nodes,
         job.ranks_per_node,

@@ -22,11 +22,10 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.sites.batch import Requeue, find_allocation, output_of, parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Requeue, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.sites.batch import Allocation
     from dask_gpu_mpi.sites.command import Request, Starter
 
 #: The output of a command of the batch system, such as `flux getattr` and `squeue`.
@@ -121,35 +120,12 @@ def launch(
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        command, program = split_command(program)
-        preflight = preflight or (command == "run" and is_given("expect_gpus"))
-        preflight = preflight and os.environ.get("DGM_CHECK") != "no"
-        if preflight and command == "run" and not program:
-            options = read_texts(given)
-            if options.scheduler and options.scheduler_file is None:
-                # without a client, the cluster would run until the walltime
-                command, preflight = "check", False
+        command, program, preflight = _commands(program, given, preflight=preflight)
         environ = dict(os.environ)
         _refuse_ranks(environ)
-        # `ranks_per_node` may be DGM_RANKS_PER_NODE, of the job script
-        if ranks is not None and is_given("ranks_per_node"):
-            raise InputError(
-                f"launch: -n {ranks} with --ranks-per-node {ranks_per_node}",
-                expected="one of them",
-                fix="-n for ranks in total, --ranks-per-node for those on each node",
-            )
-        named = parse_hosts(hosts) if hosts is not None else None
-        if named and not dry_run:
-            _refuse_unknown_hosts(named)
-        where = find_allocation(
-            environ,
-            ranks=ranks,
-            # --hosts has the ranks of each node already
-            ranks_per_node=None if named else ranks_per_node,
-            hosts=named,
-            ask=_ask,
-        )
+        where = _allocation(environ, ranks, ranks_per_node, hosts, dry_run=dry_run)
         launcher = "" if launcher in (None, "auto") else launcher
+        # a command that starts all ranks by itself excludes the choice of a launcher, and of ranks
         excluded = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
         excluded["--ranks-per-node"] = ranks_per_node
         own_launcher, own_options = _launcher_command(launcher_command or "", excluded)
@@ -171,22 +147,21 @@ def launch(
         # a requeued job has this command line again, and another `launch` in this job has not
         digest = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
         kept = f"{where.job}-{digest}" if restarts is not None and where.batch.keeps_number else ""
+        chosen = container and choose_container(
+            container,
+            runtime=container_runtime or "",
+            mounts=container_mounts,
+            launcher=FOREIGN.kind if own_launcher else launcher or where.batch.launcher,
+            environ=environ,
+            ask=_ask,
+        )
         request = Request(
             options=run_options(launch.params, given),
             program=program,
             command=command,
             check=preflight,
             expect_gpus=expect_gpus,
-            container=choose_container(
-                container,
-                runtime=container_runtime or "",
-                mounts=container_mounts,
-                launcher=FOREIGN.kind if own_launcher else launcher or where.batch.launcher,
-                environ=environ,
-                ask=_ask,
-            )
-            if container
-            else None,
+            container=chosen or None,
             stage=find_stage(stage, local_directory(local), job=kept) if stage is not None else None,
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
@@ -198,6 +173,21 @@ def launch(
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
+
+
+def _commands(
+    words: tuple[str, ...], given: dict[str, Any], *, preflight: bool
+) -> tuple[str, tuple[str, ...], bool]:
+    """The command of the ranks, its arguments, and whether the preflight comes first, which the user may have requested."""
+    command, program = split_command(words)
+    preflight = preflight or (command == "run" and is_given("expect_gpus"))
+    preflight = preflight and os.environ.get("DGM_CHECK") != "no"
+    if preflight and command == "run" and not program:
+        options = read_texts(given)
+        if options.scheduler and options.scheduler_file is None:
+            # without a client, the cluster would run until the walltime
+            return "check", program, False
+    return command, program, preflight
 
 
 def split_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -212,6 +202,30 @@ def split_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     if words and words[0] in RANK_COMMANDS and not is_script:
         return words[0], words[1:]
     return "run", words
+
+
+def _allocation(
+    environ: dict[str, str],
+    ranks: int | None,
+    ranks_per_node: int | None,
+    hosts: str | None,
+    *,
+    dry_run: bool,
+) -> Allocation:
+    """The nodes and ranks of this job: those of ``--hosts``, or of the batch system."""
+    # `ranks_per_node` may be DGM_RANKS_PER_NODE, of the job script
+    if ranks is not None and is_given("ranks_per_node"):
+        raise InputError(
+            f"launch: -n {ranks} with --ranks-per-node {ranks_per_node}",
+            expected="one of them",
+            fix="-n for ranks in total, --ranks-per-node for those on each node",
+        )
+    named = parse_hosts(hosts) if hosts is not None else None
+    if named:
+        ranks_per_node = None  # --hosts has the ranks of each node already
+        if not dry_run:
+            _refuse_unknown_hosts(named)
+    return find_allocation(environ, ranks=ranks, ranks_per_node=ranks_per_node, hosts=named, ask=_ask)
 
 
 def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) -> tuple[str, ...]:

@@ -16,15 +16,7 @@ from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.cli.check import check
 from dask_gpu_mpi.cli.jobscript import jobscript
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import (
-    COLUMNS,
-    Help,
-    RunCommand,
-    complete_files,
-    fail,
-    read_texts,
-    split_run,
-)
+from dask_gpu_mpi.cli.options import COLUMNS, Help, RunCommand, complete_files, fail, read_texts, split_run
 from dask_gpu_mpi.cli.plan import plan
 from dask_gpu_mpi.cli.top import top
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
@@ -131,10 +123,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
         if program is not None:
             program.prepare()
         member, session = start(
-            options,
-            check=check_client if words else None,
-            has_client=program is not None,
-            by_command=True,
+            options, check=check_client if words else None, has_client=program is not None, by_command=True
         )
         if session is None or program is None:
             code = member.serve()

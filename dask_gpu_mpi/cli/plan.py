@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -18,12 +18,8 @@ from dask_gpu_mpi.cli.options import (
     write_file,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.model import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.plan.nodes import display
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.options.model import Options
-
 
 # fmt: off
 #: The shape of a hypothetical allocation, and the output.
@@ -88,13 +84,7 @@ def plan(
             options = read_texts(given)
             _check_worker_options(options)
             inventories = hypothetical_job(
-                nodes,
-                ranks_per_node,
-                gpus_per_node,
-                visible,
-                cpus_per_node,
-                _memory(memory_per_node),
-                total,
+                nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node), total
             )
             made = make_plan(inventories, options)
         if made is None:  # on another rank

@@ -25,78 +25,10 @@ if TYPE_CHECKING:
 
 #: Most seconds of a limit, three years: all clocks and timers support them.
 MOST_SECONDS = 100_000_000
-#: The scheduler's plugin.
-PLUGIN = "dask_gpu_mpi-gangs"
-#: The message of the scheduler to a member's worker when the gang is over.
-CANCEL = "dask_gpu_mpi_gang_cancel"
-#: The event that a member's worker logs when the function has ended.
-LEAVE = "dask_gpu_mpi_gang_leave"
 #: Bytes of a pickled object of `Group.broadcast` and `Group.allgather` at most: it passes through the scheduler.
 MAX_OBJECT = 1 << 20
 #: Default seconds for which a member waits for the others in one operation.
 OPERATION_TIMEOUT = 1800.0
-
-
-class Call(StrEnum):
-    """Operations of the scheduler, for clients and members."""
-
-    OPEN = "gang_open"
-    WATCH = "gang_watch"
-    FAIL = "gang_fail"
-    CLOSE = "gang_close"
-    JOIN = "gang_join"
-    EXCHANGE = "gang_exchange"
-
-
-class Reply(StrEnum):
-    """The entry ``state`` of an answer of the scheduler."""
-
-    #: The gang has its workers; it has started; a round is complete.
-    GOOD = "good"
-    #: The gang can't be made, for example of a worker without a nanny.
-    REFUSED = "refused"
-    #: The gang is over; the answer has the reason.
-    OVER = "over"
-    #: This one wait was too long; the gang continues.
-    LATE = "late"
-
-
-def no_result(gang: str) -> str:
-    """The result of a member's task if its function has failed or the gang is over."""
-    return f"__dask_gpu_mpi_no_result__{gang}"
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, True, None, float("nan"))]
-    [True, True, False, False, False]
-    """
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def packed(error: BaseException) -> tuple[str, bytes]:
-    """An exception's text, and the exception itself with its traceback and causes, pickled.
-
-    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text; and a traceback of
-    hundreds of frames, too deep for pickle, is left out.
-    """
-    import cloudpickle
-    from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
-
-    try:
-        text = repr(error)
-    except Exception:  # the user's class fails to give its text
-        text = type(error).__name__
-    instead = Exception(one_line(text)).with_traceback(error.__traceback__)
-    for each in (error, instead):
-        pickling_support.install(each)
-        with contextlib.suppress(Exception):
-            data: bytes = cloudpickle.dumps(each)
-            pickle.loads(data)
-            if len(data) <= MAX_OBJECT:
-                return text, data
-    return text, cloudpickle.dumps(instead.with_traceback(None))
 
 
 class Group:
@@ -283,6 +215,66 @@ AGREEING = 60.0
 _cancelled: dict[str, threading.Event] = {}
 
 
+def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any], *args: Any) -> Any:
+    """Wait for the other members, run `fn`, report its end, and return its result.
+
+    An exception of `fn` is sent to the scheduler, which knows those of the other members, and not raised; the result is
+    `no_result` then.
+    """
+    from distributed import get_worker
+    from distributed.comm.addressing import get_address_host
+
+    worker: Any = get_worker()
+    call = _Calls(worker, gang, rank)
+    cancelled = _cancelled[gang] = threading.Event()
+
+    worker.stream_handlers[CANCEL] = _on_cancel
+    try:
+        host = get_address_host(worker.address)
+        joined = call(Call.JOIN, start_timeout, {"host": socket.gethostname()})
+        if joined["state"] != Reply.GOOD:
+            return no_result(gang)
+        # as late as possible: another program may use the port first
+        port = str(free_port(host)).encode() if rank == 0 else b""
+        agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
+        ended, spoilt, result = False, False, None
+        if agreed["state"] == Reply.GOOD:
+            group = Group(
+                rank,
+                tuple(joined["hosts"]),
+                call,
+                cancelled,
+                place=joined["place"],
+                device=device_of(worker.state.total_resources, os.environ),
+                master=(joined["master_addr"], int(agreed["parts"][0])),
+            )
+            with environment(variables_of(group, joined["place"]["nodes"], interface_of(host))):
+                ended, result = _run(fn, group, args, call.fail)
+            spoilt = torch_is_initialised()
+        elif agreed["state"] == Reply.LATE:
+            missing = ", ".join(map(str, agreed["missing"]))
+            call.fail(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
+        # In the stream by which Dask reports the task's result next, so that the scheduler has it before the result.
+        worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": spoilt})
+        return result if ended else no_result(gang)
+    finally:
+        call.close()
+        _cancelled.pop(gang, None)
+
+
+def _run(
+    fn: Callable[..., Any], group: Group, args: tuple[Any, ...], failed: Callable[[BaseException], None]
+) -> tuple[bool, Any]:
+    """Whether the function has returned, and its result; its exception is passed to `failed`."""
+    try:
+        return True, fn(group, *args)
+    except BaseException as error:  # includes SystemExit: a member that exits has failed
+        if not (isinstance(error, GangCancelledError) and group.cancelled):  # then another member has failed
+            # Report it at once: afterwards the function's objects are freed, and an object that waits for other members may hang.
+            failed(error)
+        return False, None
+
+
 def variables_of(group: Group, nodes: int, interface: str | None) -> dict[str, str]:
     """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
     variables = {
@@ -320,68 +312,18 @@ def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int
     return 0 if environ.get(VISIBLE_DEVICES, "").strip() not in ("", "-1", "NoDevFiles", "void") else None
 
 
-def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any], *args: Any) -> Any:
-    """Wait for the other members, run `fn`, report its end, and return its result.
-
-    An exception of `fn` is sent to the scheduler, which knows those of the other members, and not raised; the result is
-    `no_result` then.
-    """
-    from distributed import get_worker
-    from distributed.comm.addressing import get_address_host
-
-    worker: Any = get_worker()
-    call = _Calls(worker, gang, rank)
-    cancelled = _cancelled[gang] = threading.Event()
-
-    def failed(error: BaseException) -> None:
-        text, data = packed(error)
-        call(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
-
-    worker.stream_handlers[CANCEL] = _on_cancel
-    try:
-        host = get_address_host(worker.address)
-        joined = call(Call.JOIN, start_timeout, {"host": socket.gethostname()})
-        if joined["state"] != Reply.GOOD:
-            return no_result(gang)
-        # as late as possible: another program may use the port first
-        port = str(free_port(host)).encode() if rank == 0 else b""
-        agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
-        ended, spoilt, result = False, False, None
-        if agreed["state"] == Reply.GOOD:
-            group = Group(
-                rank,
-                tuple(joined["hosts"]),
-                call,
-                cancelled,
-                place=joined["place"],
-                device=device_of(worker.state.total_resources, os.environ),
-                master=(joined["master_addr"], int(agreed["parts"][0])),
-            )
-            with environment(variables_of(group, joined["place"]["nodes"], interface_of(host))):
-                ended, result = _run(fn, group, args, failed)
-            spoilt = torch_is_initialised()
-        elif agreed["state"] == Reply.LATE:
-            missing = ", ".join(map(str, agreed["missing"]))
-            failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
-        # In the stream by which Dask reports the task's result next, so that the scheduler has it before the result.
-        worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": spoilt})
-        return result if ended else no_result(gang)
-    finally:
-        call.close()
-        _cancelled.pop(gang, None)
+def free_port(host: str) -> int:
+    """A TCP port that is free now at this address of this node."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
-def _run(
-    fn: Callable[..., Any], group: Group, args: tuple[Any, ...], failed: Callable[[BaseException], None]
-) -> tuple[bool, Any]:
-    """Whether the function has returned, and its result; its exception is passed to `failed`."""
-    try:
-        return True, fn(group, *args)
-    except BaseException as error:  # includes SystemExit: a member that exits has failed
-        if not (isinstance(error, GangCancelledError) and group.cancelled):  # then another member has failed
-            # Report it at once: afterwards the function's objects are freed, and an object that waits for other members may hang.
-            failed(error)
-        return False, None
+def interface_of(host: str) -> str | None:
+    """The network interface of this node with this address."""
+    return next((found.name for found in list_interfaces() if found.address == host), None)
 
 
 def torch_is_initialised() -> bool:
@@ -427,20 +369,83 @@ class _Calls:
         result: dict[str, Any] = answering.result(limit + ANSWER_SLACK)
         return result
 
+    def fail(self, error: BaseException) -> None:
+        """Report an exception of this member."""
+        text, data = packed(error)
+        self(Call.FAIL, 0.0, {"text": f"raised {one_line(text)}", "error": data})
+
     def close(self) -> None:
         """Close the connections."""
         self._loop.add_callback(self._scheduler.close_rpc)
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free now at this address of this node."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+# The protocol between clients, members and the scheduler.
+
+#: The scheduler's plugin.
+PLUGIN = "dask_gpu_mpi-gangs"
+#: The message of the scheduler to a member's worker when the gang is over.
+CANCEL = "dask_gpu_mpi_gang_cancel"
+#: The event that a member's worker logs when the function has ended.
+LEAVE = "dask_gpu_mpi_gang_leave"
 
 
-def interface_of(host: str) -> str | None:
-    """The network interface of this node with this address."""
-    return next((found.name for found in list_interfaces() if found.address == host), None)
+class Call(StrEnum):
+    """Operations of the scheduler, for clients and members."""
+
+    OPEN = "gang_open"
+    WATCH = "gang_watch"
+    FAIL = "gang_fail"
+    CLOSE = "gang_close"
+    JOIN = "gang_join"
+    EXCHANGE = "gang_exchange"
+
+
+class Reply(StrEnum):
+    """The entry ``state`` of an answer of the scheduler."""
+
+    #: The gang has its workers; it has started; a round is complete.
+    GOOD = "good"
+    #: The gang can't be made, for example of a worker without a nanny.
+    REFUSED = "refused"
+    #: The gang is over; the answer has the reason.
+    OVER = "over"
+    #: This one wait was too long; the gang continues.
+    LATE = "late"
+
+
+def no_result(gang: str) -> str:
+    """The result of a member's task if its function has failed or the gang is over."""
+    return f"__dask_gpu_mpi_no_result__{gang}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number.
+
+    >>> [is_number(value) for value in (1, 0.5, True, None, float("nan"))]
+    [True, True, False, False, False]
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def packed(error: BaseException) -> tuple[str, bytes]:
+    """An exception's text, and the exception itself with its traceback and causes, pickled.
+
+    One that can't be pickled, or is too large for the scheduler, is replaced by one with its text; and a traceback of
+    hundreds of frames, too deep for pickle, is left out.
+    """
+    import cloudpickle
+    from tblib import pickling_support  # type: ignore[import-untyped] # distributed depends on it
+
+    try:
+        text = repr(error)
+    except Exception:  # the user's class fails to give its text
+        text = type(error).__name__
+    instead = Exception(one_line(text)).with_traceback(error.__traceback__)
+    for each in (error, instead):
+        pickling_support.install(each)
+        with contextlib.suppress(Exception):
+            data: bytes = cloudpickle.dumps(each)
+            pickle.loads(data)
+            if len(data) <= MAX_OBJECT:
+                return text, data
+    return text, cloudpickle.dumps(instead.with_traceback(None))

@@ -258,11 +258,9 @@ class Gangs(SchedulerPlugin):
         await _first(gang.started, gang.over, timeout=start_timeout)
         if not gang.started.done():
             waiting = ", ".join(str(member.worker.name) for member in gang.at(MemberStage.CALLED))
-            why = (
-                f"worker(s) {waiting} have not begun: other tasks have their threads, or an argument is not there"
-                if waiting
-                else gang.waits_for
-            )
+            why = gang.waits_for
+            if waiting:
+                why = f"worker(s) {waiting} have not begun: other tasks have their threads, or an argument is not there"
             fix = "a longer start_timeout, or wait for what is missing first"
             self._end(gang, GangEnd(f"not started within {start_timeout:g} s: {why}. Fix: {fix}", late=True))
         elif timeout is not None:
@@ -299,11 +297,9 @@ class Gangs(SchedulerPlugin):
 
     async def _end_process(self, member: GangMember, stage: MemberStage) -> None:
         """Let a worker's nanny end its process, as on request, and start another."""
-        why = (
-            "is in a torch.distributed group of a gang that failed"
-            if stage is MemberStage.SPOILT
-            else "has not returned from a gang that is over"
-        )
+        why = "has not returned from a gang that is over"
+        if stage is MemberStage.SPOILT:
+            why = "is in a torch.distributed group of a gang that failed"
         say(f"warning: spmd: worker {member.worker.name} {why}; restarting its process")
         killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=GANG_KILL, reason="gang-is-over")
         await asyncio.wait_for(killing, GANG_KILL + 3)  # the nanny's process itself may be stopped

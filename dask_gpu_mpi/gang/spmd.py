@@ -156,29 +156,32 @@ class _Run:
             raise asyncio.CancelledError
         try:
             await self.client.register_plugin(Gangs())
-            try:
-                opened = await self._scheduler(Call.OPEN, client=self.client.id, **self.limits)
-                if opened["state"] == Reply.REFUSED:
-                    raise InputError(f"spmd: {opened['why']}")
-                if opened["state"] == Reply.OVER:
-                    raise _error(opened)
-                results = await self._results(opened["workers"])
-            except BaseException as error:
-                # ignored if the error is the scheduler's: the first failure counts
-                await self._scheduler(Call.FAIL, text=f"cancelled by its client: {type(error).__name__}")
-                if isinstance(error, Exception):
-                    closed = await self._scheduler(Call.CLOSE)
-                    for note in closed["notes"]:
-                        error.add_note(note)
-                    if isinstance(error, SpmdError):
-                        error.died = tuple(closed["died"])
-                raise
-            await self._scheduler(Call.CLOSE)
-            return results
+            return await self._run_gang()
+        except SpmdError:  # one of a timeout is an OSError, too
+            raise
         except OSError as error:
-            if isinstance(error, SpmdError):
-                raise
             raise ClusterLostError(f"spmd: the connection to the scheduler is lost: {error}") from error
+
+    async def _run_gang(self) -> list[Any]:
+        try:
+            opened = await self._scheduler(Call.OPEN, client=self.client.id, **self.limits)
+            if opened["state"] == Reply.REFUSED:
+                raise InputError(f"spmd: {opened['why']}")
+            if opened["state"] == Reply.OVER:
+                raise _error(opened)
+            results = await self._results(opened["workers"])
+        except BaseException as error:
+            # ignored if the error is the scheduler's: the first failure counts
+            await self._scheduler(Call.FAIL, text=f"cancelled by its client: {type(error).__name__}")
+            if isinstance(error, Exception):
+                closed = await self._scheduler(Call.CLOSE)
+                for note in closed["notes"]:
+                    error.add_note(note)
+                if isinstance(error, SpmdError):
+                    error.died = tuple(closed["died"])
+            raise
+        await self._scheduler(Call.CLOSE)
+        return results
 
     async def _results(self, workers: Sequence[str]) -> list[Any]:
         """The results of all members; raises an SpmdError if one fails."""

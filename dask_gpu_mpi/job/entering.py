@@ -196,7 +196,7 @@ class Entering:
             return
         error = failure.error(reported=False)
         error.fatal = True
-        if not launchers.speaks(self.environ):  # rank 0 reports it first, if all have it
+        if not launchers.reports_for_all(self.environ):  # rank 0 reports it first, if all have it
             time.sleep(FAILED_GRACE)
         raise error
 

@@ -321,7 +321,7 @@ def _refuse_second_start() -> None:
             "initialize: called again after a start that has failed",
             expected="once: a launcher lets its ranks meet once",
             fix="correct the reason of the failure, and start the job again",
-            reported=not launchers.speaks(os.environ),
+            reported=not launchers.reports_for_all(os.environ),
         )
 
 

@@ -29,25 +29,31 @@ NO_GPU = re.compile(r"no CUDA-capable device|CUDA_?ERROR_?NO_?DEVICE|No CUDA GPU
 #: The commands by which a person inspects the GPUs of a host, and resets them.
 INSPECT_COMMAND, RESET_COMMAND = "nvidia-smi", "nvidia-smi -r"
 
+
+def is_profiled(environ: Mapping[str, str]) -> bool:
+    """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
+    return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
+
+
+def closing_time(options: Options, environ: Mapping[str, str]) -> float:
+    """Seconds in which the workers of a rank close: a profiler writes its data at the end of each process."""
+    return options.shutdown_timeout / 2 if is_profiled(environ) else options.grace
+
+
+def driver_is_installed() -> bool:
+    """Whether the driver's library is on this host; nothing is requested of it."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+# The GPUs that NVML lists.
+
 # nvml.h, nvmlReturn_t
-NO_PERMISSION = 4
-DRIVER_NOT_LOADED = 9
-LIBRARY_NOT_FOUND = 12
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-UNKNOWN = 999
-
-# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
-_UNCORRECTED, _SINCE_RESET = 1, 0
-
-#: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
-SLOWED = ("power", "heat", "hardware")
-# nvml.h: nvmlClocksEventReason*. Hardware has 0x8, which comes with its heat (0x40) and with its power brake (0x80) as well.
-_SLOWED = (0x4, 0x20 | 0x40, 0x8 | 0x80)
-# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
-_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
-_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
-
+NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 4, 9, 12
+GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 15, 16, 999
 # 16 words of 64 bits: cores 0-1023. os.cpu_count() would be too short if cores are offline.
 _AFFINITY_WORDS = 16
 # nvml.h: NVML_AFFINITY_SCOPE_NODE
@@ -76,7 +82,7 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | No
             "do without GPUs",
         ) from error
     try:
-        return parse_visible(visible, [*_list(nvml, os.getpid() if own_pid is None else own_pid)])
+        return parse_visible(visible, [*_all_gpus(nvml, os.getpid() if own_pid is None else own_pid)])
     except nvml.NVMLError as error:
         raise InputError(
             f"NVML can't count the GPUs: {error}", fix="leave this node out of the job"
@@ -84,6 +90,112 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | No
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
+
+
+def _import_nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise InputError(f"can't import pynvml ({error})", fix="pip install nvidia-ml-py") from error
+    return pynvml
+
+
+def _all_gpus(nvml: Any, own_pid: int) -> Iterator[Gpu]:
+    index = 0
+    for position in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(position)
+            gpu = _whole_gpu(nvml, handle, index, own_pid)
+            mig = _query(nvml, [0, 0], "MigMode", handle)
+            found = list(_instances(nvml, handle, gpu, own_pid)) if mig[0] else [gpu]
+        except nvml.NVMLError as error:
+            if _code(error) == NO_PERMISSION:
+                continue
+            found = [Gpu(uuid="", index=index, name=str(error), memory=0)]
+        yield from found
+        index += 1
+
+
+def _whole_gpu(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
+    pci: Any = _query(nvml, None, "PciInfo", handle)
+    bus_id = "" if pci is None else pci.busId.upper()
+    nodes = _bits(_query(nvml, (), "MemoryAffinity", handle, _AFFINITY_WORDS, _NUMA_NODES))
+    return Gpu(
+        index=index,
+        cpus=_bits(_query(nvml, (), "CpuAffinity", handle, _AFFINITY_WORDS)),
+        pci=bus_id,
+        numa=nodes[0] if len(nodes) == 1 else -1,
+        nics=nearest_ports(bus_id) if bus_id else "",
+        exclusive=_query(nvml, 0, "ComputeMode", handle) != 0,
+        **_common(nvml, handle, "GPU", own_pid),
+    )
+
+
+def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
+    """The MIG instances of a GPU."""
+    for place in range(_query(nvml, 0, "MaxMigDeviceCount", parent)):
+        # NVML returns "not found" for an empty place.
+        handle = _query(nvml, None, "MigDeviceHandleByIndex", parent, place)
+        if handle is not None:
+            own = _common(nvml, handle, gpu.name, own_pid)
+            yield replace(gpu, parent=gpu.uuid, slice=place, **own)
+
+
+def _common(nvml: Any, handle: Any, name: str, own_pid: int) -> dict[str, Any]:
+    """The fields of a `Gpu` that a whole GPU and a MIG instance both have."""
+    memory = _query(nvml, None, "MemoryInfo", handle)
+    return {
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "name": _text(_query(nvml, name, "Name", handle)),
+        "memory": 0 if memory is None else int(memory.total),
+        "free": -1 if memory is None else int(memory.free),
+        "processes": _processes(nvml, handle, own_pid),
+    }
+
+
+def _bits(words: Sequence[int]) -> tuple[int, ...]:
+    return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
+
+def _text(value: str | bytes) -> str:
+    """dask-hip's pynvml, for GPUs of AMD, has bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _processes(nvml: Any, handle: Any, own_pid: int) -> tuple[tuple[int, int | None], ...]:
+    found: Sequence[Any] = _query(nvml, (), "ComputeRunningProcesses", handle)
+    # nvidia-ml-py makes None of NVML_VALUE_NOT_AVAILABLE
+    sizes = ((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)
+    return tuple((pid, held) for pid, held in sizes if pid != own_pid and held != 0)
+
+
+def _query(nvml: Any, otherwise: T, name: str, *args: Any) -> T:
+    """The result of a function that old drivers, MIG instances, integrated GPUs or dask-hip may not have; `otherwise` then."""
+    call: Callable[..., T] = getattr(nvml, f"nvmlDeviceGet{name}", lambda *_: otherwise)
+    try:
+        return call(*args)
+    except nvml.NVMLError as error:
+        # A lost GPU gets no worker, so this error is never ignored.
+        if _code(error) in (GPU_IS_LOST, RESET_REQUIRED):
+            raise
+        return otherwise
+
+
+def _code(error: Exception) -> int:
+    return int(getattr(error, "value", UNKNOWN))
+
+
+# Figures of GPUs while a job runs.
+
+# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
+_UNCORRECTED, _SINCE_RESET = 1, 0
+#: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
+SLOWED = ("power", "heat", "hardware")
+# nvml.h: nvmlClocksEventReason*. Hardware has 0x8, which comes with its heat (0x40) and with its power brake (0x80) as well.
+_SLOWED = (0x4, 0x20 | 0x40, 0x8 | 0x80)
+# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
+_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
+_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
 
 
 def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, int]]:
@@ -112,7 +224,7 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     """
     nvml = nvml or _import_nvml()
 
-    def ask(name: str, *args: Any) -> Any:
+    def read(name: str, *args: Any) -> Any:
         try:
             return getattr(nvml, name)(handle, *args)
         except (nvml.NVMLError, AttributeError, TypeError):  # the last two: another version of the library
@@ -125,31 +237,31 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
         return [None] * 9
-    memory = ask("nvmlDeviceGetMemoryInfo")
+    memory = read("nvmlDeviceGetMemoryInfo")
     known = [None, None] if memory is None else [memory.used, memory.total]
     if uuid.startswith("MIG-"):
         return [None, *known, *[None] * 6]
-    use, reasons = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetCurrentClocksEventReasons")
+    use, reasons = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # older drivers have this name alone, which goes with CUDA 14
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons")
     slowed = None
     if reasons is not None:
         if reasons & 0x40:
             reasons &= ~0x8
         slowed = sum(1 << place for place, mask in enumerate(_SLOWED) if reasons & mask)
-    pcie = [ask("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
+    pcie = [read("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
     fields = [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]
     links = [
         None if field.nvmlReturn else field.value.ullVal
-        for field in ask("nvmlDeviceGetFieldValues", fields) or ()
+        for field in read("nvmlDeviceGetFieldValues", fields) or ()
     ]
     return [
         None if use is None else use.gpu,
         *known,
-        scaled(1e-3, ask("nvmlDeviceGetPowerUsage")),
-        ask("nvmlDeviceGetTemperature", _GPU_SENSOR),
+        scaled(1e-3, read("nvmlDeviceGetPowerUsage")),
+        read("nvmlDeviceGetTemperature", _GPU_SENSOR),
         slowed,
-        scaled(1e-3, ask("nvmlDeviceGetTotalEnergyConsumption")),
+        scaled(1e-3, read("nvmlDeviceGetTotalEnergyConsumption")),
         scaled(1e3, *pcie),
         scaled(1024, *(links or [None])),
     ]
@@ -162,118 +274,6 @@ def reasons_of(bits: float) -> list[str]:
     ([], ['power', 'hardware'])
     """
     return [why for place, why in enumerate(SLOWED) if int(bits) >> place & 1]
-
-
-def is_profiled(environ: Mapping[str, str]) -> bool:
-    """Whether a tool for CUDA, such as Nsight Systems, has prepared this environment to load itself into each process."""
-    return any(environ.get(name) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
-
-
-def closing_time(options: Options, environ: Mapping[str, str]) -> float:
-    """Seconds in which the workers of a rank close: a profiler writes its data at the end of each process."""
-    return options.shutdown_timeout / 2 if is_profiled(environ) else options.grace
-
-
-def driver_is_installed() -> bool:
-    """Whether the driver's library is on this host; nothing is requested of it."""
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def _import_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError as error:
-        raise InputError(f"can't import pynvml ({error})", fix="pip install nvidia-ml-py") from error
-    return pynvml
-
-
-def _list(nvml: Any, own_pid: int) -> Iterator[Gpu]:
-    index = 0
-    for position in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(position)
-            gpu = _read(nvml, handle, index, own_pid)
-            mig = _ask(nvml, [0, 0], "MigMode", handle)
-            found = list(_instances(nvml, handle, gpu, own_pid)) if mig[0] else [gpu]
-        except nvml.NVMLError as error:
-            if _code(error) == NO_PERMISSION:
-                continue
-            found = [Gpu(uuid="", index=index, name=str(error), memory=0)]
-        yield from found
-        index += 1
-
-
-def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
-    pci: Any = _ask(nvml, None, "PciInfo", handle)
-    bus_id = "" if pci is None else pci.busId.upper()
-    nodes = _bits(_ask(nvml, (), "MemoryAffinity", handle, _AFFINITY_WORDS, _NUMA_NODES))
-    return Gpu(
-        index=index,
-        cpus=_bits(_ask(nvml, (), "CpuAffinity", handle, _AFFINITY_WORDS)),
-        pci=bus_id,
-        numa=nodes[0] if len(nodes) == 1 else -1,
-        nics=nearest_ports(bus_id) if bus_id else "",
-        exclusive=_ask(nvml, 0, "ComputeMode", handle) != 0,
-        **_common(nvml, handle, "GPU", own_pid),
-    )
-
-
-def _bits(words: Sequence[int]) -> tuple[int, ...]:
-    return tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
-
-
-def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
-    """The MIG instances of a GPU."""
-    for place in range(_ask(nvml, 0, "MaxMigDeviceCount", parent)):
-        # NVML returns "not found" for an empty place.
-        handle = _ask(nvml, None, "MigDeviceHandleByIndex", parent, place)
-        if handle is not None:
-            own = _common(nvml, handle, gpu.name, own_pid)
-            yield replace(gpu, parent=gpu.uuid, slice=place, **own)
-
-
-def _common(nvml: Any, handle: Any, name: str, own_pid: int) -> dict[str, Any]:
-    """The fields of a `Gpu` that a whole GPU and a MIG instance both have."""
-    memory = _ask(nvml, None, "MemoryInfo", handle)
-    return {
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "name": _text(_ask(nvml, name, "Name", handle)),
-        "memory": 0 if memory is None else int(memory.total),
-        "free": -1 if memory is None else int(memory.free),
-        "processes": _processes(nvml, handle, own_pid),
-    }
-
-
-def _text(value: str | bytes) -> str:
-    """dask-hip's pynvml, for GPUs of AMD, has bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _processes(nvml: Any, handle: Any, own_pid: int) -> tuple[tuple[int, int | None], ...]:
-    found: Sequence[Any] = _ask(nvml, (), "ComputeRunningProcesses", handle)
-    # nvidia-ml-py makes None of NVML_VALUE_NOT_AVAILABLE
-    sizes = ((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)
-    return tuple((pid, held) for pid, held in sizes if pid != own_pid and held != 0)
-
-
-def _ask(nvml: Any, otherwise: T, name: str, *args: Any) -> T:
-    """The result of a function that old drivers, MIG instances, integrated GPUs or dask-hip may not have; `otherwise` then."""
-    call: Callable[..., T] = getattr(nvml, f"nvmlDeviceGet{name}", lambda *_: otherwise)
-    try:
-        return call(*args)
-    except nvml.NVMLError as error:
-        # A lost GPU gets no worker, so this error is never ignored.
-        if _code(error) in (GPU_IS_LOST, RESET_REQUIRED):
-            raise
-        return otherwise
-
-
-def _code(error: Exception) -> int:
-    return int(getattr(error, "value", UNKNOWN))
 
 
 # The meaning of ``CUDA_VISIBLE_DEVICES``. The rules are CUDA's (CUDA C++ Programming Guide, "CUDA Environment Variables"), except

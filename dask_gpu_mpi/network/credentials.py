@@ -84,21 +84,16 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
             .serial_number(x509.random_serial_number())
             .not_valid_before(valid_from)
             .not_valid_after(valid_until)
-            .add_extension(
-                x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
-            )
         )
+        used_for = ("key_cert_sign", "crl_sign") if authority else ("digital_signature",)
         # Strict verification requires these (RFC 5280; the default of Python 3.13).
-        usage = dict.fromkeys(_USAGES, False) | (
-            {"key_cert_sign": True, "crl_sign": True} if authority else {"digital_signature": True}
-        )
-        builder = (
-            builder.add_extension(x509.KeyUsage(**usage), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-            )
-        )
+        for extension, critical in (
+            (x509.BasicConstraints(ca=authority, path_length=0 if authority else None), True),
+            (x509.KeyUsage(**{usage: usage in used_for for usage in _USAGES}), True),
+            (x509.SubjectKeyIdentifier.from_public_key(public), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+        ):
+            builder = builder.add_extension(extension, critical=critical)
         return builder.sign(signer, hashes.SHA256())
 
     authority_key = ec.generate_private_key(ec.SECP256R1())

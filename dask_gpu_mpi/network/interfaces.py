@@ -15,8 +15,6 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import InputError
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
 _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
@@ -32,6 +30,87 @@ class Interface:
     network: str
     #: Whether it has the default route.
     default: bool = False
+
+
+def choose_addresses(
+    hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
+) -> tuple[str | None, dict[int, str]]:
+    """The name of the interface (None if the hosts differ in it), and by rank the address to listen on.
+
+    `wanted` has the interface that each rank is configured to use, or None. Raises an InputError if a rank lacks it, or if the
+    hosts share no network.
+    """
+    ranks = range(len(hosts))
+    asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
+    if asked:
+        addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
+        if len(set(hosts)) > 1 and any(map(_is_loopback, addresses.values())):
+            raise InputError(
+                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
+                fix="choose one that reaches them with interface (--interface), or leave it out",
+                what="network",
+            )
+        return next(iter(asked.values())), addresses
+    if len(set(hosts)) == 1:
+        return None, dict.fromkeys(ranks, "127.0.0.1")
+    usable = {rank: _usable(interfaces[rank]) for rank in ranks}
+    if (shared := _shared([*usable.values()])) is not None:
+        name, network = shared
+        return name or None, {
+            rank: next(i.address for i in own if i.network == network and name in ("", i.name))
+            for rank, own in usable.items()
+        }
+    routed = {rank: [i.address for i in own if i.default] for rank, own in usable.items()}
+    if all(routed.values()):
+        # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
+        return None, {rank: addresses[0] for rank, addresses in routed.items()}
+    seen = "; ".join(
+        f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in usable[rank]) or 'none'}"
+        for rank in ranks[:8]
+    )
+    raise InputError(
+        f"the nodes share no network: {seen}",
+        fix="set the interface to use with interface (--interface)",
+        what="network",
+    )
+
+
+def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:
+    found = next((i.address for i in interfaces if i.name == name), None)
+    if found is None:
+        have = ", ".join(sorted({i.name for i in interfaces})) or "none"
+        problem = "has no interface option, although other ranks have one"
+        if name:
+            problem = f"has no network interface {name!r} with an address"
+        raise InputError(
+            f"rank {rank} on {host} {problem} (it has: {have})",
+            fix="choose one that every node has with interface (--interface), or leave it out everywhere",
+            what="network",
+        )
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
+    """The interfaces that may lead to other hosts, those with IPv4 addresses first."""
+    usable = [i for i in interfaces if not _is_loopback(i.address) and not _VIRTUAL.match(i.name)]
+    return sorted(usable, key=lambda i: ":" in i.address)
+
+
+def _shared(usable: Sequence[Sequence[Interface]]) -> tuple[str, str] | None:
+    """Name and network of the best interface that every rank has, else a network that every rank is on, without a name."""
+    named = set.intersection(*({(i.name, i.network) for i in own} for own in usable))
+    networks = set.intersection(*({i.network for i in own} for own in usable))
+    candidates = [(True, ":" in network, 0, "", network) for network in networks]
+    for interface in usable[0]:
+        if (interface.name, interface.network) in named:
+            fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
+            order = fast if fast is not None else 2 if interface.default else 3
+            candidates.append((False, ":" in interface.network, order, interface.name, interface.network))
+    return min(candidates)[3:] if candidates else None
 
 
 def list_interfaces(
@@ -95,87 +174,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def choose_addresses(
-    hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
-) -> tuple[str | None, dict[int, str]]:
-    """The name of the interface (None if the hosts differ in it), and by rank the address to listen on.
-
-    `wanted` has the interface that each rank is configured to use, or None. Raises an InputError if a rank lacks it, or if the
-    hosts share no network.
-    """
-    ranks = range(len(hosts))
-    asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
-    if asked:
-        addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
-        if len(set(hosts)) > 1 and any(map(_is_loopback, addresses.values())):
-            raise InputError(
-                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
-                fix="choose one that reaches them with interface (--interface), or leave it out",
-                what="network",
-            )
-        return next(iter(asked.values())), addresses
-    if len(set(hosts)) == 1:
-        return None, dict.fromkeys(ranks, "127.0.0.1")
-    usable = {rank: _usable(interfaces[rank]) for rank in ranks}
-    if (shared := _shared([*usable.values()])) is not None:
-        name, network = shared
-        return name or None, {
-            rank: next(i.address for i in own if i.network == network and name in ("", i.name))
-            for rank, own in usable.items()
-        }
-    routed = {rank: [i.address for i in own if i.default] for rank, own in usable.items()}
-    if all(routed.values()):
-        # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
-        return None, {rank: addresses[0] for rank, addresses in routed.items()}
-    seen = "; ".join(
-        f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in usable[rank]) or 'none'}"
-        for rank in ranks[:8]
-    )
-    raise InputError(
-        f"the nodes share no network: {seen}",
-        fix="set the interface to use with interface (--interface)",
-        what="network",
-    )
-
-
-def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:
-    found = next((i.address for i in interfaces if i.name == name), None)
-    if found is None:
-        have = ", ".join(sorted({i.name for i in interfaces})) or "none"
-        problem = (
-            f"has no network interface {name!r} with an address"
-            if name
-            else "has no interface option, although other ranks have one"
-        )
-        raise InputError(
-            f"rank {rank} on {host} {problem} (it has: {have})",
-            fix="choose one that every node has with interface (--interface), or leave it out everywhere",
-            what="network",
-        )
-    return found
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
-def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
-    """The interfaces that may lead to other hosts, those with IPv4 addresses first."""
-    usable = [i for i in interfaces if not _is_loopback(i.address) and not _VIRTUAL.match(i.name)]
-    return sorted(usable, key=lambda i: ":" in i.address)
-
-
-def _shared(usable: Sequence[Sequence[Interface]]) -> tuple[str, str] | None:
-    """Name and network of the best interface that every rank has, else a network that every rank is on, without a name."""
-    named = set.intersection(*({(i.name, i.network) for i in own} for own in usable))
-    networks = set.intersection(*({i.network for i in own} for own in usable))
-    candidates = [(True, ":" in network, 0, "", network) for network in networks]
-    for interface in usable[0]:
-        if (interface.name, interface.network) in named:
-            fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
-            order = fast if fast is not None else 2 if interface.default else 3
-            candidates.append((False, ":" in interface.network, order, interface.name, interface.network))
-    return min(candidates)[3:] if candidates else None
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:

@@ -21,37 +21,27 @@ from dask_gpu_mpi.options.model import SWITCHES
 if TYPE_CHECKING:
     import asyncio
 
+#: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
+PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 #: The default of ``UCX_TLS``. Everyone in the job's group may write System V shared memory. TCP has a port without
 #: authentication: its peers read and write any address of the process.
 CLOSED = "^sysv,tcp"
-#: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
-PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 #: The sections of UCX in Dask's configuration; the second is distributed's former name.
 SECTIONS = ("distributed-ucxx", "distributed.comm.ucx")
-#: Devices for RDMA, as the kernel lists them.
-RDMA = "/sys/class/infiniband/*"
-#: The variable by which libucx takes the UCX of the system in place of its own.
-PREFERS_SYSTEM = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
-#: Prints the version and the folder of the UCX of the system, which is loaded as libucx/load.py does it.
-ASKS_SYSTEM = """
-import ctypes, os
-library = ctypes.CDLL("libucp.so")
-numbers = [ctypes.c_uint() for _ in range(3)]
-library.ucp_get_version(*map(ctypes.byref, numbers))
-path = next(line.split()[-1] for line in open("/proc/self/maps") if "/libucp.so" in line)
-print(".".join(str(number.value) for number in numbers), os.path.dirname(path))
-"""
-#: Seconds for that: its file system may be dead.
-ASKING = 10.0
-#: Devices of Slingshot 11, which UCX does not drive.
-SLINGSHOT = "/sys/class/cxi/*"
-#: Bytes that a worker requests of another at a time, and our default: 40 ms of a fast Ethernet, 20 ms of NVLink.
-MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 GB"
-#: Variables that UCX reads when its library is loaded. Up to 1.19 it prints forty lines for an error and handles Python's
-#: signals. It prints errors to standard output, where the script's results are.
-AT_LOAD = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
-#: The same for MPI between nodes, whose port is open to all: UCX would print a warning for each connection of a stranger.
-AT_LOAD_BETWEEN_NODES = {**AT_LOAD, "UCX_LOG_LEVEL": "error"}
+
+
+@dataclass(frozen=True)
+class UcxAbility:
+    """Whether the workers of a rank can use UCX together with TLS."""
+
+    #: The reason why they can't; None: they can, or need not.
+    obstacle: Problem | None = None
+    #: The reason why it does not lead to other nodes; empty: it does.
+    between_nodes: str = ""
+    #: The user's setting by which it opens a TCP port; empty: it opens none.
+    opened_by: str = ""
+    #: The UCX of the system that workers are to load, since their own has no RDMA; empty: their own.
+    system: str = ""
 
 
 def missing_ucx(*, device_memory: bool) -> Problem | None:
@@ -72,18 +62,23 @@ def missing_ucx(*, device_memory: bool) -> Problem | None:
     return None
 
 
-@dataclass(frozen=True)
-class UcxAbility:
-    """Whether the workers of a rank can use UCX together with TLS."""
-
-    #: The reason why they can't; None: they can, or need not.
-    obstacle: Problem | None = None
-    #: The reason why it does not lead to other nodes; empty: it does.
-    between_nodes: str = ""
-    #: The user's setting by which it opens a TCP port; empty: it opens none.
-    opened_by: str = ""
-    #: The UCX of the system that workers are to load, since their own has no RDMA; empty: their own.
-    system: str = ""
+#: Devices for RDMA, as the kernel lists them.
+RDMA = "/sys/class/infiniband/*"
+#: Devices of Slingshot 11, which UCX does not drive.
+SLINGSHOT = "/sys/class/cxi/*"
+#: The variable by which libucx takes the UCX of the system in place of its own.
+PREFERS_SYSTEM = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"
+#: Prints the version and the folder of the UCX of the system, which is loaded as libucx/load.py does it.
+ASKS_SYSTEM = """
+import ctypes, os
+library = ctypes.CDLL("libucp.so")
+numbers = [ctypes.c_uint() for _ in range(3)]
+library.ucp_get_version(*map(ctypes.byref, numbers))
+path = next(line.split()[-1] for line in open("/proc/self/maps") if "/libucp.so" in line)
+print(".".join(str(number.value) for number in numbers), os.path.dirname(path))
+"""
+#: Seconds for that: its file system may be dead.
+ASKING = 10.0
 
 
 def way_between_nodes(
@@ -166,22 +161,6 @@ def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | No
     return ""
 
 
-def configured_environment() -> tuple[str, dict[str, str]]:
-    """The section of Dask's configuration with UCX's settings, and these by their names without ``UCX_``."""
-    section, environment = _configured("environment")
-    if not isinstance(environment, Mapping):
-        return section, {}
-    return section, {name.upper().replace("-", "_"): str(value) for name, value in environment.items()}
-
-
-def _configured(key: str) -> tuple[str, Any]:
-    """The section and value of a key as distributed-ucxx reads it: the older section counts only if the newer has none."""
-    import dask
-
-    found = [(section, dask.config.get(f"{section}.{key}", None)) for section in SECTIONS]
-    return next((each for each in found if each[1] is not None), found[0])
-
-
 def _includes_tcp(transports: str) -> bool:
     """Whether a value of ``UCX_TLS`` leaves UCX its TCP transport."""
     names = transports.removeprefix("^").split(",")
@@ -190,16 +169,18 @@ def _includes_tcp(transports: str) -> bool:
     return any("tcp" in name or "*" in name or name in ("all", "") for name in names)
 
 
-def transfer_config() -> dict[str, Any]:
-    """The Dask configuration of workers that fetch over UCX, or have a GPU; empty if the user has set it.
+# The user's settings of UCX in Dask's configuration, and ours of Dask.
 
-    Each request costs some milliseconds, with frames of cuDF 25, in which NVLink carries a gigabyte and streams 100 MB. With
-    distributed's default, 50 MB, a worker requests one chunk of an array at a time, and one request after the other of a peer.
-    This takes 4 to 23 % less time for arrays that workers exchange (benchmarks/results/README.md).
-    """
-    from dask_gpu_mpi.options.convert import is_configured  # not in MPI's child
+#: Bytes that a worker requests of another at a time, and our default: 40 ms of a fast Ethernet, 20 ms of NVLink.
+MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 GB"
 
-    return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
+
+def configured_environment() -> tuple[str, dict[str, str]]:
+    """The section of Dask's configuration with UCX's settings, and these by their names without ``UCX_``."""
+    section, environment = _configured("environment")
+    if not isinstance(environment, Mapping):
+        return section, {}
+    return section, {name.upper().replace("-", "_"): str(value) for name, value in environment.items()}
 
 
 def configured_numbers() -> dict[str, Any]:
@@ -217,9 +198,33 @@ def configured_numbers() -> dict[str, Any]:
     }
 
 
-def variables(wanted: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
-    """Set variables of the environment, except those that the user has set, while a library is loaded."""
-    return environment({name: value for name, value in wanted.items() if name not in os.environ})
+def _configured(key: str) -> tuple[str, Any]:
+    """The section and value of a key as distributed-ucxx reads it: the older section counts only if the newer has none."""
+    import dask
+
+    found = [(section, dask.config.get(f"{section}.{key}", None)) for section in SECTIONS]
+    return next((each for each in found if each[1] is not None), found[0])
+
+
+def transfer_config() -> dict[str, Any]:
+    """The Dask configuration of workers that fetch over UCX, or have a GPU; empty if the user has set it.
+
+    Each request costs some milliseconds, with frames of cuDF 25, in which NVLink carries a gigabyte and streams 100 MB. With
+    distributed's default, 50 MB, a worker requests one chunk of an array at a time, and one request after the other of a peer.
+    This takes 4 to 23 % less time for arrays that workers exchange (benchmarks/results/README.md).
+    """
+    from dask_gpu_mpi.options.convert import is_configured  # not in MPI's child
+
+    return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
+
+
+# The library.
+
+#: Variables that UCX reads when its library is loaded. Up to 1.19 it prints forty lines for an error and handles Python's
+#: signals. It prints errors to standard output, where the script's results are.
+AT_LOAD = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
+#: The same for MPI between nodes, whose port is open to all: UCX would print a warning for each connection of a stranger.
+AT_LOAD_BETWEEN_NODES = {**AT_LOAD, "UCX_LOG_LEVEL": "error"}
 
 
 def import_ucx() -> None:
@@ -236,6 +241,11 @@ def import_ucx() -> None:
     for name in configured_environment()[1]:
         if f"UCX_{name}" not in before:
             os.environ.pop(f"UCX_{name}", None)
+
+
+def variables(wanted: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Set variables of the environment, except those that the user has set, while a library is loaded."""
+    return environment({name: value for name, value in wanted.items() if name not in os.environ})
 
 
 def in_thread(function: Callable[[], None]) -> asyncio.Future[None]:

@@ -27,61 +27,6 @@ from dask_gpu_mpi.base.text import one_line, parse_memory_limit
 from dask_gpu_mpi.errors import InputError, OptionError
 from dask_gpu_mpi.options.model import Kind, Setting, Source
 
-#: Names of options in Coiled and in Dask's LocalCluster, and ours.
-ELSEWHERE = {
-    "worker_gpu": "gpus_per_worker",
-    "worker_memory": "memory_limit",
-    "worker_cpu": "nthreads",
-    "threads_per_worker": "nthreads",
-}
-
-
-def show(value: Any) -> str:
-    """Write a value into a message: one line, and not a long one.
-
-    >>> show("a value"), show("x" * 90)
-    ("'a value'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ... xxxxxxxxxxxxxx'")
-    """
-    try:
-        text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or what is nested as deeply
-        text = f"<{type(value).__name__} that is too large to show>"
-    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
-
-
-def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that is most similar to an unknown one, without regard to case and dashes; None: none is similar.
-
-    >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
-    ('memory_limit', None)
-    >>> nearest("worker_memory", ["memory_limit", "worker_class"])
-    'memory_limit'
-    """
-    names = {_folded(each): each for each in valid}
-    if (ours := ELSEWHERE.get(_folded(name))) in names:
-        return names[ours]
-    near = difflib.get_close_matches(_folded(name), sorted(names), 1)
-    return names[near[0]] if near else None
-
-
-def _folded(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) -> str:
-    """The end of a message about an unknown `name`: the most similar valid one, or all if they are few, or nothing.
-
-    `spell` turns a valid name into the user's spelling.
-
-    >>> suggest("nthread", ["nthreads", "layout"]), suggest("x", ["tls", "tcp"])
-    ("; did you mean 'nthreads'?", '; valid: tcp, tls')
-    """
-    names = sorted(set(valid))
-    if near := nearest(name, names):
-        return f"; did you mean {spell(near)!r}?"
-    return f"; valid: {', '.join(map(spell, names))}" if 0 < len(names) <= 8 else ""
-
-
 #: Integers, and sizes in bytes, from here on are refused: no message between ranks could have them.
 LARGEST = 1 << 63
 #: Bytes below which a memory limit is refused: Dask accepts 64 as well, and then kills every process of the worker.
@@ -89,24 +34,9 @@ LEAST_MEMORY = 1 << 20
 #: Levels of lists and mappings in a value: JSON, pickle and repr call themselves for each, and end at about a thousand.
 MOST_LEVELS = 100
 
-_TRUE = ("true", "yes", "on", "1")
-_FALSE = ("false", "no", "off", "0")
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_EXPECTED: dict[Kind, str] = {
-    "str": "a text without control characters, not empty",
-    "path": "a path",
-    "bool": "true or false",
-    "json": 'an object of names and values, such as {"rmm_pool_size": "10GB"}',
-    "class": "'auto', a class or its dotted path, such as 'dask_cuda.CUDAWorker'",
-    "duration": "more than 0 seconds, a number or a text such as '90s' or '5 minutes'",
-    "memory": "bytes, a text such as '4GB', a fraction up to 1, 'auto' or 0 (no limit)",
-    "listen": "HOST:PORT, a port, or :PORT for all interfaces",
-    "object": "a value",
-}
-
 
 class _Unexpected(Exception):
-    """A value does not fit its kind; its text, if any, replaces that of `_expected`. Converters raise no other exception."""
+    """A value does not fit its kind; its text, if any, replaces that of `_expected`."""
 
 
 def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
@@ -130,11 +60,37 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
         return _KINDS[setting.kind](setting, value, source)
     except _Unexpected as error:
         expected = str(error) or _expected(setting)
-    kind = "" if value is None or isinstance(value, str) else f"{type(value).__name__}; "
     found = f"{origin}: invalid value {show(value)}"
-    raise (
-        OptionError(f"{found} ({kind}expected {expected})") if kind else OptionError(found, expected=expected)
-    )
+    if value is None or isinstance(value, str):
+        raise OptionError(found, expected=expected)
+    raise OptionError(f"{found} ({type(value).__name__}; expected {expected})")
+
+
+#: The values of each kind, in words.
+_EXPECTED: dict[Kind, str] = {
+    "str": "a text without control characters, not empty",
+    "path": "a path",
+    "bool": "true or false",
+    "json": 'an object of names and values, such as {"rmm_pool_size": "10GB"}',
+    "class": "'auto', a class or its dotted path, such as 'dask_cuda.CUDAWorker'",
+    "duration": "more than 0 seconds, a number or a text such as '90s' or '5 minutes'",
+    "memory": "bytes, a text such as '4GB', a fraction up to 1, 'auto' or 0 (no limit)",
+    "listen": "HOST:PORT, a port, or :PORT for all interfaces",
+    "object": "a value",
+}
+
+
+def _expected(setting: Setting) -> str:
+    if setting.kind == "int":
+        text = "an integer"
+        if setting.minimum is not None:
+            least, most = setting.minimum, setting.maximum
+            text += f" of {least} or more" if most is None else f" from {least} to {most}"
+    elif setting.kind == "choice":
+        text = f"one of {', '.join(setting.choices)}"
+    else:
+        text = setting.expected or _EXPECTED[setting.kind]
+    return f"{text}, or None" if setting.allows_none else text
 
 
 def _refuse_endless(setting: Setting, value: Any) -> None:
@@ -153,17 +109,11 @@ def _refuse_endless(setting: Setting, value: Any) -> None:
     raise _Unexpected(f"a value of at most {MOST_LEVELS} levels of lists and objects")
 
 
-def _expected(setting: Setting) -> str:
-    if setting.kind == "int":
-        text = "an integer"
-        if setting.minimum is not None:
-            least, most = setting.minimum, setting.maximum
-            text += f" of {least} or more" if most is None else f" from {least} to {most}"
-    elif setting.kind == "choice":
-        text = f"one of {', '.join(setting.choices)}"
-    else:
-        text = setting.expected or _EXPECTED[setting.kind]
-    return f"{text}, or None" if setting.allows_none else text
+# The kinds of values. A converter raises `_Unexpected` and nothing else.
+
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _str(setting: Setting, value: Any, source: Source) -> str:
@@ -366,6 +316,63 @@ _KINDS: dict[Kind, Callable[[Setting, Any, Source], Any]] = {
 }
 
 
+# Values and names in messages.
+
+#: Names of options in Coiled and in Dask's LocalCluster, and ours.
+ELSEWHERE = {
+    "worker_gpu": "gpus_per_worker",
+    "worker_memory": "memory_limit",
+    "worker_cpu": "nthreads",
+    "threads_per_worker": "nthreads",
+}
+
+
+def show(value: Any) -> str:
+    """Write a value into a message: one line, and not a long one.
+
+    >>> show("a value"), show("x" * 90)
+    ("'a value'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ... xxxxxxxxxxxxxx'")
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or what is nested as deeply
+        text = f"<{type(value).__name__} that is too large to show>"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that is most similar to an unknown one, without regard to case and dashes; None: none is similar.
+
+    >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
+    ('memory_limit', None)
+    >>> nearest("worker_memory", ["memory_limit", "worker_class"])
+    'memory_limit'
+    """
+    names = {_folded(each): each for each in valid}
+    if (ours := ELSEWHERE.get(_folded(name))) in names:
+        return names[ours]
+    near = difflib.get_close_matches(_folded(name), sorted(names), 1)
+    return names[near[0]] if near else None
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) -> str:
+    """The end of a message about an unknown `name`: the most similar valid one, or all if they are few, or nothing.
+
+    `spell` turns a valid name into the user's spelling.
+
+    >>> suggest("nthread", ["nthreads", "layout"]), suggest("x", ["tls", "tcp"])
+    ("; did you mean 'nthreads'?", '; valid: tcp, tls')
+    """
+    names = sorted(set(valid))
+    if near := nearest(name, names):
+        return f"; did you mean {spell(near)!r}?"
+    return f"; valid: {', '.join(map(spell, names))}" if 0 < len(names) <= 8 else ""
+
+
 # Dask's configuration: import it, and find out what the user has configured in it.
 
 
@@ -389,8 +396,7 @@ def import_config(*, alone: bool = False) -> Any:
     # the last two: a variable that is nested too deeply
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"Dask's configuration can't be read: {one_line(error)}",
-            fix="correct or remove that file",
+            f"Dask's configuration can't be read: {one_line(error)}", fix="correct or remove that file"
         ) from None
     return dask.config
 

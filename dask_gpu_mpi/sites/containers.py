@@ -126,14 +126,12 @@ class Pyxis(Runtime):
     def missing(self, path: str, launcher: str, ask: Ask) -> str:
         if launcher != self.launcher:
             return "the ranks are not started by srun"
-        return (
-            "" if "--container-image" in ask(["srun", "--help"]) else "srun has no option --container-image"
-        )
+        has_option = "--container-image" in ask(["srun", "--help"])
+        return "" if has_option else "srun has no option --container-image"
 
     def spelled(self, image: str) -> str:
-        return (
-            os.path.abspath(image) if _is_file(image) else image
-        )  # without a slash it would be a name in a registry
+        # without a slash it would be a name in a registry
+        return os.path.abspath(image) if _is_file(image) else image
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         wanted = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
@@ -212,13 +210,8 @@ class Apptainer(Runtime):
         return image if _is_file(image) or "://" in image else f"docker://{image}"
 
     def command(self, container: Container, environ: Mapping[str, str]) -> list[str]:
-        return [
-            self.name,
-            "exec",
-            "--nv",
-            *(f"--bind={mount}" for mount in container.mounts),
-            container.image,
-        ]
+        mounts = (f"--bind={mount}" for mount in container.mounts)
+        return [self.name, "exec", "--nv", *mounts, container.image]
 
 
 class Singularity(Apptainer):

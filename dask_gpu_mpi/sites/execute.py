@@ -89,6 +89,49 @@ class Runner:
         After `within` seconds it is ended.
         A job that has lost ranks writes its exit code to the file `mark`; `LAUNCHER_GRACE` seconds later the launcher is killed.
         """
+        child = self._start(command, environ, ranks=ranks, tolerant=tolerant, has_input=not preflight)
+        # when the child gets the signal that ends the job, when it is told to end, and when it is killed
+        forward_at, end_at, kill_at = math.inf, time.monotonic() + within, math.inf
+        while child.poll() is None:
+            now = time.monotonic()
+            if now > end_at:
+                say(
+                    f"error: launch: --stage: did not end within {within:.0f} s. Fix: find the node that hangs, and start "
+                    "without it"
+                )
+                child.terminate()
+                end_at, kill_at = math.inf, now + LAUNCHER_GRACE
+            elif now > kill_at:
+                child.kill()  # the batch system ends the remaining processes
+            elif kill_at == math.inf and mark and (found := _read_mark(mark)) and found[0] is not None:
+                kill_at = now + LAUNCHER_GRACE
+            got = signal.sigtimedwait(self._signals, min(POLL, max(0.0, forward_at - now)))
+            if time.monotonic() >= forward_at:
+                forward_at = math.inf
+                self._end(child)
+            if got is None or got.si_signo == signal.SIGCHLD:
+                continue
+            if got.si_signo not in WARNING:
+                if self._note_end(got) and forward_at == math.inf:
+                    forward_at = time.monotonic() + self.end_delay
+            elif self._warning and not preflight:
+                child.send_signal(got.si_signo)
+        self.listen(0.0)  # the launcher may have ended before the signal was fetched
+        code = child.returncode or 0
+        code = 128 - code if code < 0 else code
+        # the child got SIGTERM for it
+        by_interrupt = self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM
+        return 128 + signal.SIGINT if by_interrupt else code
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        ranks: int,
+        tolerant: bool,
+        has_input: bool,
+    ) -> subprocess.Popen[bytes] | Ranks:
         parent = os.getpid()
 
         def prepare() -> None:
@@ -98,15 +141,11 @@ class Runner:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-        child: subprocess.Popen[bytes] | Ranks
         try:
             if ranks:
-                child = Ranks(
-                    command, environ, ranks, tolerant=tolerant, has_input=not preflight, prepare=prepare
-                )
-            else:
-                stdin = subprocess.DEVNULL if preflight else None
-                child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
+                return Ranks(command, environ, ranks, tolerant=tolerant, has_input=has_input, prepare=prepare)
+            stdin = None if has_input else subprocess.DEVNULL
+            return subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
             raise LauncherError(
                 f"launch: could not start {command[0]}: {error.strerror}",
@@ -114,51 +153,22 @@ class Runner:
                 if ranks
                 else "load the module of another MPI library, or set --launcher",
             ) from None
-        deadline: float | None = None
-        over: float | None = None
-        limit = time.monotonic() + within
-        while child.poll() is None:
-            if time.monotonic() > limit:
-                say(
-                    f"error: launch: --stage: did not end within {within:.0f} s. Fix: find the node that hangs, and start "
-                    "without it"
-                )
-                child.terminate()
-                over, limit = time.monotonic() + LAUNCHER_GRACE, math.inf
-            if over is None and mark and (found := _read_mark(mark)) and found[0] is not None:
-                over = time.monotonic() + LAUNCHER_GRACE
-            elif over is not None and time.monotonic() > over:
-                child.kill()  # the batch system ends the remaining processes
-            wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))
-            got = signal.sigtimedwait(self._signals, wait)
-            if deadline is not None and time.monotonic() >= deadline:
-                deadline = None
-                if self.end_delay >= BATCH_DELAY:
-                    if self._is_ended():
-                        continue
-                    say(
-                        f"launch: the ranks have not ended after {BATCH_DELAY:.0f} s; the launcher gets SIGTERM"
-                    )
-                # Of two SIGINT MPICH's and Slurm's launchers kill the ranks at the second one.
-                child.send_signal(signal.SIGTERM)
-            if got is None or got.si_signo == signal.SIGCHLD:
-                continue
-            if got.si_signo in WARNING:
-                if self._warning and not preflight:
-                    child.send_signal(got.si_signo)
-                continue
-            if self.stopped_by is None:
-                say(f"launch: {signal.Signals(got.si_signo).name} received; ending the job")
-            self.stopped_by = signal.Signals(got.si_signo)
-            by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
-            if not by_terminal and deadline is None:
-                deadline = time.monotonic() + self.end_delay
-        self.listen(0.0)  # the launcher may have ended before the signal was fetched
-        code = child.returncode or 0
-        code = 128 - code if code < 0 else code
-        return (
-            128 + signal.SIGINT if self.stopped_by == signal.SIGINT and code == 128 + signal.SIGTERM else code
-        )
+
+    def _note_end(self, got: signal.struct_siginfo) -> bool:
+        """Note a signal that ends the job; whether the child needs it: a terminal's Ctrl-C has reached the child as well."""
+        if self.stopped_by is None:
+            say(f"launch: {signal.Signals(got.si_signo).name} received; ending the job")
+        self.stopped_by = signal.Signals(got.si_signo)
+        return not (self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL)
+
+    def _end(self, child: subprocess.Popen[bytes] | Ranks) -> None:
+        """Forward the end of the job, unless the batch system ends it by itself."""
+        if self.end_delay >= BATCH_DELAY:
+            if self._is_ended():
+                return
+            say(f"launch: the ranks have not ended after {BATCH_DELAY:.0f} s; the launcher gets SIGTERM")
+        # Of two SIGINT MPICH's and Slurm's launchers kill the ranks at the second one.
+        child.send_signal(signal.SIGTERM)
 
     def listen(self, seconds: float) -> None:
         """Wait for a signal that ends the job, unless there was one."""
@@ -176,19 +186,7 @@ def run_launch(
     returns the exit code; None: 75.
     """
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
-    try:
-        if launch.make:
-            closes = launch.private and not os.path.lexists(launch.make)
-            make_folder(launch.make)
-            if closes:
-                os.chmod(launch.make, 0o700)
-        if launch.mark:
-            remove(launch.mark)  # left by a run before a requeue that was killed
-    except OSError as error:
-        raise InputError(
-            f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
-            fix="another by --log-directory or DGM_LOGS",
-        ) from None
+    _prepare_folders(launch)
     with (
         Runner(
             end_delay=FORWARD_DELAY if launch.forwards_end else BATCH_DELAY,
@@ -212,10 +210,8 @@ def run_launch(
                 return _code_of(code, runner)
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
         found = _read_mark(launch.mark)
+        lost_node = _lost_node(launch.mark, code, found)
         noted, lost = found or (None, "")
-        # ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank
-        is_missing = code in (0, 255) and found is None
-        lost_node = bool(launch.mark) and (is_missing or (code == 0 and lost == GONE))
         code = code if noted is None else noted
         requeues = requeue is not None and (code == 75 or lost_node or lost == LOST)
         if requeues:
@@ -225,14 +221,9 @@ def run_launch(
                 time.sleep(LINGER)
             return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
-            why = (
-                f"{launch.mark} is missing, or another user's"
-                if is_missing
-                else "a rank has gone before its end"
-            )
             say(
-                f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({why}); a node was "
-                "lost. Fix: look for the node in the batch system's log, and submit the job again"
+                f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({lost_node}); a node "
+                "was lost. Fix: look for the node in the batch system's log, and submit the job again"
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once
@@ -240,6 +231,33 @@ def run_launch(
                 stack.pop_all()
             return 75 if answer is None else answer
     return 1 if lost_node else code
+
+
+def _prepare_folders(launch: Launch) -> None:
+    """Make the folder that a container or a profiler needs, and remove a mark that a run before a requeue has left."""
+    try:
+        if launch.make:
+            closes = launch.private and not os.path.lexists(launch.make)
+            make_folder(launch.make)
+            if closes:
+                os.chmod(launch.make, 0o700)
+        if launch.mark:
+            remove(launch.mark)
+    except OSError as error:
+        raise InputError(
+            f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
+            fix="another by --log-directory or DGM_LOGS",
+        ) from None
+
+
+def _lost_node(mark: str, code: int, found: tuple[int | None, str] | None) -> str:
+    """The sign that a node was lost, although the launcher's exit code does not tell; empty: none, or the job has no mark.
+
+    ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank.
+    """
+    if mark and found is None and code in (0, 255):
+        return f"{mark} is missing, or another user's"
+    return "a rank has gone before its end" if mark and code == 0 and found and found[1] == GONE else ""
 
 
 def _code_of(code: int, runner: Runner) -> int:

@@ -56,7 +56,12 @@ def render(job: JobRequest) -> str:
     replaced = frozenset[str]().union(*map(system.replaced, job.directives))
     end = _last(lines, system.prefix) + 1
     directives = [system.prefix + each for each in job.directives if not each.endswith("=")]
-    kept = [line for line in lines[:end] if system.option_name(_option(line, system.prefix)) not in replaced]
+    kept = [
+        line
+        for line in lines[:end]
+        if not line.startswith(system.prefix)
+        or system.option_name(line.removeprefix(system.prefix)) not in replaced
+    ]
     lines[:end] = [*kept, *directives]
     program = _at(lines, "program=")
     settings = _settings(job, system, launcher)
@@ -158,10 +163,6 @@ def _words(words: tuple[str, ...]) -> str:
 
 def _last(lines: list[str], prefix: str) -> int:
     return max(i for i, line in enumerate(lines) if line.startswith(prefix))
-
-
-def _option(line: str, prefix: str) -> str:
-    return line.removeprefix(prefix) if line.startswith(prefix) else ""
 
 
 def _set_directive(lines: list[str], prefix: str, beginning: str, value: str | None) -> None:

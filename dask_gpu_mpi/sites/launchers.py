@@ -20,50 +20,6 @@ from dask_gpu_mpi.sites.batch import SYSTEMS, Allocation, number, systems_of
 #: MPI libraries with the same launchers.
 Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
 
-#: By the first line of a library's version text. Cray's contains MPICH as well.
-_FAMILIES: tuple[tuple[str, Family], ...] = (
-    ("cray", "cray"),
-    (r"open\s?mpi|spectrum mpi", "openmpi"),
-    ("intel", "intel"),
-    ("mpich|mvapich", "mpich"),
-)
-
-#: Cray's MPI needs no GPU support, since Dask moves the data.
-CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
-
-#: Variables of a shell, of a login, and of one node only.
-_ONE_NODE = (
-    "_ CUDA_VISIBLE_DEVICES DISPLAY ENVIRONMENT HOME HOST HOSTNAME KRB5CCNAME LOGNAME MAIL OLDPWD PWD SHELL SHLVL TERM "
-    "TMPDIR TMP TEMP USER XAUTHORITY"
-)
-NOT_FORWARDED = frozenset(_ONE_NODE.split())
-#: Prefixes of variables of launchers and sessions.
-_OTHERS = "BASH_ DBUS_ HYDRA_ HYDI_ OMPI_ PALS_ PMI_ PMIX_ PRTE_ SSH_ XDG_"
-NOT_FORWARDED_PREFIXES = (
-    *_OTHERS.split(),
-    *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes),
-)
-
-#: Prefixes of variables of launchers without a class here (``prterun``, ALPS).
-_FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
-#: Numbers from here on belong to steps without srun: the batch script, an interactive shell and the like (slurm.h).
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-
-#: Variables of PMI-1 and PMI-2: a process can't join the job without descriptor, port and rank. Other variables may have the same
-#: prefix, such as a bank's ``PMI_RATE``.
-PMI = (
-    "PMI_RANK PMI_SIZE PMI_FD PMI_PORT PMI_ID PMI_SPAWNED PMI_HOSTNAME PMI_JOBID PMI_KVS PMI_KVSNAME PMI_APPNUM PMI_DOMAIN "
-    "PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_UNIVERSE_SIZE PMI_PROCESS_MAPPING PMI_CONTROL_FD PMI_CONTROL_PORT PMI_SHARED_SECRET "
-    "PMI_VERSION PMI_SUBVERSION PMI_TOTALVIEW PMI2_*"
-)
-#: Variables of PMIx: a client needs the name space, the rank and the address of a server.
-PMIX = (
-    "PMIX_NAMESPACE PMIX_RANK PMIX_ID PMIX_SERVER_* PMIX_SYSTEM_TMPDIR PMIX_HOSTNAME PMIX_VERSION PMIX_BFROP_BUFFER_TYPE "
-    "PMIX_GDS_MODULE PMIX_PTL_MODULE PMIX_SECURITY_MODE PMIX_DSTORE_* PMIX_PARAM_FILE_PASSED PMIX_KEEPALIVE_PIPE PMIX_LAUNCHER_* "
-    "PMIX_MCA_ess PMIX_MCA_ess_* PMIX_MCA_prte PMIX_MCA_prte_* PMIX_MCA_plm PMIX_MCA_plm_* PMIX_MCA_pmix PMIX_MCA_pmix_* "
-    "PMIX_MCA_pmixclient PMIX_MCA_pmixclient_* PMIX_MCA_ptl PMIX_MCA_ptl_*"
-)
-
 
 class Launcher:
     """The differences between launchers. A subclass overrides the attributes and methods that apply to it."""
@@ -114,8 +70,8 @@ class Launcher:
     best = ""
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
-    #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Default: the site's.
-    meets: Mapping[str, tuple[str, ...]] = {}
+    #: Its plugins by which it and an MPI library find each other (``srun --mpi``), by the library's family. Default: the site's.
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {}
     #: Options for processes that do not end together.
     patient: tuple[str, ...] = ()
     #: Options if the standard input is empty.
@@ -125,15 +81,15 @@ class Launcher:
     #: Whether its exit code may be 0 after the loss of a node, or whether it waits for a node that is silent.
     may_lose_nodes = False
 
-    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
-        """The values for `meets` that are available on this node; None: unknown."""
+    def available_plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+        """The values of `fitting_plugins` that are available on this node; None: unknown."""
         return None
 
     def environment(self, *, root: bool) -> dict[str, str | None]:
         """The variables to set, or (None) to unset, before it starts; `root`: for the superuser."""
         return {}
 
-    def is_ended(self, environ: Mapping[str, str]) -> bool:
+    def batch_signals_ranks(self, environ: Mapping[str, str]) -> bool:
         """Whether the batch system itself signals its ranks, so that `launch` must not forward a SIGTERM."""
         return False
 
@@ -155,7 +111,7 @@ class Launcher:
         """In a rank: the command that ends all ranks, if this rank's end does not."""
         return []
 
-    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+    def surviving(self, library: str) -> tuple[str, ...]:
         """Further options with which the job survives a lost rank, if it has any."""
         return ()
 
@@ -174,6 +130,22 @@ def _can_not_start_parts(how: str) -> LauncherError:
 
 def _with_ranks(allocation: Allocation) -> str:
     return ",".join(f"{name}:{ranks}" for name, ranks in allocation.hosts.items())
+
+
+#: Variables of PMI-1 and PMI-2: a process can't join the job without descriptor, port and rank. Other variables may have the same
+#: prefix, such as a bank's ``PMI_RATE``.
+PMI = (
+    "PMI_RANK PMI_SIZE PMI_FD PMI_PORT PMI_ID PMI_SPAWNED PMI_HOSTNAME PMI_JOBID PMI_KVS PMI_KVSNAME PMI_APPNUM PMI_DOMAIN "
+    "PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_UNIVERSE_SIZE PMI_PROCESS_MAPPING PMI_CONTROL_FD PMI_CONTROL_PORT PMI_SHARED_SECRET "
+    "PMI_VERSION PMI_SUBVERSION PMI_TOTALVIEW PMI2_*"
+)
+#: Variables of PMIx: a client needs the name space, the rank and the address of a server.
+PMIX = (
+    "PMIX_NAMESPACE PMIX_RANK PMIX_ID PMIX_SERVER_* PMIX_SYSTEM_TMPDIR PMIX_HOSTNAME PMIX_VERSION PMIX_BFROP_BUFFER_TYPE "
+    "PMIX_GDS_MODULE PMIX_PTL_MODULE PMIX_SECURITY_MODE PMIX_DSTORE_* PMIX_PARAM_FILE_PASSED PMIX_KEEPALIVE_PIPE PMIX_LAUNCHER_* "
+    "PMIX_MCA_ess PMIX_MCA_ess_* PMIX_MCA_prte PMIX_MCA_prte_* PMIX_MCA_plm PMIX_MCA_plm_* PMIX_MCA_pmix PMIX_MCA_pmix_* "
+    "PMIX_MCA_pmixclient PMIX_MCA_pmixclient_* PMIX_MCA_ptl PMIX_MCA_ptl_*"
+)
 
 
 class Local(Launcher):
@@ -227,12 +199,12 @@ class OpenMpi(Launcher):
     def environment(self, *, root: bool) -> dict[str, str | None]:
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
 
-    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+    def surviving(self, library: str) -> tuple[str, ...]:
         # with --enable-recovery alone, the library aborts each rank that was connected to the lost one over TCP
         return ("--with-ft", "ulfm") if re.match(r"Open MPI v([5-9]|\d\d)", library) else ()
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
-        if not self.surviving(library, ""):
+        if not self.surviving(library):
             return f"{library_name(library)} ends the job when a rank is lost. Fix: Open MPI 5, or srun with MPICH"
         if environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("1", "true"):
             return "mpirun ends the job when a rank is lost. Fix: `mpirun --with-ft ulfm`, or `dask-gpu-mpi launch`"
@@ -323,7 +295,7 @@ class Pals(Launcher):
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         return ["-n", f"{allocation.ranks}", "--ppn", f"{allocation.ranks_per_node}", "--cpu-bind", "none"]
 
-    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+    def surviving(self, library: str) -> tuple[str, ...]:
         return ("--no-abort-on-failure",)
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
@@ -347,7 +319,8 @@ class FluxRun(Launcher):
     )
 
     kind = "flux"
-    meets: Mapping[str, tuple[str, ...]] = {"openmpi": ("pmix",)}  # other libraries use Flux's own PMI
+    # other libraries use Flux's own PMI
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {"openmpi": ("pmix",)}
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         ranks, nodes = allocation.ranks, allocation.nodes
@@ -360,6 +333,10 @@ class FluxRun(Launcher):
 def in_batch_script(environ: Mapping[str, str]) -> bool:
     """Whether this is a script of Slurm's sbatch, and not a shell of salloc or srun."""
     return environ.get("ENVIRONMENT") == "BATCH"
+
+
+#: Numbers from here on belong to steps without srun: the batch script, an interactive shell and the like (slurm.h).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Srun(Launcher):
@@ -381,7 +358,7 @@ class Srun(Launcher):
 
     kind = "srun"
     #: ParaStation's Slurm (JSC) has plugins of its own.
-    meets: Mapping[str, tuple[str, ...]] = {
+    fitting_plugins: Mapping[str, tuple[str, ...]] = {
         "openmpi": ("pmix", "pspmix"),
         "mpich": ("pmi2", "pspmi"),
         "intel": ("pmi2", "pspmi"),
@@ -399,11 +376,11 @@ class Srun(Launcher):
     def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
         return environ.get("SLURM_STEP_NUM_NODES") == "1"
 
-    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+    def available_plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
         listed = ask([path, "--mpi=list"])
         return frozenset(re.findall(r"\w+", listed.partition("are...")[2])) or None
 
-    def is_ended(self, environ: Mapping[str, str]) -> bool:
+    def batch_signals_ranks(self, environ: Mapping[str, str]) -> bool:
         """Slurm sends SIGTERM to the ranks; srun would kill them if it got one as well."""
         return in_batch_script(environ)
 
@@ -432,7 +409,7 @@ class Srun(Launcher):
         step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
         return ["scancel", "--signal=KILL", step]
 
-    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+    def surviving(self, library: str) -> tuple[str, ...]:
         return ("--no-kill", *self.patient)
 
     def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
@@ -503,6 +480,19 @@ class Launched:
     size_variable: str = ""
 
 
+def all_launched(environ: Mapping[str, str]) -> list[Launched]:
+    """Every launcher whose variables are in this environment, the innermost first."""
+    found = []
+    for launcher in LAUNCHERS:
+        rank = number(environ, launcher.rank) if launcher.mark in environ else None
+        if rank is None or not launcher.has_started(environ):
+            continue
+        variable = next((name for name in launcher.size if environ.get(name)), "")
+        size = number(environ, variable) if variable else None
+        found.append(Launched(launcher, rank, size, number(environ, launcher.local_rank), variable))
+    return found
+
+
 def detect(environ: Mapping[str, str]) -> Launched | None:
     """The innermost launcher that started this process as one of its ranks; None: it is not a rank.
 
@@ -517,6 +507,10 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
     if launched is None or launched.size == 1:
         return True
     return launched.launcher.is_alone(environ)
+
+
+#: Prefixes of variables of launchers without a class here (``prterun``, ALPS).
+_FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
 
 
 def all_on_one_host(environ: Mapping[str, str]) -> bool:
@@ -538,23 +532,21 @@ def first_on_host(environ: Mapping[str, str]) -> bool:
     return alone_on_host(environ) or (launched is not None and launched.local_rank == 0)
 
 
-def speaks(environ: Mapping[str, str]) -> bool:
+def reports_for_all(environ: Mapping[str, str]) -> bool:
     """Whether this rank reports for all ranks if they can't communicate: rank 0, or a process without a launcher."""
     launched = detect(environ)
     return launched is None or not launched.rank
 
 
-def all_launched(environ: Mapping[str, str]) -> list[Launched]:
-    """Every launcher whose variables are in this environment, the innermost first."""
-    found = []
-    for launcher in LAUNCHERS:
-        rank = number(environ, launcher.rank) if launcher.mark in environ else None
-        if rank is None or not launcher.has_started(environ):
-            continue
-        variable = next((name for name in launcher.size if environ.get(name)), "")
-        size = number(environ, variable) if variable else None
-        found.append(Launched(launcher, rank, size, number(environ, launcher.local_rank), variable))
-    return found
+#: Variables of a shell, of a login, and of one node only.
+_ONE_NODE = (
+    "_ CUDA_VISIBLE_DEVICES DISPLAY ENVIRONMENT HOME HOST HOSTNAME KRB5CCNAME LOGNAME MAIL OLDPWD PWD SHELL SHLVL TERM "
+    "TMPDIR TMP TEMP USER XAUTHORITY"
+)
+NOT_FORWARDED = frozenset(_ONE_NODE.split())
+#: Prefixes of variables of launchers and sessions.
+_OTHERS = "BASH_ DBUS_ HYDRA_ HYDI_ OMPI_ PALS_ PMI_ PMIX_ PRTE_ SSH_ XDG_"
+NOT_FORWARDED_PREFIXES = (*_OTHERS.split(), *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes))
 
 
 def forwarded(environ: Mapping[str, str]) -> list[str]:
@@ -586,6 +578,17 @@ def library_name(version: str) -> str:
     'MPICH Version: 5.0.2'
     """
     return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+
+
+#: By the first line of a library's version text. Cray's contains MPICH as well.
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("cray", "cray"),
+    (r"open\s?mpi|spectrum mpi", "openmpi"),
+    ("intel", "intel"),
+    ("mpich|mvapich", "mpich"),
+)
+#: Cray's MPI needs no GPU support, since Dask moves the data.
+CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
 
 
 def family_of(version: str) -> Family:

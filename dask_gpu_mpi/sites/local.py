@@ -104,7 +104,7 @@ class Ranks:
         ranks = {process.pid for process in self._running.values()}
         #: Children of the shell that this process has replaced (``exec``), which are not the script's. (Here psutil is imported,
         #: while the ranks start.)
-        self._others = [each for each in _children() if each.pid not in ranks]
+        self._not_of_scripts = [each for each in _children() if each.pid not in ranks]
         self._relay = Relay(sockets)
         self._relay.start()  # after all ranks, since a process with threads should not be forked
 
@@ -120,7 +120,7 @@ class Ranks:
             if self.returncode is None:
                 self._relay.stop()  # it may have received an abort just now
                 self.returncode = self._exit_code()
-                end_programs(self._left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
+                end_programs(self._leftovers, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
             return self.returncode
         if self._relay.aborted is not None and not self._ending:
             self._end_all(now + ABORT_GRACE)
@@ -191,11 +191,11 @@ class Ranks:
             return self._relay.aborted
         return self._rank_0 or self._failed
 
-    def _left(self) -> list[Process]:
+    def _leftovers(self) -> list[Process]:
         """The programs that scripts have started, once their ranks have ended. Agents end by themselves, in order."""
         # that of the script around this job, if there is one
         around = os.environ.get(RANK_PID, "")
-        found = [each for each in _children() if each not in self._others]
+        found = [each for each in _children() if each not in self._not_of_scripts]
         return running([each for each in found if rank_that_started(each.pid) not in ("", around)])
 
 

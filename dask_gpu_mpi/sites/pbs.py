@@ -14,15 +14,7 @@ from pathlib import Path
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import (
-    Allocation,
-    Ask,
-    BatchSystem,
-    JobRequest,
-    Requeue,
-    count_hosts,
-    number,
-)
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts, number
 
 #: The cores of a node that the job scripts request.
 TEMPLATE_CPUS = 64
@@ -105,10 +97,9 @@ class Pbs(BatchSystem):
         # UUIDs of this node; empty: the job has no GPU
         if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
             changes["CUDA_VISIBLE_DEVICES"] = None
+        # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
         if launcher == "openmpi" and allocation.nodes == 1 and "PRTE_MCA_ras" not in environ:
-            changes["PRTE_MCA_ras"] = (
-                "^pbs"  # Open MPI 5.0.11 reads a file of one node and crashes; --host has the node
-            )
+            changes["PRTE_MCA_ras"] = "^pbs"
         path = environ.get("PATH", os.defpath)
         if (
             allocation.nodes > 1

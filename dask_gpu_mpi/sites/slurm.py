@@ -123,39 +123,14 @@ class Slurm(BatchSystem):
             command = ["env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", _task(environ), "-o", "%e"]
             if end := earliest(ask(command).split()):
                 changes[_JOB_END] = end
-        for part in range(
-            allocation.parts
-        ):  # a part without tasks for each node would have one task, on one of its nodes
+        # a part without tasks for each node would have one task, on one of its nodes
+        for part in range(allocation.parts):
             if (tasks := f"SLURM_NTASKS_HET_GROUP_{part}") not in environ:
                 nodes = number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}") or 1
                 changes[tasks] = str(nodes * allocation.ranks // allocation.nodes)
-        on_node = _count(environ, GPUS_ON_NODE) or 0
-        per_node = _count(environ, "SLURM_GPUS_PER_NODE")
         if "SLURM_GPUS_PER_TASK" in environ:
             changes |= dict.fromkeys(("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"))
-            # a step of srun has all GPUs of the job, and nodes may differ in number
-            if on_node and not own_launcher:
-                changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
-        if own_launcher:
-            return changes
-        changes["SLURM_CPU_BIND"] = "none"
-        bootstrap = _BOOTSTRAP.get(launcher, "")
-        if bootstrap and bootstrap not in environ and not ask(["srun", "--version"]):
-            changes[bootstrap] = "ssh"  # it uses none for its own node
-        if per_node is not None and per_node > on_node:
-            changes["SLURM_GPUS_PER_NODE"] = None
-        if copies:
-            return changes | {"CUDA_VISIBLE_DEVICES": None}
-        if per_node is not None and per_node < on_node:
-            # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number
-            visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:per_node]
-            changes |= {GPUS_ON_NODE: str(per_node), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
-            on_node = per_node
-        if (
-            total := _count(environ, "SLURM_GPUS")
-        ) is not None:  # the daemons of mpirun are on the other nodes
-            changes["SLURM_GPUS"] = str(total - on_node)
-        return changes
+        return changes if own_launcher else changes | _for_mpirun(environ, launcher, ask, copies=copies)
 
     def lingers(self, environ: Mapping[str, str], launcher: str) -> bool:
         return in_batch_script(environ) and launcher not in (self.launcher, LOCAL.kind)
@@ -201,23 +176,14 @@ class Slurm(BatchSystem):
 
     def option_name(self, directive: str) -> str:
         name = super().option_name(directive)
-        # other resources are added to the GPUs
-        return (
-            "--gres of others"
-            if name == "--gres" and "gpu" not in directive and directive != "--gres="
-            else name
-        )
+        is_other = name == "--gres" and "gpu" not in directive and directive != "--gres="
+        return "--gres of others" if is_other else name  # they are added to the GPUs
 
     def _check_gpus(self, directive: str, job: JobRequest) -> None:
         """Refuse a directive with another number of GPUs than the job is planned with."""
         name, value = self.option_name(directive), re.split(r"[=\s]+", directive, maxsplit=1)[-1]
-        total = job.nodes * job.gpus_per_node
-        planned = {
-            "--gpus-per-node": job.gpus_per_node,
-            "--gres": job.gpus_per_node,
-            "--gpus": total,
-            "-G": total,
-        }
+        planned = dict.fromkeys(("--gpus-per-node", "--gres"), job.gpus_per_node)
+        planned |= dict.fromkeys(("--gpus", "-G"), job.nodes * job.gpus_per_node)
         if name not in planned:
             return
         if name == "--gres":
@@ -231,6 +197,33 @@ class Slurm(BatchSystem):
                 expected=f"{planned[name]}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
                 fix="another --gpus-per-node, with which GPUs are planned",
             )
+
+
+def _for_mpirun(
+    environ: Mapping[str, str], launcher: str, ask: Ask, *, copies: bool
+) -> dict[str, str | None]:
+    """The variables with which srun gives the daemons of this mpirun all cores and GPUs that the job has on their nodes."""
+    changes: dict[str, str | None] = {"SLURM_CPU_BIND": "none"}
+    bootstrap = _BOOTSTRAP.get(launcher, "")
+    if bootstrap and bootstrap not in environ and not ask(["srun", "--version"]):
+        changes[bootstrap] = "ssh"  # it uses none for its own node
+    on_node, per_node = _count(environ, GPUS_ON_NODE) or 0, _count(environ, "SLURM_GPUS_PER_NODE")
+    # a step of srun has all GPUs of the job, and nodes may differ in number
+    if on_node and "SLURM_GPUS_PER_TASK" in environ:
+        changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
+    if per_node is not None and per_node > on_node:
+        changes["SLURM_GPUS_PER_NODE"] = None
+    if copies:
+        return changes | {"CUDA_VISIBLE_DEVICES": None}
+    if per_node is not None and per_node < on_node:
+        # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:per_node]
+        changes |= {GPUS_ON_NODE: str(per_node), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        on_node = per_node
+    # the daemons of mpirun are on the other nodes
+    if (total := _count(environ, "SLURM_GPUS")) is not None:
+        changes["SLURM_GPUS"] = str(total - on_node)
+    return changes
 
 
 def _task(environ: Mapping[str, str]) -> str:

@@ -57,33 +57,31 @@ class JobWatch(SchedulerPlugin):
 
     def __init__(self, plan: Plan | None) -> None:
         workers = plan.workers if plan is not None else ()
+        self._scheduler: Any = None
         #: As bytes, which each answer has.
         self._plan = pack(plan)
-        #: The last warnings of the run, the oldest first: time in seconds since the epoch, and one line.
-        self.warnings: deque[tuple[float, str]] = deque(maxlen=KEPT)
-        #: Node of each worker of the plan, by name.
-        self.hosts = {str(worker.name): worker.host for worker in workers}
-        #: Of the connected workers, by address.
-        self._names: dict[str, str] = {}
-        #: Names of workers that have been lost, and when (``time.monotonic()``).
-        self._lost: dict[str, float] = {}
-        self._kinds: dict[str, str] = {str(worker.name): worker.kind for worker in workers}
-        #: Names of workers that were removed on request.
-        self._retired: set[str] = set()
-        #: Addresses of workers that have reported that they close.
-        self._leaving: set[str] = set()
-        self._paused: set[str] = set()
-        #: Why no worker may start a task although there are some, and since when (``time.monotonic()``).
-        self._stuck: tuple[str, float] | None = None
-        #: Names of the plan's workers that have not come yet.
-        self._expected = set(self.hosts)
-        self._scheduler: Any = None
-        #: Requirements that no worker meets, of which the user has been warned.
-        self._warned_of: set[tuple[object, ...]] = set()
+        #: The end of the job, once somebody has requested it.
+        self._end: asyncio.Future[float | None] | None = None
         self._had_client = False
         self._on_client: Callable[[], None] | None = None
-        self._end: asyncio.Future[float | None] | None = None
+        #: The last warnings of the run, the oldest first: time in seconds since the epoch, and one line.
+        self.warnings: deque[tuple[float, str]] = deque(maxlen=KEPT)
         self._log = _LogLines(self)
+        #: Node and kind of each worker of the plan, by name, and those of them that have not come yet.
+        self.hosts = {str(worker.name): worker.host for worker in workers}
+        self._kinds: dict[str, str] = {str(worker.name): worker.kind for worker in workers}
+        self._expected = set(self.hosts)
+        #: Names of the connected workers, by address; the addresses of those that are paused, or have reported that they close.
+        self._names: dict[str, str] = {}
+        self._paused: set[str] = set()
+        self._leaving: set[str] = set()
+        #: Names of workers that have been lost, and when (``time.monotonic()``); of those that were removed on request.
+        self._lost: dict[str, float] = {}
+        self._retired: set[str] = set()
+        #: Why no worker may start a task although there are some, and since when (``time.monotonic()``).
+        self._stuck: tuple[str, float] | None = None
+        #: Requirements that no worker meets, and other reasons, of which the user has been warned.
+        self._warned_of: set[object] = set()
         self._inspection = PeriodicCallback(self.inspect_tasks, 1e3 * UNRUNNABLE_AFTER / 2)
 
     def attach(self, scheduler: Any) -> None:
@@ -153,6 +151,8 @@ class JobWatch(SchedulerPlugin):
             self._on_client()
         self._had_client = True
 
+    # -- workers that come, go, or pause ------------------------------------------------------------------------
+
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
@@ -174,6 +174,20 @@ class JobWatch(SchedulerPlugin):
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
 
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Called by distributed for each event: among them each new status of a worker, below its address."""
+        if topic not in self._names or mapping(msg).get("action") != "worker-status-change":
+            return
+        status = str(msg.get("status"))
+        if status.startswith("closing"):
+            self._leaving.add(topic)
+        elif status == "paused" and topic not in self._paused:
+            self._paused.add(topic)
+            self.warn(f"{self._called(topic)} paused: too much host memory in use")
+        elif status == "running" and topic in self._paused:
+            self._paused.remove(topic)
+            self.warn(f"{self._called(topic)} continues")
+
     def _called(self, address: str) -> str:
         """A connected worker in messages."""
         name = self._names.get(address, "")
@@ -191,6 +205,8 @@ class JobWatch(SchedulerPlugin):
         since = time.monotonic() - seconds
         return [(name, self._kinds.get(name, "")) for name, at in self._lost.items() if at >= since]
 
+    # -- tasks that wait for a worker that never comes -------------------------------------------------------------
+
     def inspect_tasks(self) -> None:
         """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
         now = time.monotonic()
@@ -198,7 +214,7 @@ class JobWatch(SchedulerPlugin):
         workers = list(self._scheduler.workers.values())
         self._warn_of_stuck(now, workers)
         if not workers or self._expected or self.recently_lost(RESTART_TIME):
-            return  # workers start
+            return  # one that can run them may still come
         for task, since in islice(waiting.items(), LOOKED_AT):
             if now < since + UNRUNNABLE_AFTER:
                 return  # those that follow have waited for less
@@ -221,11 +237,11 @@ class JobWatch(SchedulerPlugin):
         elif self._stuck is None or self._stuck[0] != text:
             self._stuck = (text, now)
         elif now >= self._stuck[1] + UNRUNNABLE_AFTER:
-            self._warn_once((text,), text)
+            self._warn_once(text, text)
 
-    def _warn_once(self, needs: tuple[object, ...], text: str) -> None:
-        if needs not in self._warned_of:
-            self._warned_of.add(needs)
+    def _warn_once(self, reason: object, text: str) -> None:
+        if reason not in self._warned_of:
+            self._warned_of.add(reason)
             self.warn(text)
             say(f"warning: {text}")
 
@@ -261,20 +277,6 @@ class JobWatch(SchedulerPlugin):
         elif "GPU" in requires and "GPU" not in most:
             fix = "start the job on nodes with GPUs, or do not require one"
         return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
-
-    def log_event(self, topic: str, msg: Any) -> None:
-        """Called by distributed for each event: among them each new status of a worker, below its address."""
-        if topic not in self._names or mapping(msg).get("action") != "worker-status-change":
-            return
-        status = str(msg.get("status"))
-        if status.startswith("closing"):
-            self._leaving.add(topic)
-        elif status == "paused" and topic not in self._paused:
-            self._paused.add(topic)
-            self.warn(f"{self._called(topic)} paused: too much host memory in use")
-        elif status == "running" and topic in self._paused:
-            self._paused.remove(topic)
-            self.warn(f"{self._called(topic)} continues")
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

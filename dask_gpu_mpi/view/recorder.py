@@ -25,6 +25,218 @@ from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
 from dask_gpu_mpi.view.heartbeat import ACTIONS, MOST_GPUS, Series, gpus_of, mapping, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
 
+#: States of a task that waits or runs.
+UNFINISHED = ("waiting", "queued", "processing", "no-worker")
+#: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
+INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
+#: Arrivals and departures of workers, and prefixes of tasks, that are kept.
+MOST_EVENTS, MOST_SHOWN = 2_000, 500
+#: Prefixes whose results are counted.
+MOST_PREFIXES = 5_000
+
+
+class Recorder(SchedulerPlugin):
+    """Records the workers and tasks of a scheduler; `from_start`: since before its first worker."""
+
+    name = "dask_gpu_mpi-recorder"
+
+    def __init__(
+        self, scheduler: Any, *, from_start: bool = True, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._scheduler = scheduler
+        self._from_start = from_start
+        self._clock = clock
+        self._since = clock()
+        self._watch: JobWatch = scheduler.plugins[JobWatch.name]
+        self._series = Series(INTERVAL)
+        self._peaks: dict[str, dict[str, float]] = {}
+        #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.
+        self._energy: dict[str, list[tuple[float, float] | None]] = {}
+        self._stream = TaskStream()
+        self._transfers = Transfers()
+        self._failed = 0
+        #: Bytes of results by the prefix of the task's name; Dask's sum leaves out tasks that it has forgotten.
+        self._sizes: dict[str, int] = {}
+        #: Name and node of each worker by address, including those that have gone.
+        self._names: dict[str, tuple[str, str]] = {}
+        #: By name.
+        self._workers: dict[str, dict[str, Any]] = {}
+        #: Time, event, worker, reason, output.
+        self._events: deque[tuple[float, str, str, str, str]] = deque(maxlen=MOST_EVENTS)
+        #: By name.
+        self._occupations: defaultdict[str, Occupation] = defaultdict(Occupation)
+        self._busy = Busy()
+        self._busy.more(sum(task.state in UNFINISHED for task in scheduler.tasks.values()), self._since)
+        for address in list(scheduler.workers):
+            self.add_worker(scheduler, address)
+
+    def begin(self) -> None:
+        """Begin to sample, in the scheduler's event loop."""
+        self._sampling = asyncio.get_running_loop().create_task(self._sample_forever())
+
+    async def _sample_forever(self) -> None:
+        while True:
+            # after a failed sample, for example because of unexpected metrics, the next one follows
+            with contextlib.suppress(Exception):
+                self.sample()
+            await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
+
+    def sample(self, *, last: bool = False) -> None:
+        """Record the last metrics of each worker; `last`: even if it is not time yet."""
+        now = self._clock()
+        rows: dict[str, dict[str, float]] = {}
+        for address, state in self._scheduler.workers.items():
+            name = self._names[address][0]
+            rows[name] = values = measured(state.metrics)
+            peaks = self._peaks.setdefault(name, {})
+            for quantity, value in values.items():
+                # not of a sum of reasons
+                if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
+                    peaks[quantity] = value
+            readings = [gpu.get("energy") for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
+            pairs = zip_longest(self._energy.get(name, ()), readings)
+            self._energy[name] = [old if new is None else (old[0] if old else new, new) for old, new in pairs]
+            occupation = self._occupations[name]
+            occupation.has_tasks(now, len(state.processing))
+            heard = max(0.0, now - state.last_seen)
+            running = [
+                seconds + heard for task, seconds in state.executing.items() if task in state.processing
+            ]
+            occupation.running = sum(running)
+        if last or self._series.due(now):
+            self._series.add(now, rows)
+
+    # -- called by the scheduler --------------------------------------------------------------------------------
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """A worker has come, for the first time or again."""
+        state = scheduler.workers[worker]
+        name = str(state.name)
+        host = self._watch.hosts.get(name) or str(get_address_host(worker))
+        self._names[worker] = (name, host)
+        known = self._workers.get(name)
+        self._workers[name] = {
+            "name": name,
+            "host": host,
+            "threads": state.nthreads,
+            "memory_limit": int(state.memory_limit or 0),
+            "starts": 1 if known is None else known["starts"] + 1,
+        }
+        self._stream.restarted(name)
+        self._occupations[name].came(self._clock(), threads=state.nthreads)
+        what = "worker started" if known is None else "worker restarted"
+        self._events.append((self._clock(), what, name, "", ""))
+
+    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
+        """A worker has gone; the stimulus has the reason."""
+        name, _ = self._names.get(worker, (worker, ""))
+        self._occupations[name].gone(self._clock())
+        why = stimulus_id.rstrip("0123456789.-")  # without the time that distributed puts at its end
+        self._events.append((self._clock(), "worker gone", name, why, ""))
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """A task has changed its state: add it if it has run."""
+        if (start in UNFINISHED) != (finish in UNFINISHED):
+            self._busy.more(1 if finish in UNFINISHED else -1, self._clock())
+        if finish == "processing" and (task := self._scheduler.tasks.get(key)) and task.processing_on:
+            self._has_tasks(task.processing_on.address)
+        if start != "processing" or finish not in ("memory", "erred"):
+            return
+        failed = finish == "erred"
+        self._failed += failed
+        startstops = kwargs.get("startstops")
+        receiver = self._names.get(kwargs.get("worker", ""))
+        if not startstops or receiver is None:  # its worker has died
+            return
+        prefix = key_split(key)
+        if prefix in self._sizes or len(self._sizes) < MOST_PREFIXES:
+            self._sizes[prefix] = self._sizes.get(prefix, 0) + (kwargs.get("nbytes") or 0)
+        self._has_tasks(kwargs["worker"])
+        self._occupations[receiver[0]].finished(kwargs.get("thread"), startstops)
+        self._stream.add(receiver[0], kwargs.get("thread"), prefix, startstops, failed=failed)
+        for each in startstops:
+            if "source" in each and each["action"] == "transfer":
+                sender = self._names.get(each["source"], (str(each["source"]), "unknown"))
+                self._transfers.add(
+                    sender, receiver, int(each.get("nbytes", 0)), max(0.0, each["stop"] - each["start"])
+                )
+
+    def _has_tasks(self, address: str) -> None:
+        """Note the number of a worker's tasks; the next sample corrects it for tasks that another worker has stolen."""
+        if (state := self._scheduler.workers.get(address)) is not None and address in self._names:
+            self._occupations[self._names[address][0]].has_tasks(self._clock(), len(state.processing))
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """All of it, as plain data of bounded size."""
+        with contextlib.suppress(Exception):
+            self.sample(last=True)
+        scheduler, now = self._scheduler, self._clock()
+        return {
+            "since": self._since,
+            "until": now,
+            "busy": self._busy.until(now),
+            "from_start": self._from_start,
+            "alive": [self._names[address][0] for address in scheduler.workers],
+            "workers": [
+                {
+                    **worker,
+                    "peaks": self._peaks.get(name, {}),
+                    "energy": [
+                        None if each is None else round(max(0.0, each[1] - each[0]), 1)
+                        for each in self._energy.get(name, ())
+                    ],
+                    "seconds": self._occupations[name].sums(now),
+                }
+                for name, worker in self._workers.items()
+            ],
+            "series": self._series.packed(),
+            "tasks": {**self._stream.packed(self._since), "failed": self._failed},
+            "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
+            "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
+            "events": sorted(
+                [*self._events, *map(_death, scheduler.get_events(DEATHS_TOPIC))], key=lambda event: event[0]
+            ),
+            "warnings": list(self._watch.warnings),
+            "transitions": int(scheduler.transition_counter),
+        }
+
+
+def _death(event: tuple[float, Any]) -> tuple[float, str, str, str, str]:
+    """The event of a process that has died, as its agent has reported it; anyone may send others."""
+    at, message = event
+    worker, how, output = (str(mapping(message).get(key, "")) for key in ("worker", "how", "output"))
+    return at, "process died", worker, how, output
+
+
+def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Tasks by Dask's prefix of their names, those with the longest time first."""
+    found = sorted(prefixes.values(), key=lambda prefix: prefix.duration, reverse=True)
+    return [
+        {
+            "name": prefix.name,
+            "tasks": int(prefix.state_counts["memory"] + prefix.state_counts["erred"]),
+            "failed": int(prefix.state_counts["erred"]),
+            "seconds": dict(prefix.all_durations),
+            "bytes": int(sizes.get(prefix.name, 0)),
+            "longest_running": float(prefix.max_exec_time) if prefix.max_exec_time > 0 else 0.0,
+        }
+        for prefix in found[:MOST_SHOWN]
+    ]
+
+
+def recorder_of(scheduler: Any, *, from_start: bool = False) -> Recorder:
+    """The recorder of a scheduler, which records from now on unless it does already; `from_start`: there was no worker before."""
+    known: Recorder | None = scheduler.plugins.get(Recorder.name)
+    if known is not None:
+        return known
+    recorder = Recorder(scheduler, from_start=from_start)
+    scheduler.add_plugin(recorder)
+    recorder.begin()
+    return recorder
+
+
 # A sample of the tasks that have run, of bounded size: a random part of all, and the longest.
 #
 # Dask's `TaskStreamPlugin` keeps the last tasks, so only the end of a long job.
@@ -77,8 +289,9 @@ class TaskStream:
             return
         lane, place = self._lane(worker, thread), self._name(name)
         rectangles = [
-            (each["start"], each["stop"], lane, place, _action(each["action"], failed))
+            (each["start"], each["stop"], lane, place, _PLACE.get(action, _PLACE["other"]))
             for each in startstops[-MOST_OF_TASK:]
+            for action in ["failed" if failed and each["action"] == "compute" else each["action"]]
         ]
         if sampled:
             heapq.heappush(self._kept, (chance, self.seen, rectangles))
@@ -95,9 +308,8 @@ class TaskStream:
 
     def _lane(self, worker: str, thread: Any) -> int:
         threads = self._threads.setdefault(worker, {})
-        if (
-            thread not in threads and len(threads) < MOST_LANES
-        ):  # each task that secedes leaves a new thread behind
+        # each task that secedes leaves a new thread behind
+        if thread not in threads and len(threads) < MOST_LANES:
             threads[thread] = len(threads)
         return self._lanes.setdefault((worker, threads.get(thread, MOST_LANES - 1)), len(self._lanes))
 
@@ -126,10 +338,33 @@ class TaskStream:
         }
 
 
-def _action(action: str, failed: bool) -> int:
-    if action == "compute" and failed:
-        action = "failed"
-    return _PLACE.get(action, _PLACE["other"])
+class Busy:
+    """The time with unfinished tasks."""
+
+    def __init__(self) -> None:
+        #: Of unfinished tasks.
+        self._number = 0
+        #: Since when there are some; None: there are none.
+        self._since: float | None = None
+        self._first: float | None = None
+        self._last: float | None = None
+        self._seconds = 0.0
+
+    def more(self, number: int, now: float) -> None:
+        """There are so many unfinished tasks more, or fewer."""
+        self._number = max(0, self._number + number)
+        if self._number and self._since is None:
+            self._since = now
+            self._first = now if self._first is None else self._first
+        elif not self._number and self._since is not None:
+            self._seconds += now - self._since
+            self._since, self._last = None, now
+
+    def until(self, now: float) -> dict[str, float | None]:
+        """When there were some for the first and the last time, and for how many seconds."""
+        if self._since is None:
+            return {"first": self._first, "last": self._last, "seconds": self._seconds}
+        return {"first": self._first, "last": now, "seconds": self._seconds + now - self._since}
 
 
 # Data between workers, added up by sender and receiver; if there are too many pairs of workers, by node.
@@ -288,237 +523,3 @@ class Occupation:
             "disk": self.disk,
         }
         return {name: round(seconds, 3) for name, seconds in sums.items()}
-
-
-# The plugin.
-
-#: States of a task that waits or runs.
-UNFINISHED = ("waiting", "queued", "processing", "no-worker")
-#: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
-INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
-#: Arrivals and departures of workers, and prefixes of tasks, that are kept.
-MOST_EVENTS, MOST_SHOWN = 2_000, 500
-#: Prefixes whose results are counted.
-MOST_PREFIXES = 5_000
-
-
-class Recorder(SchedulerPlugin):
-    """Records the workers and tasks of a scheduler; `from_start`: since before its first worker."""
-
-    name = "dask_gpu_mpi-recorder"
-
-    def __init__(
-        self, scheduler: Any, *, from_start: bool = True, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._scheduler = scheduler
-        self._from_start = from_start
-        self._clock = clock
-        self._since = clock()
-        self._watch: JobWatch = scheduler.plugins[JobWatch.name]
-        self._series = Series(INTERVAL)
-        self._peaks: dict[str, dict[str, float]] = {}
-        #: By worker's name, for each of its GPUs: the first and the last reading of its energy, in J.
-        self._energy: dict[str, list[tuple[float, float] | None]] = {}
-        self._stream = TaskStream()
-        self._transfers = Transfers()
-        self._failed = 0
-        #: Bytes of results by the prefix of the task's name; Dask's sum leaves out tasks that it has forgotten.
-        self._sizes: dict[str, int] = {}
-        #: Name and node of each worker by address, including those that have gone.
-        self._names: dict[str, tuple[str, str]] = {}
-        #: By name.
-        self._workers: dict[str, dict[str, Any]] = {}
-        #: Time, event, worker, reason, output.
-        self._events: deque[tuple[float, str, str, str, str]] = deque(maxlen=MOST_EVENTS)
-        #: By name.
-        self._occupations: defaultdict[str, Occupation] = defaultdict(Occupation)
-        #: Tasks that are not finished; since when there are some, the first such time and the last; and seconds with some.
-        self._unfinished = sum(task.state in UNFINISHED for task in scheduler.tasks.values())
-        self._busy_since = self._busy_first = self._busy_last = self._since if self._unfinished else None
-        self._busy = 0.0
-        for address in list(scheduler.workers):
-            self.add_worker(scheduler, address)
-
-    def begin(self) -> None:
-        """Begin to sample, in the scheduler's event loop."""
-        self._sampling = asyncio.get_running_loop().create_task(self._sample_forever())
-
-    async def _sample_forever(self) -> None:
-        while True:
-            self._try_sample()
-            await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
-
-    def _try_sample(self, *, last: bool = False) -> None:
-        # after a failed sample, for example because of unexpected metrics, the next one follows
-        with contextlib.suppress(Exception):
-            self.sample(last=last)
-
-    def sample(self, *, last: bool = False) -> None:
-        """Record the last metrics of each worker; `last`: even if it is not time yet."""
-        now = self._clock()
-        rows: dict[str, dict[str, float]] = {}
-        for address, state in self._scheduler.workers.items():
-            name = self._names[address][0]
-            rows[name] = values = measured(state.metrics)
-            peaks = self._peaks.setdefault(name, {})
-            for quantity, value in values.items():
-                # not of a sum of reasons
-                if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
-                    peaks[quantity] = value
-            readings = [gpu.get("energy") for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
-            known = [None if value is None else (value, value) for value in readings]
-            pairs = zip_longest(self._energy.get(name, ()), known)
-            self._energy[name] = [(old[0], new[1]) if old and new else old or new for old, new in pairs]
-            occupation = self._occupations[name]
-            occupation.has_tasks(now, len(state.processing))
-            heard = max(0.0, now - state.last_seen)
-            running = [
-                seconds + heard for task, seconds in state.executing.items() if task in state.processing
-            ]
-            occupation.running = sum(running)
-        if last or self._series.due(now):
-            self._series.add(now, rows)
-
-    # -- called by the scheduler --------------------------------------------------------------------------------
-
-    def add_worker(self, scheduler: Any, worker: str) -> None:
-        """A worker has come, for the first time or again."""
-        state = scheduler.workers[worker]
-        name = str(state.name)
-        host = self._watch.hosts.get(name) or str(get_address_host(worker))
-        self._names[worker] = (name, host)
-        known = self._workers.get(name)
-        self._workers[name] = {
-            "name": name,
-            "host": host,
-            "threads": state.nthreads,
-            "memory_limit": int(state.memory_limit or 0),
-            "starts": 1 if known is None else known["starts"] + 1,
-        }
-        self._stream.restarted(name)
-        self._occupations[name].came(self._clock(), threads=state.nthreads)
-        what = "worker started" if known is None else "worker restarted"
-        self._events.append((self._clock(), what, name, "", ""))
-
-    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
-        """A worker has gone; the stimulus has the reason."""
-        name, _ = self._names.get(worker, (worker, ""))
-        self._occupations[name].gone(self._clock())
-        why = stimulus_id.rstrip("0123456789.-")  # without the time that distributed puts at its end
-        self._events.append((self._clock(), "worker gone", name, why, ""))
-
-    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """A task has changed its state: add it if it has run."""
-        if (start in UNFINISHED) != (finish in UNFINISHED):
-            self._has_unfinished(1 if finish in UNFINISHED else -1)
-        if finish == "processing" and (task := self._scheduler.tasks.get(key)) and task.processing_on:
-            self._has_tasks(task.processing_on.address)
-        if start != "processing" or finish not in ("memory", "erred"):
-            return
-        failed = finish == "erred"
-        self._failed += failed
-        startstops = kwargs.get("startstops")
-        receiver = self._names.get(kwargs.get("worker", ""))
-        if not startstops or receiver is None:  # its worker has died
-            return
-        prefix = key_split(key)
-        if prefix in self._sizes or len(self._sizes) < MOST_PREFIXES:
-            self._sizes[prefix] = self._sizes.get(prefix, 0) + (kwargs.get("nbytes") or 0)
-        self._has_tasks(kwargs["worker"])
-        self._occupations[receiver[0]].finished(kwargs.get("thread"), startstops)
-        self._stream.add(receiver[0], kwargs.get("thread"), prefix, startstops, failed=failed)
-        for each in startstops:
-            if "source" in each and each["action"] == "transfer":
-                sender = self._names.get(each["source"], (str(each["source"]), "unknown"))
-                self._transfers.add(
-                    sender, receiver, int(each.get("nbytes", 0)), max(0.0, each["stop"] - each["start"])
-                )
-
-    def _has_tasks(self, address: str) -> None:
-        """Note the number of a worker's tasks; the next sample corrects it for tasks that another worker has stolen."""
-        if (state := self._scheduler.workers.get(address)) is not None and address in self._names:
-            self._occupations[self._names[address][0]].has_tasks(self._clock(), len(state.processing))
-
-    def _has_unfinished(self, more: int) -> None:
-        self._unfinished = max(0, self._unfinished + more)
-        now = self._clock()
-        if self._unfinished and self._busy_since is None:
-            self._busy_since = now
-            self._busy_first = now if self._busy_first is None else self._busy_first
-        elif not self._unfinished and self._busy_since is not None:
-            self._busy += now - self._busy_since
-            self._busy_since, self._busy_last = None, now
-
-    # -- the answer ---------------------------------------------------------------------------------------------
-
-    def record(self) -> dict[str, Any]:
-        """All of it, as plain data of bounded size."""
-        self._try_sample(last=True)
-        scheduler, now = self._scheduler, self._clock()
-        open_since = self._busy_since
-        return {
-            "since": self._since,
-            "until": now,
-            "busy": {
-                "first": self._busy_first,
-                "last": self._busy_last if open_since is None else now,
-                "seconds": self._busy + (0.0 if open_since is None else now - open_since),
-            },
-            "from_start": self._from_start,
-            "alive": [self._names[address][0] for address in scheduler.workers],
-            "workers": [
-                {
-                    **worker,
-                    "peaks": self._peaks.get(name, {}),
-                    "energy": [
-                        None if each is None else round(max(0.0, each[1] - each[0]), 1)
-                        for each in self._energy.get(name, ())
-                    ],
-                    "seconds": self._occupations[name].sums(now),
-                }
-                for name, worker in self._workers.items()
-            ],
-            "series": self._series.packed(),
-            "tasks": {**self._stream.packed(self._since), "failed": self._failed},
-            "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
-            "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
-            "events": sorted(
-                [*self._events, *map(_death, scheduler.get_events(DEATHS_TOPIC))], key=lambda event: event[0]
-            ),
-            "warnings": list(self._watch.warnings),
-            "transitions": int(scheduler.transition_counter),
-        }
-
-
-def _death(event: tuple[float, Any]) -> tuple[float, str, str, str, str]:
-    """The event of a process that has died, as its agent has reported it; anyone may send others."""
-    at, message = event
-    worker, how, output = (str(mapping(message).get(key, "")) for key in ("worker", "how", "output"))
-    return at, "process died", worker, how, output
-
-
-def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Tasks by Dask's prefix of their names, those with the longest time first."""
-    found = sorted(prefixes.values(), key=lambda prefix: prefix.duration, reverse=True)
-    return [
-        {
-            "name": prefix.name,
-            "tasks": int(prefix.state_counts["memory"] + prefix.state_counts["erred"]),
-            "failed": int(prefix.state_counts["erred"]),
-            "seconds": dict(prefix.all_durations),
-            "bytes": int(sizes.get(prefix.name, 0)),
-            "longest_running": float(prefix.max_exec_time) if prefix.max_exec_time > 0 else 0.0,
-        }
-        for prefix in found[:MOST_SHOWN]
-    ]
-
-
-def recorder_of(scheduler: Any, *, from_start: bool = False) -> Recorder:
-    """The recorder of a scheduler, which records from now on unless it does already; `from_start`: there was no worker before."""
-    known: Recorder | None = scheduler.plugins.get(Recorder.name)
-    if known is not None:
-        return known
-    recorder = Recorder(scheduler, from_start=from_start)
-    scheduler.add_plugin(recorder)
-    recorder.begin()
-    return recorder

@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bokeh import models
 from bokeh.embed import components
-from bokeh.models import (
-    AdaptiveTicker,
-    ColorBar,
-    ColumnDataSource,
-    CustomJSHover,
-    FixedTicker,
-    HoverTool,
-    LinearColorMapper,
-    NumeralTickFormatter,
-)
 from bokeh.palettes import Category10, Category20, Viridis256
 from bokeh.plotting import figure
 from bokeh.resources import Resources
@@ -106,15 +97,13 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
         f"rank {step['rank']} {step['host']}" + ("" if step["process"] == "rank" else f": {step['process']}")
         for step in steps
     ]
-    rows = list(dict.fromkeys(labels))
-    place = {label: number for number, label in enumerate(rows)}
     names = [step["name"] for step in steps]
     lengths = [step["end"] - step["begin"] for step in steps]
     colours = colours_of(zip(names, lengths, strict=True))
     figure = bars(
         "start-up",
-        rows,
-        row=[place[label] for label in labels],
+        list(dict.fromkeys(labels)),
+        row=labels,
         left=[step["begin"] for step in steps],
         length=lengths,
         name=names,
@@ -145,29 +134,32 @@ def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
             ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), BYTES, None),
         ),
         "peaks": [
-            [
-                _gpu_name(worker["name"], place),
-                worker["host"],
-                round(peaks.get(of_gpu("gpu", place), 0), 1),
-                _size(peaks.get(of_gpu("gpu_memory", place), 0)),
-                _size(worker["device_memory"][place]) if place < len(worker["device_memory"]) else "-",
-                _size(peaks.get("gpu_spilled")) if place == 0 else "",
-                *(
-                    "-" if value is None else round(value)
-                    for value in (
-                        peaks.get(of_gpu("gpu_power", place)),
-                        peaks.get(of_gpu("gpu_temperature", place)),
-                        worker["energy"][place] if place < len(worker.get("energy", ())) else None,
-                    )
-                ),
-                _slowed(record["series"]["workers"].get(worker["name"], {}), place),
-            ]
+            row
             for worker in _workers(record)
-            for peaks in [worker["peaks"]]
             for place in range(MOST_GPUS)
-            if of_gpu("gpu", place) in peaks or of_gpu("gpu_memory", place) in peaks
+            if (row := _gpu_peaks(record, worker, place))
         ],
     }
+
+
+def _gpu_peaks(record: Mapping[str, Any], worker: Mapping[str, Any], place: int) -> list[Any] | None:
+    """The row of one of a worker's GPUs; None: there are no figures of such a GPU."""
+    names = ("gpu", "gpu_memory", "gpu_power", "gpu_temperature")
+    use, memory, power, temperature = (worker["peaks"].get(of_gpu(name, place)) for name in names)
+    if use is None and memory is None:
+        return None
+    energy, sizes = worker.get("energy", ()), worker["device_memory"]
+    readings = (power, temperature, energy[place] if place < len(energy) else None)
+    return [
+        _gpu_name(worker["name"], place),
+        worker["host"],
+        round(use or 0, 1),
+        _size(memory or 0),
+        _size(sizes[place]) if place < len(sizes) else "-",
+        _size(worker["peaks"].get("gpu_spilled")) if place == 0 else "",
+        *("-" if value is None else round(value) for value in readings),
+        _slowed(record["series"]["workers"].get(worker["name"], {}), place),
+    ]
 
 
 def _slowed(columns: Mapping[str, Any], place: int) -> str:
@@ -215,13 +207,13 @@ def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
     )
     of_action = {action: ACTION_COLOURS[action] for action in sorted({*actions} - {"compute"})}
     lanes = tasks["lanes"]
-    order = sorted(range(len(lanes)), key=lambda lane: (natural(lanes[lane][0]), lanes[lane][1]))
-    row = {lane: place for place, lane in enumerate(order)}
     several = {worker for worker, thread in lanes if thread}
+    labels = [f"{worker} thread {thread}" if worker in several else worker for worker, thread in lanes]
+    order = sorted(range(len(lanes)), key=lambda lane: (natural(lanes[lane][0]), lanes[lane][1]))
     figure = bars(
         "task stream",
-        [f"{w} thread {thread}" if w in several else w for w, thread in (lanes[lane] for lane in order)],
-        row=[row[lane] for lane in tasks["lane"]],
+        [labels[lane] for lane in order],
+        row=[labels[lane] for lane in tasks["lane"]],
         left=tasks["start"],
         length=tasks["length"],
         name=[n if a == "compute" else f"{a}: {n}" for n, a in zip(names, actions, strict=True)],
@@ -416,7 +408,7 @@ def matrix(title: str, cells: Mapping[tuple[str, str], float], form: str) -> Any
     _heat_map(plot, names, values, form, max(cells.values(), default=0) or 1, tips, x=0, dw=size)
     plot.yaxis.axis_label = "to"
     columns = {number + 0.5: name for number, name in _labelled(names)}
-    plot.xaxis.ticker, plot.xaxis.major_label_overrides = FixedTicker(ticks=list(columns)), columns
+    plot.xaxis.ticker, plot.xaxis.major_label_overrides = models.FixedTicker(ticks=list(columns)), columns
     plot.xaxis.major_label_orientation = 0.9 if size > 8 else 0
     plot.xgrid.grid_line_color = None
     return plot
@@ -426,22 +418,23 @@ def bars(
     title: str,
     rows: Sequence[str],
     *,
-    row: Sequence[int],
+    row: Sequence[str],
     left: Sequence[float],
     length: Sequence[float],
     name: Sequence[str],
     colour: Sequence[str],
     alpha: Sequence[float] | float = 1.0,
 ) -> Any:
-    """Bars, each in one of the rows, which are counted from the top."""
+    """Bars, each in one of the rows, of which the first is at the top."""
+    place = {each: number for number, each in enumerate(rows)}
     begins, lengths = np.array(left, dtype=float), np.array(length, dtype=float)
-    source = ColumnDataSource(
+    source = models.ColumnDataSource(
         {
-            "y": (len(rows) - np.array(row) - 0.5).astype("float32"),
+            "y": (len(rows) - np.array([place[each] for each in row]) - 0.5).astype("float32"),
             "left": begins,
             "right": begins + lengths,
             "seconds": lengths.astype("float32"),
-            "row": [rows[each] for each in row],
+            "row": list(row),
             "name": list(name),
             "colour": list(colour),
             "alpha": np.broadcast_to(np.array(alpha, dtype="float32"), lengths.shape),
@@ -459,7 +452,7 @@ def bars(
         source=source,
     )
     _label_rows(plot, [text if len(text) <= 40 else f"{text[:39]}…" for text in rows])
-    plot.add_tools(HoverTool(tooltips=[("", "@row"), ("", "@name"), ("took", "@seconds{0.000} s")]))
+    plot.add_tools(models.HoverTool(tooltips=[("", "@row"), ("", "@name"), ("took", "@seconds{0.000} s")]))
     return plot
 
 
@@ -486,13 +479,15 @@ def on_grid(times: Sequence[float], values: Any) -> tuple[Any, float]:
 
 def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: str, high: float) -> Any:
     plot = _figure(title, 260, y_range=(0, high * 1.05))
-    plot.yaxis.ticker, plot.yaxis.formatter = _ticker(form), NumeralTickFormatter(format=form)
+    plot.yaxis.ticker, plot.yaxis.formatter = _ticker(form), models.NumeralTickFormatter(format=form)
     for colour, (name, values) in zip(Category10[10], rows.items(), strict=False):
         columns = {"x": np.array(times), "y": values.astype("float32"), "name": [name] * len(times)}
-        source = ColumnDataSource(columns)
+        source = models.ColumnDataSource(columns)
         plot.line("x", "y", source=source, color=colour, line_width=1.8, legend_label=f"worker {name}")
         plot.scatter("x", "y", source=source, color=colour, size=3)  # a line of one point is not drawn
-    plot.add_tools(HoverTool(tooltips=[("worker", "@name"), ("at", "@x{0.0} s"), ("value", f"@y{{{form}}}")]))
+    plot.add_tools(
+        models.HoverTool(tooltips=[("worker", "@name"), ("at", "@x{0.0} s"), ("value", f"@y{{{form}}}")])
+    )
     legend = plot.legend[0]
     legend.label_text_color, legend.background_fill_alpha, legend.border_line_color = GREY, 0, FAINT
     legend.click_policy = "hide"
@@ -510,22 +505,22 @@ def _heat_map(
     **place: float,
 ) -> None:
     """Draw values, a named row of them below the other, with a scale of colours."""
-    mapper = LinearColorMapper(palette=Viridis256, low=0, high=high, nan_color="rgba(0, 0, 0, 0)")
+    mapper = models.LinearColorMapper(palette=Viridis256, low=0, high=high, nan_color="rgba(0, 0, 0, 0)")
     image = values[::-1].astype("float32")
     plot.image(image=[image], y=0, dh=len(names), color_mapper=mapper, level="image", **place)
     _label_rows(plot, names)
     hover = {"names": list(names)}
     formatters = {
-        "$x": CustomJSHover(args=hover, code="return names[Math.floor(special_vars.x)] ?? ''"),
-        "$y": CustomJSHover(
+        "$x": models.CustomJSHover(args=hover, code="return names[Math.floor(special_vars.x)] ?? ''"),
+        "$y": models.CustomJSHover(
             args=hover, code="return names[names.length - 1 - Math.floor(special_vars.y)] ?? ''"
         ),
     }
-    plot.add_tools(HoverTool(tooltips=[*tips, ("", f"@image{{{form}}}")], formatters=formatters))
-    bar = ColorBar(
+    plot.add_tools(models.HoverTool(tooltips=[*tips, ("", f"@image{{{form}}}")], formatters=formatters))
+    bar = models.ColorBar(
         color_mapper=mapper,
         ticker=_ticker(form),
-        formatter=NumeralTickFormatter(format=form),
+        formatter=models.NumeralTickFormatter(format=form),
         background_fill_alpha=0,
         major_label_text_color=GREY,
         width=10,
@@ -562,7 +557,7 @@ def _height(rows: int) -> int:
 
 def _label_rows(plot: Any, names: Sequence[str]) -> None:
     labels = {len(names) - number - 0.5: name for number, name in _labelled(names)}
-    plot.yaxis.ticker, plot.yaxis.major_label_overrides = FixedTicker(ticks=list(labels)), labels
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = models.FixedTicker(ticks=list(labels)), labels
     plot.ygrid.grid_line_color = None
 
 
@@ -572,11 +567,13 @@ def _labelled(names: Sequence[str]) -> list[tuple[int, str]]:
     return [(number, name) for number, name in enumerate(names) if number % every == 0]
 
 
-def _ticker(form: str) -> AdaptiveTicker:
+def _ticker(form: str) -> models.AdaptiveTicker:
     """Round numbers, also of bytes."""
     if form == BYTES:
-        return AdaptiveTicker(base=1024, mantissas=[2**power for power in range(10)], num_minor_ticks=0)
-    return AdaptiveTicker(num_minor_ticks=0)
+        return models.AdaptiveTicker(
+            base=1024, mantissas=[2**power for power in range(10)], num_minor_ticks=0
+        )
+    return models.AdaptiveTicker(num_minor_ticks=0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -98,33 +98,38 @@ def printed(data: Data) -> list[str]:
 def _usage(data: Data) -> dict[str, Any]:
     """The shares of each worker, their mean, and the parts of the time of all."""
     record = data["record"]
-    usage: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None, "energy": None}
-    usage |= {"mean": {}, "workers": [], "where": []}
     if record is None or not record["workers"]:
-        return usage
+        nothing: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None, "energy": None}
+        return nothing | {"mean": {}, "workers": [], "where": []}
     begin = max(record["since"], data["job"]["ready_after"])
-    usage["seconds"] = seconds = round(max(record["until"] - begin, 0.001), 3)
+    seconds = round(max(record["until"] - begin, 0.001), 3)
     kinds = {str(worker["name"]): worker["kind"] for worker in data["plan"]["workers"]}
-    usage["workers"] = workers = [
+    workers = [
         {**_shares(worker, record, begin, seconds), "kind": kinds.get(worker["name"], "cpu")}
         for worker in sorted(record["workers"], key=lambda worker: natural(worker["name"]))
     ]
     # in a job with GPUs, the question is not about CPU workers
-    usage["kind"] = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
-    asked = [worker for worker in workers if worker["kind"] == usage["kind"]]
-    usage["threads"] = sum(worker["threads"] for worker in asked)
-    usage["mean"] = _mean(asked)
+    kind = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
+    asked = [worker for worker in workers if worker["kind"] == kind]
     readings = [joules for worker in record["workers"] for joules in worker["energy"] if joules is not None]
-    usage["energy"] = round(sum(readings), 1) if readings else None
-    usage["worst"] = min(asked, key=lambda worker: worker["computing"])["name"]
-    usage["where"] = _where(
-        data, _mean(workers), begin, seconds, sum(worker["threads"] for worker in workers)
-    )
-    return usage
+    all_threads = sum(worker["threads"] for worker in workers)
+    return {
+        "seconds": seconds,
+        "threads": sum(worker["threads"] for worker in asked),
+        "kind": kind,
+        "worst": min(asked, key=lambda worker: worker["computing"])["name"],
+        "energy": round(sum(readings), 1) if readings else None,
+        "mean": _mean(asked),
+        "workers": workers,
+        "where": _where(data, _mean(workers), begin, seconds, all_threads),
+    }
 
 
 def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[str, Any]:
-    """The shares of one worker. A thread that has a task, but neither computes nor waits for data, waits for the scheduler."""
+    """The shares of one worker. A thread that has a task, but neither computes nor waits for data, waits for the scheduler.
+
+    The sums may be of slightly different times, so each share is at most what those before it have left.
+    """
     spent, threads = worker["seconds"], max(1, worker["threads"])
     of_all = seconds * threads
     computing = min(1.0, spent["computing"] / of_all)
@@ -134,16 +139,9 @@ def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[st
     rest = 1.0 - computing - data - scheduler
     absent = min(rest, max(0.0, 1.0 - spent["present"] / seconds))
     idle = min(rest - absent, max(0.0, 1.0 - record["busy"]["seconds"] / seconds))
-    use = [
-        value
-        for place in range(MOST_GPUS)
-        for at, value in zip(
-            record["series"]["times"],
-            record["series"]["workers"].get(worker["name"], {}).get(of_gpu("gpu", place), ()),
-            strict=False,
-        )
-        if value is not None and at >= begin
-    ]
+    times, columns = record["series"]["times"], record["series"]["workers"].get(worker["name"], {})
+    uses = [zip(times, columns.get(of_gpu("gpu", place), ()), strict=False) for place in range(MOST_GPUS)]
+    use = [value for of_one in uses for at, value in of_one if value is not None and at >= begin]
     shares = {
         "computing": computing,
         "data": data,
@@ -292,29 +290,30 @@ def too_few_tasks(data: Data) -> list[str]:
     if lacking < MOST_WAITING:
         return []
     waited = f"workers waited for tasks for {_percent(lacking)} of the script's time"
-    prefixes = {each["name"]: each for each in data["record"]["prefixes"] if each["tasks"]}
-    by_time = {name: each["seconds"].get("compute", 0.0) for name, each in prefixes.items()}
-    if by_time and by_time[largest := max(by_time, key=lambda name: by_time[name])] >= 0.5 * sum(
-        by_time.values()
-    ):
-        tasks, seconds = prefixes[largest]["tasks"], by_time[largest]
-        longest, usual = _longest(data["record"]["tasks"], largest), seconds / tasks
-        if longest >= STRAGGLER * usual and longest >= STRAGGLER_SHARE * summary["seconds"]:
-            return [
-                f"one task of {largest!r} took {_time(longest)}, the mean of {tasks} is {_time(usual)}; {waited}. "
-                "Fix: partitions of equal size (repartition), or smaller ones"
-            ]
-        idle = -tasks % threads
-        # otherwise it explains little of the time
-        if 2 * idle * usual >= lacking * summary["seconds"] * threads:
-            when = "at the end" if tasks > threads else "all the time"
-            return [
-                f"{counted(tasks, 'task')} of {largest!r} for {_units(data)}: {idle} idle {when}; {waited}. Fix: a multiple "
-                f"of {threads} partitions, or many more than {threads}"
-            ]
-    return [
+    few = [
         f"{waited}: fewer tasks could run than there were {_units(data)}. Fix: more and smaller partitions, or fewer workers"
     ]
+    prefixes = {each["name"]: each for each in data["record"]["prefixes"] if each["tasks"]}
+    by_time = {name: each["seconds"].get("compute", 0.0) for name, each in prefixes.items()}
+    largest = max(by_time, key=lambda name: by_time[name], default="")
+    if not by_time or by_time[largest] < 0.5 * sum(by_time.values()):
+        return few
+    tasks, seconds = prefixes[largest]["tasks"], by_time[largest]
+    longest, usual = _longest(data["record"]["tasks"], largest), seconds / tasks
+    if longest >= STRAGGLER * usual and longest >= STRAGGLER_SHARE * summary["seconds"]:
+        return [
+            f"one task of {largest!r} took {_time(longest)}, the mean of {tasks} is {_time(usual)}; {waited}. "
+            "Fix: partitions of equal size (repartition), or smaller ones"
+        ]
+    idle = -tasks % threads
+    # otherwise it explains little of the time
+    if 2 * idle * usual >= lacking * summary["seconds"] * threads:
+        when = "at the end" if tasks > threads else "all the time"
+        return [
+            f"{counted(tasks, 'task')} of {largest!r} for {_units(data)}: {idle} idle {when}; {waited}. Fix: a multiple "
+            f"of {threads} partitions, or many more than {threads}"
+        ]
+    return few
 
 
 def short_tasks(data: Data) -> list[str]:
@@ -337,8 +336,8 @@ def short_tasks(data: Data) -> list[str]:
 
 def waited_for_data(data: Data) -> list[str]:
     """Workers wait for data of other workers."""
-    summary = data["summary"]
-    if summary["mean"]["data"] - summary["mean"]["disk"] < MOST_DATA:
+    waited = data["summary"]["mean"]["data"] - data["summary"]["mean"]["disk"]
+    if waited < MOST_DATA:
         return []
     rows = data["record"]["transfers"]["rows"]
     size, number = sum(row["bytes"] for row in rows), sum(row["count"] for row in rows)
@@ -350,8 +349,7 @@ def waited_for_data(data: Data) -> list[str]:
     if on_gpus and "rmm_pool_size" not in options:
         fix = f"a memory pool (worker option rmm_pool_size, docs/gpus.md), {fix}"
     return [
-        f"workers waited for data of others for {_percent(summary['mean']['data'] - summary['mean']['disk'])} of the script's "
-        f"time: {told}. Fix: {fix}"
+        f"workers waited for data of others for {_percent(waited)} of the script's time: {told}. Fix: {fix}"
     ]
 
 
@@ -399,11 +397,8 @@ def spilled(data: Data) -> list[str]:
 
 def unused_gpus(data: Data) -> list[str]:
     """Tasks run, but hardly on the GPUs."""
-    summary = data["summary"]
-    if summary["mean"]["gpu"] is None:
-        return []
-    use, computing = summary["mean"]["gpu"], summary["mean"]["computing"]
-    if use > LEAST_GPU_USE or computing < COMPUTING:
+    use, computing = data["summary"]["mean"]["gpu"], data["summary"]["mean"]["computing"]
+    if use is None or use > LEAST_GPU_USE or computing < COMPUTING:
         return []
     return [
         f"GPUs were in use for {_percent(use)} of the time, while tasks computed for {_percent(computing)}. Fix: check that the "

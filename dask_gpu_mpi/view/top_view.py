@@ -18,156 +18,6 @@ from dask_gpu_mpi.view.snapshot import Row, Snapshot
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"
 #: Lines for warnings on the screen.
 WARNING_LINES = 3
-#: The parts of the total from which on a figure is coloured.
-HIGH, FULL = 0.8, 0.95
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-def short(number: float | None) -> str:
-    """Bytes in five characters at most, in binary units.
-
-    >>> short(None), short(0), short(1536), short(200 * 2**30), short(1010 * 2**20)
-    ('-', '0', '1.5K', '200G', '1.0G')
-    """
-    if number is None:
-        return "-"
-    unit, value = _unit(number)
-    return f"{_digits(value)}{unit}" if unit else f"{number:.0f}"
-
-
-def pair(used: int | None, total: int | None) -> str:
-    """Bytes used of a total, in eight characters if that is not more than the total.
-
-    >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, 5)
-    ('8.0/80G', '130/512G', '1.0G', '-')
-    """
-    if used is None or not total:
-        return short(used)
-    unit, value = _unit(total)
-    return f"{_digits(used * value / total)}/{_digits(value)}{unit}"
-
-
-def _unit(number: float) -> tuple[str, float]:
-    """A unit in which the number has three digits at most, and the number in it."""
-    value, unit = float(number), ""
-    for unit in ("", "K", "M", "G", "T", "P"):
-        if value < 999.5 or unit == "P":
-            break
-        value /= 1024
-    return unit, value
-
-
-def _digits(value: float) -> str:
-    return f"{value:.1f}" if 0 < value < 9.95 else f"{value:.0f}"
-
-
-def fit(text: str, width: int) -> str:
-    """A text in so many characters. The end of a long one stays, since names differ there.
-
-    >>> fit("gpu-node-0123", 8), fit("short", 8)
-    ('..e-0123', 'short')
-    """
-    if len(text) <= width:
-        return text
-    return (".." + text[len(text) - max(0, width - 2) :])[:width]
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of a field of `Row`; `width`: its least."""
-
-    title: str
-    width: int
-    field: str
-    text: Callable[[Any], str]
-    #: On a narrow screen the highest number goes first; 0: it stays.
-    rank: int = 0
-    #: The field of which this one is a part.
-    total: str = ""
-    #: Whether it may be wider, up to its longest text.
-    grows: bool = False
-    #: Whether it is left out if no row has this field.
-    optional: bool = False
-
-    def cell(self, row: Row) -> tuple[str, str]:
-        """Text and style."""
-        value = getattr(row, self.field)
-        if self.total:
-            total = getattr(row, self.total)
-            part = value / total if value is not None and total else 0.0
-            return pair(value, total), "red" if part >= FULL else "yellow" if part >= HIGH else ""
-        if self.field == "worker" and row.status != "running":
-            return f"{value} {row.status}", "red" if "lost" in row.status else "yellow"
-        return self.text(value), "yellow" if self.field == "gpu_slowed" and value else ""
-
-
-COLUMNS = (
-    _Column("NODE", 8, "node", str, grows=True),
-    _Column("WORKER", 8, "worker", str, grows=True),
-    _Column("GPU", 3, "gpu_index", _number, 6, optional=True),
-    _Column("USE%", 4, "gpu_use", _number),
-    _Column("GPU MEM", 8, "gpu_memory", short, 1, total="gpu_memory_total"),
-    _Column("RMM", 8, "rmm_used", short, 7, total="rmm_total"),
-    _Column("HOST MEM", 8, "host_memory", short, 2, total="host_limit"),
-    _Column("RUN", 3, "running", _number, 3),
-    _Column("WAIT", 4, "waiting", _number, 4),
-    _Column("IN/s", 5, "received_rate", short, 8),
-    _Column("OUT/s", 5, "sent_rate", short, 9),
-    _Column("SPILL", 5, "spilled", short, 5),
-    _Column("WATT", 4, "gpu_power", _number, 10, optional=True),
-    _Column("TEMP", 4, "gpu_temperature", _number, 11, optional=True),
-    _Column("SLOWED", 6, "gpu_slowed", lambda reasons: reasons or "-", 12, grows=True, optional=True),
-    _Column("PCI/s", 5, "gpu_pcie", short, 13, optional=True),
-    _Column("NVL/s", 5, "gpu_nvlink", short, 14, optional=True),
-)
-#: The columns that rows are sorted by, in the order of the key `s`; the first is the plan's order. The largest comes first.
-SORTS = {
-    column.title: column.field
-    for column in COLUMNS
-    if column.field not in ("worker", "gpu_index", "gpu_slowed")
-}
-
-
-def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
-    """The rows in so many columns of the screen; None: as wide as they are."""
-    columns = [
-        column
-        for column in COLUMNS
-        if not column.optional or any(getattr(row, column.field) is not None for row in rows)
-    ]
-    while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
-        columns.remove(max(columns, key=lambda column: column.rank))
-    cells = [[column.cell(row) for column in columns] for row in rows]
-    widths = [column.width for column in columns]
-    for place, column in reversed([*enumerate(columns)]):  # the node's name, the first, gets the rest
-        if column.grows or width is None:
-            longest = max((len(line[place][0]) for line in cells), default=0)
-            spare = longest if width is None else width - _width(columns, widths)
-            widths[place] += max(0, min(longest - column.width, spare))
-    return table(
-        [column.title for column in columns],
-        [
-            [styled(fit(text, each), style) for (text, style), each in zip(line, widths, strict=True)]
-            for line in cells
-        ],
-        right=[column.title for column in columns if not column.grows],
-        widths=widths,
-        gap=1,
-        indent=0,
-        style="bold",
-    )
-
-
-def _width(columns: Sequence[_Column], widths: Sequence[int]) -> int:
-    return sum(widths) + len(columns) - 1
-
-
-def rows_of_screen(snapshot: Snapshot, height: int) -> int:
-    """The number of rows on a screen of this height."""
-    return max(1, height - 5 - len(_warnings(snapshot)[-WARNING_LINES:]))
 
 
 def screen(
@@ -185,6 +35,11 @@ def plain(snapshot: Snapshot, width: int | None) -> RenderableType:
     """All rows and all warnings, in so many columns; None: as many as they need."""
     head, warnings = map(_line, _head(snapshot)), map(_line, _warnings(snapshot))
     return Group(*head, table_of(snapshot.rows, width), *warnings)
+
+
+def rows_of_screen(snapshot: Snapshot, height: int) -> int:
+    """The number of rows on a screen of this height."""
+    return max(1, height - 5 - len(_warnings(snapshot)[-WARNING_LINES:]))
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -226,6 +81,8 @@ def _status(view: View, page: Page) -> str:
         parts.append("one row per node: sums, mean USE, highest TEMP")
     return "  ".join(parts)
 
+
+# The rows that keys choose.
 
 #: The sequences that terminals send for keys without a character.
 _SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
@@ -365,3 +222,153 @@ def troubles(rows: Iterable[Row]) -> str:
     # a worker of several GPUs has a row for each
     statuses = Counter({row.worker: row.status for row in rows if row.status != "running"}.values())
     return f"({', '.join(f'{count} {status}' for status, count in statuses.items())})" if statuses else ""
+
+
+# The table: figures in few characters, and columns that give way on a narrow screen.
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def short(number: float | None) -> str:
+    """Bytes in five characters at most, in binary units.
+
+    >>> short(None), short(0), short(1536), short(200 * 2**30), short(1010 * 2**20)
+    ('-', '0', '1.5K', '200G', '1.0G')
+    """
+    if number is None:
+        return "-"
+    unit, value = _unit(number)
+    return f"{_digits(value)}{unit}" if unit else f"{number:.0f}"
+
+
+def pair(used: int | None, total: int | None) -> str:
+    """Bytes used of a total, in eight characters if that is not more than the total.
+
+    >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, 5)
+    ('8.0/80G', '130/512G', '1.0G', '-')
+    """
+    if used is None or not total:
+        return short(used)
+    unit, value = _unit(total)
+    return f"{_digits(used * value / total)}/{_digits(value)}{unit}"
+
+
+def _unit(number: float) -> tuple[str, float]:
+    """A unit in which the number has three digits at most, and the number in it."""
+    value, unit = float(number), ""
+    for unit in ("", "K", "M", "G", "T", "P"):
+        if value < 999.5 or unit == "P":
+            break
+        value /= 1024
+    return unit, value
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if 0 < value < 9.95 else f"{value:.0f}"
+
+
+def fit(text: str, width: int) -> str:
+    """A text in so many characters. The end of a long one stays, since names differ there.
+
+    >>> fit("gpu-node-0123", 8), fit("short", 8)
+    ('..e-0123', 'short')
+    """
+    if len(text) <= width:
+        return text
+    return (".." + text[len(text) - max(0, width - 2) :])[:width]
+
+
+#: The parts of the total from which on a figure is coloured.
+HIGH, FULL = 0.8, 0.95
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a field of `Row`; `width`: its least."""
+
+    title: str
+    width: int
+    field: str
+    text: Callable[[Any], str]
+    #: On a narrow screen the highest number goes first; 0: it stays.
+    rank: int = 0
+    #: The field of which this one is a part.
+    total: str = ""
+    #: Whether it may be wider, up to its longest text.
+    grows: bool = False
+    #: Whether it is left out if no row has this field.
+    optional: bool = False
+
+    def cell(self, row: Row) -> tuple[str, str]:
+        """Text and style."""
+        value = getattr(row, self.field)
+        if self.total:
+            total = getattr(row, self.total)
+            part = value / total if value is not None and total else 0.0
+            return pair(value, total), "red" if part >= FULL else "yellow" if part >= HIGH else ""
+        if self.field == "worker" and row.status != "running":
+            return f"{value} {row.status}", "red" if "lost" in row.status else "yellow"
+        return self.text(value), "yellow" if self.field == "gpu_slowed" and value else ""
+
+
+COLUMNS = (
+    _Column("NODE", 8, "node", str, grows=True),
+    _Column("WORKER", 8, "worker", str, grows=True),
+    _Column("GPU", 3, "gpu_index", _number, 6, optional=True),
+    _Column("USE%", 4, "gpu_use", _number),
+    _Column("GPU MEM", 8, "gpu_memory", short, 1, total="gpu_memory_total"),
+    _Column("RMM", 8, "rmm_used", short, 7, total="rmm_total"),
+    _Column("HOST MEM", 8, "host_memory", short, 2, total="host_limit"),
+    _Column("RUN", 3, "running", _number, 3),
+    _Column("WAIT", 4, "waiting", _number, 4),
+    _Column("IN/s", 5, "received_rate", short, 8),
+    _Column("OUT/s", 5, "sent_rate", short, 9),
+    _Column("SPILL", 5, "spilled", short, 5),
+    _Column("WATT", 4, "gpu_power", _number, 10, optional=True),
+    _Column("TEMP", 4, "gpu_temperature", _number, 11, optional=True),
+    _Column("SLOWED", 6, "gpu_slowed", lambda reasons: reasons or "-", 12, grows=True, optional=True),
+    _Column("PCI/s", 5, "gpu_pcie", short, 13, optional=True),
+    _Column("NVL/s", 5, "gpu_nvlink", short, 14, optional=True),
+)
+#: The columns that rows are sorted by, in the order of the key `s`; the first is the plan's order. The largest comes first.
+SORTS = {
+    column.title: column.field
+    for column in COLUMNS
+    if column.field not in ("worker", "gpu_index", "gpu_slowed")
+}
+
+
+def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
+    """The rows in so many columns of the screen; None: as wide as they are."""
+    columns = [
+        column
+        for column in COLUMNS
+        if not column.optional or any(getattr(row, column.field) is not None for row in rows)
+    ]
+    while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
+        columns.remove(max(columns, key=lambda column: column.rank))
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    widths = [column.width for column in columns]
+    for place, column in reversed([*enumerate(columns)]):  # the node's name, the first, gets the rest
+        if column.grows or width is None:
+            longest = max((len(line[place][0]) for line in cells), default=0)
+            spare = longest if width is None else width - _width(columns, widths)
+            widths[place] += max(0, min(longest - column.width, spare))
+    return table(
+        [column.title for column in columns],
+        [
+            [styled(fit(text, each), style) for (text, style), each in zip(line, widths, strict=True)]
+            for line in cells
+        ],
+        right=[column.title for column in columns if not column.grows],
+        widths=widths,
+        gap=1,
+        indent=0,
+        style="bold",
+    )
+
+
+def _width(columns: Sequence[_Column], widths: Sequence[int]) -> int:
+    return sum(widths) + len(columns) - 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import dask
 from distributed import Nanny, Worker
 from distributed.comm.addressing import get_address_host
+from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.base.streams import environment, leave_deleted_directory
@@ -41,6 +42,122 @@ from dask_gpu_mpi.workers.worker_options import (
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
 LOOPBACK = "127.0.0.1"
+
+
+def make_worker(
+    plan: WorkerPlan, start: Start, options: Options, scratch: str
+) -> tuple[Any, list[WatchedNanny]]:
+    """Make the worker that `plan` describes, and its nannies: a CUDAWorker, Nanny, Worker or instance of the user's class.
+
+    It starts when awaited.
+    `start` has the values that all workers of the rank share, `options` the class and its options (`read_worker_options`).
+    `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
+    device.
+    """
+    cls: Any = worker_class_for(plan.kind, options.worker_class)
+    given = options_for(cls, options.worker_options)
+    ours: dict[str, Any] = {
+        "name": plan.name,
+        "nthreads": plan.nthreads,
+        "memory_limit": plan.memory_limit or None,
+        "local_directory": scratch,
+        "protocol": str(start.protocol),
+    }
+    if not (is_cuda_worker(cls) or issubclass(cls, (Nanny, Worker))):
+        # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
+        return cls(**{**ours, "interface": options.interface, **given}), []
+    ours |= {
+        "host": as_host(start.listen),
+        # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
+        "dashboard": False,
+        "dashboard_address": "127.0.0.1:0",
+        "death_timeout": max(options.startup_timeout, start.limit),
+    }
+    plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
+    if is_cuda_worker(cls) or issubclass(cls, Nanny):
+        plugins += _plugins_of_process(plan, start, options, scratch)
+    # an argument replaces Dask's setting of the same
+    resources = {**dask.config.get("distributed.worker.resources", {}), **plan.resources}
+    if is_cuda_worker(cls):
+        given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
+        texts = [f"{key}={value:g}" for key, value in resources.items()]
+        given["resources"] = " ".join(filter(None, [*texts, given.get("resources")]))
+        return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
+    if cls is Nanny:
+        # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
+        known = accepted_options(cls, given.get("worker_class")) or given
+        given = {key: value for key, value in given.items() if key in known}
+    given["plugins"] = {*given.get("plugins", ()), *plugins}
+    if resources:
+        ours["resources"] = resources
+    if not issubclass(cls, Nanny):
+        return cls(start.address, **_merge(ours, given)), []
+    ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
+    with dask.config.set(UNMEASURED if "config" in ours else {}):
+        nanny = watched(cls)(start.address, **_merge(ours, given))
+    return nanny, [nanny]
+
+
+def _plugins_of_process(
+    plan: WorkerPlan, start: Start, options: Options, scratch: str
+) -> Iterator[WorkerPlugin]:
+    """The plugins of a worker that has a process: one that runs in the agent must not change the agent's."""
+    # a CPU worker must not use the devices of the GPU workers on its rank
+    if start.transport.ucx is not WorkerUcx.OFF and not (plan.kind == "cpu" and start.beside_gpus):
+        # if no address was chosen, the job has joined a running cluster
+        listens = start.listen or get_address_host(start.address)
+        yield UcxBetweenWorkers(
+            LARGE if start.transport.ucx is WorkerUcx.ALL else 0,
+            loopback=listens == LOOPBACK,
+            leads=start.transport.between_nodes,
+            warned=bool(start.transport.warning),
+            devices=plan.nics,
+            system=os.environ.get(PREFERS_SYSTEM),
+        )
+    if start.protocol == Protocol.TLS:
+        has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
+        yield StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu)
+    if plan.kind == "gpu" and start.imports:
+        yield ImportsOfScript(start.imports)
+    if plan.numa is not None:
+        yield InWorker(prefer_memory_of, plan.numa)
+    if is_profiled(os.environ):
+        yield NewProcess(options.log_level, scratch, options.log_directory is not None)
+
+
+def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:
+    """Further arguments of a Nanny, for its worker's process: the devices that it sees, and its measurements."""
+    ours: dict[str, Any] = {}
+    if plan.device is not None:
+        ours["env"] = {VISIBLE_DEVICES: plan.device}
+    elif beside_gpus:
+        # a CPU worker must not use the devices of GPU workers
+        ours["env"] = {VISIBLE_DEVICES: ""}
+    if "config" in (accepted_options(cls) or ()):  # a class of the user's may not pass it on
+        ours["config"] = measured()
+    if plan.kind == "cpu" and cls is Nanny:
+        # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
+        # other: 32 workers of a node took two seconds.
+        ours["config"]["distributed.diagnostics.nvml"] = False
+        ours["metrics"] = {}
+    return ours
+
+
+def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's options replace ours, but environments, resources and configurations are added to ours.
+
+    >>> _merge({"env": {"A": "1"}, "nthreads": 1}, {"env": {"B": "2"}, "nthreads": 2})
+    {'env': {'A': '1', 'B': '2'}, 'nthreads': 2}
+    """
+    merged = {**ours, **options}
+    for key in ("env", "resources", "config"):
+        if isinstance(ours.get(key), Mapping) and isinstance(options.get(key), Mapping):
+            merged[key] = {**ours[key], **options[key]}
+    return merged
+
+
+# Nannies, which restart workers.
+
 #: Dask's configuration while a nanny is made. Nannies have no GPU, and would wait for each other in the driver. They would also
 #: measure their event loop (50 wake-ups a second, 1.5 % of a core) and their process (2 a second, 0.1 %). Nothing reads that.
 #: They continue to watch their workers' memory.
@@ -95,115 +212,6 @@ def watched(cls: type) -> type[WatchedNanny]:
     return WatchedNanny if cls is Nanny else type(cls.__name__, (WatchedNanny, cls), {})
 
 
-def make_worker(
-    plan: WorkerPlan, start: Start, options: Options, scratch: str
-) -> tuple[Any, list[WatchedNanny]]:
-    """Make the worker that `plan` describes, and its nannies: a CUDAWorker, Nanny, Worker or instance of the user's class.
-
-    It starts when awaited.
-    `start` has the values that all workers of the rank share, `options` the class and its options (`read_worker_options`).
-    `scratch` is the agent's directory, in which each worker makes another. Raises an InputError if an option does not fit the
-    device.
-    """
-    cls: Any = worker_class_for(plan.kind, options.worker_class)
-    given = options_for(cls, options.worker_options)
-    ours: dict[str, Any] = {
-        "name": plan.name,
-        "nthreads": plan.nthreads,
-        "memory_limit": plan.memory_limit or None,
-        "local_directory": scratch,
-        "protocol": str(start.protocol),
-    }
-    if not (is_cuda_worker(cls) or issubclass(cls, (Nanny, Worker))):
-        # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
-        return cls(**{**ours, "interface": options.interface, **given}), []
-    ours |= {
-        "host": as_host(start.listen),
-        # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
-        "dashboard": False,
-        "dashboard_address": "127.0.0.1:0",
-        "death_timeout": max(options.startup_timeout, start.limit),
-    }
-    plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
-    if is_cuda_worker(cls) or issubclass(cls, Nanny):  # others run in this process
-        # a CPU worker must not use the devices of the GPU workers on its rank
-        if start.transport.ucx is not WorkerUcx.OFF and not (plan.kind == "cpu" and start.beside_gpus):
-            plugins.append(_offer_of_ucx(plan, start))
-        if start.protocol == Protocol.TLS:
-            has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
-            plugins.append(StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu))
-        if plan.kind == "gpu" and start.imports:
-            plugins.append(ImportsOfScript(start.imports))
-        plugins += [] if plan.numa is None else [InWorker(prefer_memory_of, plan.numa)]
-        if is_profiled(os.environ):
-            plugins.append(NewProcess(options.log_level, scratch, options.log_directory is not None))
-    # an argument replaces Dask's setting of the same
-    resources = {**dask.config.get("distributed.worker.resources", {}), **plan.resources}
-    if is_cuda_worker(cls):
-        given = {"device_memory_limit": "default", **given, **device_sizes(given, plan)}
-        texts = [f"{key}={value:g}" for key, value in resources.items()]
-        given["resources"] = " ".join(filter(None, [*texts, given.get("resources")]))
-        return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
-    if cls is Nanny:
-        # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
-        known = accepted_options(cls, given.get("worker_class")) or given
-        given = {key: value for key, value in given.items() if key in known}
-    given["plugins"] = {*given.get("plugins", ()), *plugins}
-    if resources:
-        ours["resources"] = resources
-    if not issubclass(cls, Nanny):
-        return cls(start.address, **_merge(ours, given)), []
-    ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
-    with dask.config.set(UNMEASURED if "config" in ours else {}):
-        nanny = watched(cls)(start.address, **_merge(ours, given))
-    return nanny, [nanny]
-
-
-def _offer_of_ucx(plan: WorkerPlan, start: Start) -> UcxBetweenWorkers:
-    """The plugin by which the worker offers UCX to others."""
-    # if no address was chosen, the job has joined a running cluster
-    listens = start.listen or get_address_host(start.address)
-    return UcxBetweenWorkers(
-        LARGE if start.transport.ucx is WorkerUcx.ALL else 0,
-        loopback=listens == LOOPBACK,
-        leads=start.transport.between_nodes,
-        warned=bool(start.transport.warning),
-        devices=plan.nics,
-        system=os.environ.get(PREFERS_SYSTEM),
-    )
-
-
-def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:
-    """Further arguments of a Nanny, for its worker's process: the devices that it sees, and its measurements."""
-    ours: dict[str, Any] = {}
-    if plan.device is not None:
-        ours["env"] = {VISIBLE_DEVICES: plan.device}
-    elif beside_gpus:
-        # a CPU worker must not use the devices of GPU workers
-        ours["env"] = {VISIBLE_DEVICES: ""}
-    if "config" in (accepted_options(cls) or ()):  # a class of the user's may not pass it on
-        ours["config"] = measured()
-    if plan.kind == "cpu" and cls is Nanny:
-        # Its worker would report the first GPU's memory and load. And querying RMM initialises CUDA, in one process after the
-        # other: 32 workers of a node took two seconds.
-        ours["config"]["distributed.diagnostics.nvml"] = False
-        ours["metrics"] = {}
-    return ours
-
-
-def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's options replace ours, but environments, resources and configurations are added to ours.
-
-    >>> _merge({"env": {"A": "1"}, "nthreads": 1}, {"env": {"B": "2"}, "nthreads": 2})
-    {'env': {'A': '1', 'B': '2'}, 'nthreads': 2}
-    """
-    merged = {**ours, **options}
-    for key in ("env", "resources", "config"):
-        if isinstance(ours.get(key), Mapping) and isinstance(options.get(key), Mapping):
-            merged[key] = {**ours[key], **options[key]}
-    return merged
-
-
 # A `dask_cuda.CUDAWorker` from its line of the plan.
 #
 # CUDAWorker knows nothing of ranks. Its behaviour is corrected here, and nowhere else (dask-cuda 25.10 to 26.10):
@@ -218,22 +226,14 @@ def _merge(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
 
 
 #: Modules that CUDAWorker imports in the worker for options; a missing one would be a traceback there, or (cuDF) ignored.
-MODULES = {
-    "rmm": (
-        "rmm_pool_size",
-        "rmm_managed_memory",
-        "rmm_async",
-        "rmm_track_allocations",
-        "rmm_allocator_external_lib_list",
-    ),
-    "cudf": ("enable_cudf_spill",),
-}
+_OF_RMM = "rmm_pool_size rmm_managed_memory rmm_async rmm_track_allocations rmm_allocator_external_lib_list"
+MODULES = {**dict.fromkeys(_OF_RMM.split(), "rmm"), "enable_cudf_spill": "cudf"}
 
 
 def make_cuda_worker(
-    cls: type, plan: WorkerPlan, options: Mapping[str, Any], ours: Iterable[Any]
+    cls: type, plan: WorkerPlan, options: Mapping[str, Any], our_plugins: Iterable[Any]
 ) -> tuple[Any, list[WatchedNanny]]:
-    """Make a CUDAWorker with these keywords, and its nannies with these plugins.
+    """Make a CUDAWorker with these keywords, and its nannies with these plugins as well.
 
     Raises an InputError if an option needs a module that is not installed, or a directory that can't be made.
     """
@@ -244,25 +244,25 @@ def make_cuda_worker(
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
+    module: Any = importlib.import_module("dask_cuda.cuda_worker")
+    before, configured = module.Nanny, measured()
     nannies: list[WatchedNanny] = []
 
     def nanny(*args: Any, env: Any, plugins: Any, config: Any = None, **more: Any) -> WatchedNanny:
         """Called by CUDAWorker in place of Nanny."""
-        env = {**env, **variables, VISIBLE_DEVICES: plan.device}
-        own = set(plugins)
-        for plugin in plugins:
-            if isinstance(plugin, CPUAffinity):
-                own ^= {plugin, CPUAffinity(list(plan.cpus))}
-            elif isinstance(plugin, CUDFSetup) and not plugin.spill:
-                own.discard(plugin)
-        more |= {"env": env, "plugins": own | set(ours), "config": {**configured, **(config or {})}}
-        made = watched(before)(*args, **more)
-        nannies.append(made)
-        return made
+        corrected = {
+            CPUAffinity(list(plan.cpus)) if isinstance(each, CPUAffinity) else each
+            for each in plugins
+            if not isinstance(each, CUDFSetup) or each.spill
+        }
+        more |= {
+            "env": {**env, **variables, VISIBLE_DEVICES: plan.device},
+            "plugins": corrected | set(our_plugins),
+            "config": {**configured, **(config or {})},
+        }
+        nannies.append(watched(before)(*args, **more))
+        return nannies[-1]
 
-    module: Any = importlib.import_module("dask_cuda.cuda_worker")
-    before = module.Nanny
-    configured = measured()
     # CUDAWorker sets it in this process, too, where it would make a context
     with environment({VISIBLE_DEVICES: plan.devices[0]}), dask.config.set(UNMEASURED):
         module.Nanny = nanny
@@ -277,7 +277,7 @@ def make_cuda_worker(
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
     """Refuse options whose modules are not installed here."""
-    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
+    wanted = {name: module for name, module in MODULES.items() if options.get(name)}
     imports = [(option, name) for option in MODULE_LISTS for name in options.get(option) or ()]
     for option, module in (*wanted.items(), *imports):
         if find_spec(module.partition(".")[0]) is None:

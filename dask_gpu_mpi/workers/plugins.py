@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import current_process, util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask.utils import key_split
 from distributed import Worker
@@ -29,106 +29,20 @@ from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
+from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
-
-if TYPE_CHECKING:
-    from dask_gpu_mpi.plan import WorkerPlan
-
-
-#: Seconds between measurements of the bytes over PCIe: one takes 40 ms, in which the driver may serve no one else.
-PCIE_EVERY = 10.0
-
-
-class Figures(WorkerPlugin):
-    """Adds the metric `METRIC` to the heartbeats of a worker with these GPUs (UUIDs).
-
-    - ``time``: seconds since the epoch;
-    - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
-    - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
-    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second, and PCIe's of every
-      `PCIE_EVERY` seconds.
-    """
-
-    name = "dask_gpu_mpi-figures"
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        self.devices = tuple(devices)
-        self._received = 0
-        self._transfers = TransferLog()
-        #: By GPU: when the bytes over NVLink were last read, and how many they were.
-        self._links: dict[str, tuple[float, float | None]] = {}
-        #: By GPU: when to measure PCIe next, and the last bytes per second.
-        self._pcie: dict[str, tuple[float, float | None]] = {}
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process."""
-        worker.metrics[METRIC] = self.measure
-
-    async def measure(self, worker: Any) -> dict[str, Any]:
-        """Measure the figures."""
-        self._received += sum(transfer["total"] for transfer in self._transfers.new(worker))
-        figures: dict[str, Any] = {
-            "time": time.time(),
-            "sent": worker.transfer_outgoing_bytes_total,
-            "received": self._received,
-        }
-        if not hasattr(worker.data, "spilled_total"):
-            figures["spilled"] = spilled_from_device(worker.data)
-        if self.devices and nvml.device_get_count():
-            # not in Dask's thread for large messages, which would have to wait
-            figures["gpus"] = await asyncio.to_thread(lambda: [*map(self._of_gpu, self.devices)])
-        return figures
-
-    def _of_gpu(self, device: str) -> list[float | None]:
-        last, before = self._links.get(device, (0.0, None))
-        due, pcie = self._pcie.get(device, (0.0, None))
-        # the first time, its scheduler waits for the worker
-        measures = device in self._links and time.monotonic() >= due
-        *figures, measured, link = device_figures(device, throughput=measures)
-        now = time.monotonic()
-        if measures:
-            pcie = measured
-            self._pcie[device] = now + PCIE_EVERY, pcie
-        self._links[device] = now, link
-        counts = link is not None and before is not None and link >= before and now > last
-        return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
-
-
-class TransferLog:
-    """Reads a worker's log of what it has fetched from others, each entry once; the log is short."""
-
-    def __init__(self) -> None:
-        #: The newest entry that has been read.
-        self._last: Any = None
-
-    def new(self, worker: Any) -> list[dict[str, Any]]:
-        """The entries since the last call, the newest first."""
-        newest_first = reversed(worker.transfer_incoming_log)
-        found = list(itertools.takewhile(lambda entry: entry is not self._last, newest_first))
-        self._last = found[0] if found else self._last
-        return found
-
-
-def spilled_from_device(data: Any) -> int | None:
-    """Bytes of device memory that dask-cuda's ``DeviceHostFile`` keeps in host memory; None: not known."""
-    try:
-        host = data.host_buffer.fast
-        from_device = [key for key, value in host.d.items() if type(value).__name__ == "DeviceSerialized"]
-        return int(sum(host.weights[key] for key in from_device))
-    except AttributeError:  # another class, another version, or no limit of host memory
-        return None
 
 
 def plugins_of(
     plan: WorkerPlan, log_directory: str | None, *, records: bool = False
 ) -> Iterator[WorkerPlugin]:
-    """The plugins of this worker; `records`: the job has a report."""
+    """The plugins of every worker; `records`: the job has a report."""
     gpu = f", GPU {plan.device}" if plan.device else ""
     yield Figures(plan.devices)
     yield KeylessDump()
     yield InWorker(end_as_python)
-    label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
     yield FailedTransfers()
+    label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
     yield Label(label, "" if plan.device else GPU_FIX)
     if records:
         yield TransferSizes()
@@ -137,21 +51,6 @@ def plugins_of(
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield InWorker(log_to_file, log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
-
-
-#: The note on an error of CUDA that a task raises on a worker without a GPU.
-GPU_FIX = (
-    "this worker has no GPU (expected a GPU worker). Fix: annotate the task with resources={'GPU': 1}, or start the job with "
-    "--default-workers gpu"
-)
-
-#: Seconds between a worker's start and that of its UCX, if no connection needs UCX before. UCX's start takes a second of the
-#: process, which must delay neither the cluster's start nor a short job.
-START_UCX_AFTER = 1.0
-
-
-#: Seconds between a worker's start and its imports for the script.
-IMPORT_AFTER = 0.05
 
 
 class InWorker(WorkerPlugin):
@@ -167,8 +66,17 @@ class InWorker(WorkerPlugin):
         self.function(*self.arguments)
 
 
+# The process of a worker: what is done before the worker is made, while it starts, and at its end.
+
 #: The name that distributed's Nanny gives to the process of its worker.
 WORKER_PROCESS = "Dask Worker process"
+#: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
+SAFE_PATH = "dask_gpu_mpi"
+#: Seconds between a worker's start and that of its UCX, if no connection needs UCX before. UCX's start takes a second of the
+#: process, which must delay neither the cluster's start nor a short job.
+START_UCX_AFTER = 1.0
+#: Seconds between a worker's start and its imports for the script.
+IMPORT_AFTER = 0.05
 
 
 class BeforeWorker(WorkerPlugin):
@@ -183,27 +91,6 @@ class BeforeWorker(WorkerPlugin):
     def prepare(self) -> None:
         """Prepare this process."""
         raise NotImplementedError
-
-
-def end_as_python() -> None:
-    """Let a worker's process end as any Python does: with `atexit` handlers and finalizers, and files that are open written out.
-
-    A fork server's child leaves by ``os._exit`` once its function has returned.
-    """
-    if current_process().name.startswith(WORKER_PROCESS):
-        util.Finalize(None, _end, exitpriority=-1000)  # the last of multiprocessing's own
-
-
-def _end() -> None:
-    if (colorama := sys.modules.get("colorama.initialise")) is not None:
-        # Numba's use of it: an escape sequence in the job's output, for which Open MPI has a terminal.
-        atexit.unregister(colorama.reset_all)
-    if sys.exc_info()[1] is None:  # else multiprocessing prints the error
-        ctypes.pythonapi.Py_Exit(0)
-
-
-#: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
-SAFE_PATH = "dask_gpu_mpi"
 
 
 class NewProcess(BeforeWorker):
@@ -231,53 +118,6 @@ class NewProcess(BeforeWorker):
         ignore_signals()
         guard_listeners()
         set_up(self.level, self.scratch, quiet_stream=self.quiet_stream)
-
-
-class TaskRanges(WorkerPlugin):
-    """Marks each task that runs, in a profile, as a range of NVTX with the prefix of the task's name."""
-
-    name = "dask_gpu_mpi-task-ranges"
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process."""
-        self._nvtx = import_module("nvtx")
-        self._open: dict[Any, Any] = {}
-
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes; one that is cancelled runs to its end."""
-        if finish == "executing" and key not in self._open:
-            self._open[key] = self._nvtx.start_range(message=key_split(key), domain="dask")
-        elif finish not in ("executing", "long-running", "cancelled", "resumed") and key in self._open:
-            self._nvtx.end_range(self._open.pop(key))
-
-
-class KeylessDump(WorkerPlugin):
-    """Leaves the private key out of ``client.dump_cluster_state()``, which writes each worker's configuration into a file."""
-
-    name = "dask_gpu_mpi-keyless-dump"
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process."""
-        dump = worker.handlers["dump_state"]
-
-        def dump_state(*, exclude: Collection[str] = ()) -> Any:
-            state = dump(exclude=exclude)
-            if "config" in state:
-                state["config"] = without_keys(state["config"])
-            return state
-
-        worker.handlers["dump_state"] = dump_state
-
-
-def without_keys(config: Any) -> Any:
-    """A configuration without texts that hold a private key.
-
-    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}})
-    {'tls': {'key': 'private key, left out', 'ciphers': None}}
-    """
-    if isinstance(config, dict):
-        return {key: without_keys(value) for key, value in config.items()}
-    return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config
 
 
 class UcxBetweenWorkers(BeforeWorker):
@@ -353,6 +193,204 @@ class ImportsOfScript(WorkerPlugin):
         gc.freeze()  # as the agent does before it forks workers: they stay until the worker ends, which is then sooner
 
 
+def end_as_python() -> None:
+    """Let a worker's process end as any Python does: with `atexit` handlers and finalizers, and files that are open written out.
+
+    A fork server's child leaves by ``os._exit`` once its function has returned.
+    """
+    if current_process().name.startswith(WORKER_PROCESS):
+        util.Finalize(None, _end, exitpriority=-1000)  # the last of multiprocessing's own
+
+
+def _end() -> None:
+    if (colorama := sys.modules.get("colorama.initialise")) is not None:
+        # Numba's use of it: an escape sequence in the job's output, for which Open MPI has a terminal.
+        atexit.unregister(colorama.reset_all)
+    if sys.exc_info()[1] is None:  # else multiprocessing prints the error
+        ctypes.pythonapi.Py_Exit(0)
+
+
+# Figures of a worker, in its heartbeats and with its finished tasks.
+
+#: Seconds between measurements of the bytes over PCIe: one takes 40 ms, in which the driver may serve no one else.
+PCIE_EVERY = 10.0
+
+
+class Figures(WorkerPlugin):
+    """Adds the metric `METRIC` to the heartbeats of a worker with these GPUs (UUIDs).
+
+    - ``time``: seconds since the epoch;
+    - ``sent``, ``received``: bytes of task data exchanged with other workers since the worker's start;
+    - ``spilled``: bytes of device memory that are kept in host memory, or None; only if distributed does not measure it;
+    - ``gpus``: for each of its GPUs those of `machine.nvidia.device_figures`, NVLink's as bytes per second, and PCIe's of every
+      `PCIE_EVERY` seconds.
+    """
+
+    name = "dask_gpu_mpi-figures"
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)
+        self._received = 0
+        self._transfers = TransferLog()
+        #: By GPU: when the bytes over NVLink were last read, and how many they were.
+        self._links: dict[str, tuple[float, float | None]] = {}
+        #: By GPU: when to measure PCIe next, and the last bytes per second.
+        self._pcie: dict[str, tuple[float, float | None]] = {}
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        worker.metrics[METRIC] = self.measure
+
+    async def measure(self, worker: Any) -> dict[str, Any]:
+        """Measure the figures."""
+        self._received += sum(transfer["total"] for transfer in self._transfers.new(worker))
+        figures: dict[str, Any] = {
+            "time": time.time(),
+            "sent": worker.transfer_outgoing_bytes_total,
+            "received": self._received,
+        }
+        if not hasattr(worker.data, "spilled_total"):
+            figures["spilled"] = spilled_from_device(worker.data)
+        if self.devices and nvml.device_get_count():
+            # not in Dask's thread for large messages, which would have to wait
+            figures["gpus"] = await asyncio.to_thread(lambda: [*map(self._of_gpu, self.devices)])
+        return figures
+
+    def _of_gpu(self, device: str) -> list[float | None]:
+        last, before = self._links.get(device, (0.0, None))
+        due, pcie = self._pcie.get(device, (0.0, None))
+        # the first time, its scheduler waits for the worker
+        measures = device in self._links and time.monotonic() >= due
+        *figures, measured, link = device_figures(device, throughput=measures)
+        now = time.monotonic()
+        if measures:
+            pcie = measured
+            self._pcie[device] = now + PCIE_EVERY, pcie
+        self._links[device] = now, link
+        counts = link is not None and before is not None and link >= before and now > last
+        return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
+
+
+def spilled_from_device(data: Any) -> int | None:
+    """Bytes of device memory that dask-cuda's ``DeviceHostFile`` keeps in host memory; None: not known."""
+    try:
+        host = data.host_buffer.fast
+        from_device = [key for key, value in host.d.items() if type(value).__name__ == "DeviceSerialized"]
+        return int(sum(host.weights[key] for key in from_device))
+    except AttributeError:  # another class, another version, or no limit of host memory
+        return None
+
+
+class TransferLog:
+    """Reads a worker's log of what it has fetched from others, each entry once; the log is short."""
+
+    def __init__(self) -> None:
+        #: The newest entry that has been read.
+        self._last: Any = None
+
+    def new(self, worker: Any) -> list[dict[str, Any]]:
+        """The entries since the last call, the newest first."""
+        newest_first = reversed(worker.transfer_incoming_log)
+        found = list(itertools.takewhile(lambda entry: entry is not self._last, newest_first))
+        self._last = found[0] if found else self._last
+        return found
+
+
+class TransferSizes(WorkerPlugin):
+    """Adds the number of bytes to each transfer that a worker reports with a finished task.
+
+    Dask reports the sender and the times. The bytes are in the worker's log of transfers, with the same times.
+    """
+
+    name = "dask_gpu_mpi-transfer-sizes"
+    #: Transfers of which no task is finished yet; those of a cancelled task stay, so that the oldest are removed.
+    MOST = 10_000
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._worker: Any = worker
+        self._transfers = TransferLog()
+        #: By sender and begin.
+        self._sizes: dict[tuple[str, float], int] = {}
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes, before the scheduler is informed."""
+        if start not in ("executing", "long-running") or finish not in ("memory", "error"):
+            return
+        # an error here would fail the user's task
+        with contextlib.suppress(Exception):
+            for each in self._worker.state.tasks[key].startstops:
+                if each["action"] == "transfer" and "nbytes" not in each:
+                    each["nbytes"] = self._size(each["source"], each["start"])
+
+    def _size(self, sender: str, start: float) -> int:
+        if (sender, start) not in self._sizes:
+            for entry in self._transfers.new(self._worker):
+                self._sizes[entry["who"], entry["start"]] = entry["total"]
+            while len(self._sizes) > self.MOST:
+                del self._sizes[next(iter(self._sizes))]
+        return self._sizes.pop((sender, start), 0)
+
+
+class TaskRanges(WorkerPlugin):
+    """Marks each task that runs, in a profile, as a range of NVTX with the prefix of the task's name."""
+
+    name = "dask_gpu_mpi-task-ranges"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._nvtx = import_module("nvtx")
+        self._open: dict[Any, Any] = {}
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes; one that is cancelled runs to its end."""
+        if finish == "executing" and key not in self._open:
+            self._open[key] = self._nvtx.start_range(message=key_split(key), domain="dask")
+        elif finish not in ("executing", "long-running", "cancelled", "resumed") and key in self._open:
+            self._nvtx.end_range(self._open.pop(key))
+
+
+# Errors, and what a worker reveals.
+
+#: The note on an error of CUDA that a task raises on a worker without a GPU.
+GPU_FIX = (
+    "this worker has no GPU (expected a GPU worker). Fix: annotate the task with resources={'GPU': 1}, or start the job with "
+    "--default-workers gpu"
+)
+
+
+class Label(WorkerPlugin):
+    """Adds the note `text` to the exception of a failed task, at the end of its traceback (PEP 678).
+
+    The note shows where the task ran. If CUDA has found no GPU, `gpu_fix` is a second note.
+    """
+
+    name = "dask_gpu_mpi-label"
+
+    def __init__(self, text: str, gpu_fix: str = "") -> None:
+        self.text = text
+        self.gpu_fix = gpu_fix
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes, before the scheduler is informed."""
+        if finish != "error" or start == "memory":
+            return
+        try:
+            carried: Any = self._worker.state.tasks[key].exception
+            error = pickle.loads(carried.data)
+            error.add_note(self.text)
+            if self.gpu_fix and NO_GPU.search(f"{type(error).__name__}: {error}"):
+                error.add_note(self.gpu_fix)
+            carried.data = pickle.dumps(error)
+        # if the exception can't be pickled again, it stays as it is
+        except Exception:
+            return
+
+
 class FailedTransfers(WorkerPlugin):
     """Fails tasks whose data can't be received, because there is no memory for them or they can't be deserialised.
 
@@ -394,69 +432,30 @@ class FailedTransfers(WorkerPlugin):
         self._worker.handlers["free_keys"](keys=keys, stimulus_id=stimulus)
 
 
-class Label(WorkerPlugin):
-    """Adds the note `text` to the exception of a failed task, at the end of its traceback (PEP 678).
+class KeylessDump(WorkerPlugin):
+    """Leaves the private key out of ``client.dump_cluster_state()``, which writes each worker's configuration into a file."""
 
-    The note shows where the task ran. If CUDA has found no GPU, `gpu_fix` is a second note.
-    """
-
-    name = "dask_gpu_mpi-label"
-
-    def __init__(self, text: str, gpu_fix: str = "") -> None:
-        self.text = text
-        self.gpu_fix = gpu_fix
+    name = "dask_gpu_mpi-keyless-dump"
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
-        self._worker = worker
+        dump = worker.handlers["dump_state"]
 
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes, before the scheduler is informed."""
-        if finish != "error" or start == "memory":
-            return
-        try:
-            carried: Any = self._worker.state.tasks[key].exception
-            error = pickle.loads(carried.data)
-            error.add_note(self.text)
-            if self.gpu_fix and NO_GPU.search(f"{type(error).__name__}: {error}"):
-                error.add_note(self.gpu_fix)
-            carried.data = pickle.dumps(error)
-        # if the exception can't be pickled again, it stays as it is
-        except Exception:
-            return
+        def dump_state(*, exclude: Collection[str] = ()) -> Any:
+            state = dump(exclude=exclude)
+            if "config" in state:
+                state["config"] = without_keys(state["config"])
+            return state
+
+        worker.handlers["dump_state"] = dump_state
 
 
-class TransferSizes(WorkerPlugin):
-    """Adds the number of bytes to each transfer that a worker reports with a finished task.
+def without_keys(config: Any) -> Any:
+    """A configuration without texts that hold a private key.
 
-    Dask reports the sender and the times. The bytes are in the worker's log of transfers, with the same times.
+    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}})
+    {'tls': {'key': 'private key, left out', 'ciphers': None}}
     """
-
-    name = "dask_gpu_mpi-transfer-sizes"
-    #: Transfers of which no task is finished yet; those of a cancelled task stay, so that the oldest are removed.
-    MOST = 10_000
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process."""
-        self._worker: Any = worker
-        self._transfers = TransferLog()
-        #: By sender and begin.
-        self._sizes: dict[tuple[str, float], int] = {}
-
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Called by distributed when a task's state changes, before the scheduler is informed."""
-        if start not in ("executing", "long-running") or finish not in ("memory", "error"):
-            return
-        # an error here would fail the user's task
-        with contextlib.suppress(Exception):
-            for each in self._worker.state.tasks[key].startstops:
-                if each["action"] == "transfer" and "nbytes" not in each:
-                    each["nbytes"] = self._size(each["source"], each["start"])
-
-    def _size(self, sender: str, start: float) -> int:
-        if (sender, start) not in self._sizes:
-            for entry in self._transfers.new(self._worker):
-                self._sizes[entry["who"], entry["start"]] = entry["total"]
-            while len(self._sizes) > self.MOST:
-                del self._sizes[next(iter(self._sizes))]
-        return self._sizes.pop((sender, start), 0)
+    if isinstance(config, dict):
+        return {key: without_keys(value) for key, value in config.items()}
+    return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config

@@ -25,169 +25,15 @@ from dask_gpu_mpi.options.model import Options, Setting
 from dask_gpu_mpi.plan import WorkerPlan
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
+KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 #: The fix if dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (
     "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
     "worker_class (--worker-class) distributed.Nanny"
 )
-KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 
 
-def import_worker_class(value: str | type) -> type:
-    """The class of workers with this dotted path, or this class itself; OptionError: there is none.
-
-    >>> import_worker_class("distributed.Nany")
-    Traceback (most recent call last):
-    dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
-'distributed.Nanny'?
-    """
-    found = value if isinstance(value, type) else _import(value)
-    if not (isinstance(found, type) and hasattr(found, "__await__")):
-        expected = "one whose instances can be awaited, such as distributed.Nanny"
-        raise OptionError(f"worker_class {show(value)} is not a class of workers", expected=expected)
-    return found
-
-
-def _import(value: str) -> Any:
-    where = f"worker_class {show(value)}"
-    module_name, _, name = value.rpartition(".")
-    of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
-    fix = NO_DASK_CUDA if of_dask_cuda else ""
-    if not module_name:
-        known = {path.rpartition(".")[2]: path for path in KNOWN_CLASSES}
-        near = known.get(nearest(name, known) or "")
-        raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a module may raise anything while it is imported
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-            raise OptionError(
-                f"{where}: importing {module_name!r} fails: {type(error).__name__}: {one_line(error)}",
-                fix=fix,
-            ) from error
-        if of_dask_cuda and missing == "dask_cuda":
-            raise OptionError(
-                f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
-            ) from None
-        like, other = nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
-        raise OptionError(f"{where}: there is no module {missing!r}{_hint(like, other)}") from None
-    if not hasattr(module, name):
-        classes = [key for key, found in vars(module).items() if isinstance(found, type)]
-        like = nearest(name, classes)
-        path = like and f"{module_name}.{like}"
-        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(path)}")
-    return getattr(module, name)
-
-
-def _hint(near: str | None, expected: str = "") -> str:
-    """The end of a message: the most similar right path, or the expected form."""
-    if near:
-        return f"; did you mean {near!r}?"
-    return f" (expected {expected})" if expected else ""
-
-
-def is_dasks(worker_class: type) -> bool:
-    """Whether this class itself is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known class."""
-    package = worker_class.__module__.partition(".")[0]
-    return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
-
-
-def is_cuda_worker(worker_class: type) -> bool:
-    """Whether the class is `dask_cuda.CUDAWorker` or a subclass."""
-    return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
-
-
-def worker_class_for(kind: str, worker_class: str | type) -> type:
-    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. With CUDAWorkers, CPU workers are Nannies."""
-    if worker_class == "auto":
-        worker_class = CUDA_WORKER if kind == "gpu" else NANNY
-    found = import_worker_class(worker_class)
-    return import_worker_class(NANNY) if kind == "cpu" and is_cuda_worker(found) else found
-
-
-def tasks_run_in_agent(worker_class: str | type) -> bool:
-    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
-
-    ``"auto"`` is CUDAWorker or Nanny, as the plan says for each worker. A CUDAWorker is not a Nanny, but makes some.
-
-    >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
-    (False, False, True)
-    """
-    if worker_class == "auto":
-        return False
-    from distributed import Nanny
-
-    cls = import_worker_class(worker_class)
-    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
-
-
-#: Options that a class itself passes to the next one, so that the user's would be passed a second time
-#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `factory`
-#: adds the user's to it.
-TAKEN = {
-    "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),
-    "Nanny": frozenset({"nanny"}),
-    "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
-}
-
-
-def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
-    """The names of all options of a class, including those that it passes on; None: it accepts all names.
-
-    `next_class` is what a Nanny starts instead of `distributed.Worker`.
-
-    >>> from distributed import Nanny
-    >>> accepted = accepted_options(Nanny)
-    >>> "preload_nanny" in accepted, "lifetime" in accepted, "rmm_pool_size" in accepted
-    (True, True, False)
-    """
-    names: set[str] = set()
-    taken: set[str] = set()
-    for cls in _chain(worker_class, next_class):
-        try:
-            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
-        except (TypeError, ValueError):  # written in C
-            return None
-        for parameter in parameters:
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                names |= {parameter.name} - taken
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return frozenset(names)
-        if is_dasks(cls):
-            taken |= TAKEN[cls.__name__] - names
-    return None
-
-
-def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
-    """The classes whose ``__init__`` receives an option, in order. Dask's classes pass ``**kwargs`` on to known ones."""
-    for cls in worker_class.__mro__[:-1]:
-        if "__init__" not in vars(cls):
-            continue
-        yield cls
-        if is_dasks(cls):
-            from distributed import Nanny, Worker
-            from distributed.core import Server
-
-            # CUDAWorker makes Nannies, a Nanny makes a Worker, whose __init__ calls Server's and skips its other bases'.
-            following = {"CUDAWorker": Nanny, "Nanny": next_class or Worker, "Worker": Server}
-            yield from _chain(following[cls.__name__], next_class)
-            return
-
-
-#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
-SET_ELSEWHERE = {
-    "name": "name (--name) for a prefix",
-    "scheduler": "scheduler_address (--scheduler-address)",
-    "scheduler_ip": "scheduler_address (--scheduler-address)",
-    "scheduler_port": "scheduler_port (--scheduler-port)",
-    "scheduler_file": "scheduler_file (--scheduler-file)",
-    "protocol": "protocol (--protocol)",
-    "security": "security (--security/--no-security)",
-}
-
-
-MEMORY = Setting("memory", nullable=True)
+_MEMORY = Setting("memory", nullable=True)
 #: Options of Dask's classes that are ports: a number, or a text with a range.
 PORTS, PORT = ("port", "worker_port"), Setting("int", minimum=0, maximum=65535)
 #: Options of CUDAWorker that are lists of modules. It would iterate a text by character.
@@ -222,7 +68,7 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
         _check_names(cls, options)
     read = dict(options)
     if any(is_dasks(base) for base in cls.__mro__):
-        convert(MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
+        convert(_MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
         for name in PORTS:
             if isinstance(port := options.get(name), int):
                 convert(PORT, port, f"worker_options: {name}", "keyword")
@@ -281,6 +127,129 @@ def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
+def follow_cudf_spill(worker_options: Mapping[str, Any]) -> None:
+    """If cuDF spills in the workers, let it do so in this process, which could not unpickle their data, and in its children."""
+    if worker_options.get("enable_cudf_spill"):
+        os.environ["CUDF_SPILL"] = "on"  # cuDF reads it when it is imported
+        if (cudf := sys.modules.get("cudf")) is not None:
+            cudf.set_option("spill", True)
+
+
+# The classes of workers.
+
+
+def worker_class_for(kind: str, worker_class: str | type) -> type:
+    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. With CUDAWorkers, CPU workers are Nannies."""
+    if worker_class == "auto":
+        worker_class = CUDA_WORKER if kind == "gpu" else NANNY
+    found = import_worker_class(worker_class)
+    return import_worker_class(NANNY) if kind == "cpu" and is_cuda_worker(found) else found
+
+
+def tasks_run_in_agent(worker_class: str | type) -> bool:
+    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
+
+    ``"auto"`` is CUDAWorker or Nanny, as the plan says for each worker. A CUDAWorker is not a Nanny, but makes some.
+
+    >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
+    (False, False, True)
+    """
+    if worker_class == "auto":
+        return False
+    from distributed import Nanny
+
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
+
+
+def is_cuda_worker(worker_class: type) -> bool:
+    """Whether the class is `dask_cuda.CUDAWorker` or a subclass."""
+    return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
+
+
+def is_dasks(worker_class: type) -> bool:
+    """Whether this class itself is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known class."""
+    package = worker_class.__module__.partition(".")[0]
+    return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
+
+
+def import_worker_class(value: str | type) -> type:
+    """The class of workers with this dotted path, or this class itself; OptionError: there is none.
+
+    >>> import_worker_class("distributed.Nany")
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
+'distributed.Nanny'?
+    """
+    found = value if isinstance(value, type) else _import_path(value)
+    if not (isinstance(found, type) and hasattr(found, "__await__")):
+        expected = "one whose instances can be awaited, such as distributed.Nanny"
+        raise OptionError(f"worker_class {show(value)} is not a class of workers", expected=expected)
+    return found
+
+
+def _import_path(value: str) -> Any:
+    where = f"worker_class {show(value)}"
+    module_name, _, name = value.rpartition(".")
+    of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
+    fix = NO_DASK_CUDA if of_dask_cuda else ""
+    if not module_name:
+        known = {path.rpartition(".")[2]: path for path in KNOWN_CLASSES}
+        near = known.get(nearest(name, known) or "")
+        raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            raise OptionError(
+                f"{where}: importing {module_name!r} fails: {type(error).__name__}: {one_line(error)}",
+                fix=fix,
+            ) from error
+        if of_dask_cuda and missing == "dask_cuda":
+            raise OptionError(
+                f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
+            ) from None
+        like, other = nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
+        raise OptionError(f"{where}: there is no module {missing!r}{_hint(like, other)}") from None
+    if not hasattr(module, name):
+        classes = [key for key, found in vars(module).items() if isinstance(found, type)]
+        like = nearest(name, classes)
+        path = like and f"{module_name}.{like}"
+        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(path)}")
+    return getattr(module, name)
+
+
+def _hint(near: str | None, expected: str = "") -> str:
+    """The end of a message: the most similar right path, or the expected form."""
+    if near:
+        return f"; did you mean {near!r}?"
+    return f" (expected {expected})" if expected else ""
+
+
+# The names of the options that a class accepts.
+
+
+#: Options that dask_gpu_mpi sets for every worker, and the option by which the user can change each.
+SET_ELSEWHERE = {
+    "name": "name (--name) for a prefix",
+    "scheduler": "scheduler_address (--scheduler-address)",
+    "scheduler_ip": "scheduler_address (--scheduler-address)",
+    "scheduler_port": "scheduler_port (--scheduler-port)",
+    "scheduler_file": "scheduler_file (--scheduler-file)",
+    "protocol": "protocol (--protocol)",
+    "security": "security (--security/--no-security)",
+}
+#: Options that a class itself passes to the next one, so that the user's would be passed a second time
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's `env` is not one of them: `factory`
+#: adds the user's to it.
+TAKEN = {
+    "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),
+    "Nanny": frozenset({"nanny"}),
+    "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
+}
+
+
 def _check_names(worker_class: type, options: Mapping[str, Any]) -> None:
     """Raise an OptionError for an option that the class does not accept."""
     for name in options:
@@ -302,8 +271,52 @@ def _check_names(worker_class: type, options: Mapping[str, Any]) -> None:
             raise OptionError(f"worker_options: {worker_class.__name__} {reason}")
 
 
+def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
+    """The names of all options of a class, including those that it passes on; None: it accepts all names.
+
+    `next_class` is what a Nanny starts instead of `distributed.Worker`.
+
+    >>> from distributed import Nanny
+    >>> accepted = accepted_options(Nanny)
+    >>> "preload_nanny" in accepted, "lifetime" in accepted, "rmm_pool_size" in accepted
+    (True, True, False)
+    """
+    names: set[str] = set()
+    taken: set[str] = set()
+    for cls in _chain(worker_class, next_class):
+        try:
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        except (TypeError, ValueError):  # written in C
+            return None
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                names |= {parameter.name} - taken
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return frozenset(names)
+        if is_dasks(cls):
+            taken |= TAKEN[cls.__name__] - names
+    return None
+
+
+def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
+    """The classes whose ``__init__`` receives an option, in order. Dask's classes pass ``**kwargs`` on to known ones."""
+    for cls in worker_class.__mro__[:-1]:
+        if "__init__" not in vars(cls):
+            continue
+        yield cls
+        if is_dasks(cls):
+            from distributed import Nanny, Worker
+            from distributed.core import Server
+
+            # CUDAWorker makes Nannies, a Nanny makes a Worker, whose __init__ calls Server's and skips its other bases'.
+            following = {"CUDAWorker": Nanny, "Nanny": next_class or Worker, "Worker": Server}
+            yield from _chain(following[cls.__name__], next_class)
+            return
+
+
 # Sizes of device memory among the options: how much of a GPU's memory its worker uses, in bytes, and whether the GPU has that
 # much.
+
 
 #: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM requires of them (bytes).
 DEVICE_SIZES = {
@@ -318,14 +331,6 @@ MANAGED = "rmm_managed_memory"
 DEFAULT_FRACTION = 0.8
 #: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.
 PROPOSED_FRACTION = 0.9
-
-
-def follow_cudf_spill(worker_options: Mapping[str, Any]) -> None:
-    """If cuDF spills in the workers, let it do so in this process, which could not unpickle their data, and in its children."""
-    if worker_options.get("enable_cudf_spill"):
-        os.environ["CUDF_SPILL"] = "on"  # cuDF reads it when it is imported
-        if (cudf := sys.modules.get("cudf")) is not None:
-            cudf.set_option("spill", True)
 
 
 def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]:
@@ -348,7 +353,7 @@ def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]
                     expected="bytes, a text such as '4GB', or a fraction up to 1",
                 )
     if not asked.get(MANAGED):
-        _check(asked, found, worker)
+        _check_sizes(asked, found, worker)
     return found
 
 
@@ -381,7 +386,7 @@ def device_bytes(value: int | float | str, memory: int, alignment: int = 1) -> i
     return size // alignment * alignment
 
 
-def _check(asked: Mapping[str, Any], sizes: Mapping[str, int], worker: WorkerPlan) -> None:
+def _check_sizes(asked: Mapping[str, Any], sizes: Mapping[str, int], worker: WorkerPlan) -> None:
     """Refuse sizes that the GPU does not have; the OptionError has its free memory, and a value that would fit.
 
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the

@@ -35,7 +35,7 @@ from dask_gpu_mpi.sites.launchers import (
     first_on_host,
     forwarded,
     library_name,
-    speaks,
+    reports_for_all,
 )
 from dask_gpu_mpi.sites.pbs import resources
 from dask_gpu_mpi.sites.slurm import earliest
@@ -74,7 +74,7 @@ LAUNCHER_VARIABLES = sorted(
 @fuzz
 @given(st.dictionaries(st.sampled_from(LAUNCHER_VARIABLES), near("0", "1", "4", "1(x8)"), max_size=6), texts)
 def test_what_launchers_say_of_a_rank(environ: dict[str, str], library: str) -> None:
-    for ask in (detect, all_on_one_host, first_on_host, speaks):
+    for ask in (detect, all_on_one_host, first_on_host, reports_for_all):
         soon(ask, environ)
     soon(lambda: cross_check(environ, 1, 0, "h", library=library))
 
