@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import os
 import select
 import socket
 import threading
@@ -29,8 +30,8 @@ LEAST, CHUNK = 1 << 20, 1 << 20
 #: Bytes of large frames for which a connection gets streams. A stream costs a handshake of TLS at both ends: 64 workers that each
 #: fetch a little from all others would make 12,000.
 WORTH = 16 << 20
-#: Sockets to a peer. Each costs a handshake, so there are fewer if more of them gain nothing: with encryption between workers
-#: without a GPU, and by a cryptography before this version, whose AES-GCM keeps Python's lock.
+#: Sockets to a peer. Each costs a handshake, so there are fewer if more of them gain nothing: on fewer cores, and with encryption
+#: by a cryptography before this version, whose AES-GCM keeps Python's lock.
 SOCKETS, FEWER, RELEASES_LOCK = 4, 2, 50
 #: Parts that a process sends, and that it receives, at the same time; each has a thread. A peer that stops in the middle keeps
 #: those of its sockets for `QUEUED` or `STALLED`.
@@ -218,12 +219,13 @@ class Streams:
 
 
 @functools.cache
-def sockets(*, sealed: bool, has_gpu: bool) -> int:
+def sockets(*, sealed: bool) -> int:
     """How many sockets to a peer this process has use for."""
     import cryptography
 
     releases_lock = int(cryptography.__version__.partition(".")[0]) >= RELEASES_LOCK
-    return SOCKETS if not sealed or (has_gpu and releases_lock) else FEWER
+    has_use = len(os.sched_getaffinity(0)) >= SOCKETS and (releases_lock or not sealed)
+    return SOCKETS if has_use else FEWER
 
 
 @functools.cache

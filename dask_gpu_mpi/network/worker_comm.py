@@ -152,7 +152,7 @@ class WorkerComm(TLS):
         if is_of_worker and self.offers_ucx:
             offers[OFFER] = [VERSION, *_place()]
         if is_of_worker and self.offers_streams:
-            count = sockets(sealed=self.sealed, has_gpu=self.has_gpu)
+            count = sockets(sealed=self.sealed)
             name = secrets.token_bytes(16)
             offers[STREAMS_OFFER] = [STREAMS_VERSION, name, self.sealed, self.has_gpu, count]
         return {**super().handshake_info(), **offers}

@@ -49,6 +49,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         monkeypatch.setattr(WorkerComm, name, False)
     monkeypatch.setattr(worker_comm, "without_ucx", {})
     monkeypatch.setattr(worker_comm, "WORTH", 0, raising=False)
+    monkeypatch.setattr(worker_comm, "sockets", lambda sealed: FEWER if sealed else SOCKETS)
     monkeypatch.setattr(worker_comm.Ucx, "_loop", None)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
     with dask.config.set(make_credentials()):
@@ -80,20 +81,22 @@ async def test_large_arrays_in_both_directions(sealed: bool, sent: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    ("version", "sealed", "has_gpu", "count"),
+    ("version", "sealed", "cores", "count"),
     [
-        ("50.0.2", True, True, SOCKETS),
-        ("50.0.2", True, False, FEWER),
-        ("49.0", True, True, FEWER),
-        ("49.0", False, False, SOCKETS),
+        ("50.0.2", True, SOCKETS, SOCKETS),
+        ("50.0.2", True, SOCKETS - 1, FEWER),
+        ("49.0", True, SOCKETS, FEWER),
+        ("49.0", False, SOCKETS, SOCKETS),
+        ("49.0", False, 1, FEWER),
     ],
 )
 async def test_how_many_sockets(
-    version: str, sealed: bool, has_gpu: bool, count: int, monkeypatch: pytest.MonkeyPatch
+    version: str, sealed: bool, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cryptography.__version__", version)
     monkeypatch.setattr(worker_comm, "sockets", streams.sockets.__wrapped__)
-    use_streams_between_workers(sealed=sealed, has_gpu=has_gpu)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    use_streams_between_workers(sealed=sealed, has_gpu=False)
     async with pair() as comm:
         await there_and_back(comm, np.ones(2 * LEAST, "u1"))
         assert len(comm._endpoint._streams) == count
