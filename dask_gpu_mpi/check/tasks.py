@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.text import one_line
-from dask_gpu_mpi.base.timeouts import CHECK_KERNELS
 from dask_gpu_mpi.base.versions import installed
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health
@@ -97,8 +96,8 @@ def run_kernel(devices: Sequence[str], patience: float) -> dict[str, KernelResul
     The import of numba may take long from a shared file system, and a driver may hang. So both have a thread, and this worker
     itself reports how far it came.
     """
-    slow = f"the import of numba took longer than {CHECK_KERNELS:.0f} s"
-    late = f"no result within {CHECK_KERNELS:.0f} s"
+    slow = f"the import of numba took longer than {patience:.0f} s"
+    late = f"no result within {patience:.0f} s"
     results = dict.fromkeys(devices, KernelResult("slow", slow))
 
     def run() -> None:

@@ -84,10 +84,10 @@ def why_none(environ: Mapping[str, str], inspect: str, exists: Callable[[str], b
 def near(cpus: Iterable[int], numa: int | None, nics: str) -> str:
     """The cores, NUMA node and network devices near a GPU, in words; empty: unknown.
 
-    >>> near((0, 1, 2), 1, "mlx5_0:1"), near((0, 1), None, ""), near((), -1, "")
+    >>> near((0, 1, 2), 1, "mlx5_0:1"), near((0, 1), None, ""), near((), None, "")
     ('0-2, NUMA 1, mlx5_0:1', '0-1', '')
     """
-    node = "" if numa is None or numa < 0 else f"NUMA {numa}"
+    node = "" if numa is None else f"NUMA {numa}"
     return ", ".join(filter(None, (fold_numbers(cpus), node, nics)))
 
 
@@ -98,7 +98,7 @@ def nearest_ports(pci: str, sys: Path = Path("/sys")) -> str:
     UCX has to choose, which knows who reaches whom: ports are Ethernet's (RoCE), or of different subnets.
     """
     domain, _, place = pci.lower().partition(":")
-    device = sys / "bus/pci/devices" / f"{domain[-4:]}:{place}"
+    device = sys / "bus/pci/devices" / f"{domain[-4:]}:{place}"  # NVML's domain has eight digits
     found: dict[tuple[int, bool], list[str]] = {}
     subnets = set()
     try:

@@ -214,13 +214,16 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
     return driver, ecc
 
 
-def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
-    """Figures of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
+#: In percent; bytes in use, and in total; W; °C; bits of the reasons for lower clocks (`reasons_of`); J since the driver was
+#: loaded; bytes per second over PCIe and NVLink.
+FIGURES = ("use", "memory", "memory_total", "power", "temperature", "slowed", "energy", "pcie", "nvlink")
 
-    They are: use in percent; bytes in use, and in total; power in W; temperature in °C; the reasons for which its clocks are
-    lowered, as bits in the order of `SLOWED`; energy in J since the driver was loaded; bytes per second over PCIe, which take
-    40 ms to measure (`throughput`); bytes over NVLink since the driver was loaded. A MIG instance has memory only: the rest
-    would be that of its GPU.
+
+def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
+    """The `FIGURES` of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
+
+    But those of NVLink are bytes since the driver was loaded. PCIe takes 40 ms to measure (`throughput`). A MIG instance has
+    memory only: the rest would be that of its GPU.
     """
     nvml = nvml or _import_nvml()
 
@@ -236,7 +239,7 @@ def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> l
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
-        return [None] * 9
+        return [None] * len(FIGURES)
     memory = read("nvmlDeviceGetMemoryInfo")
     known = [None, None] if memory is None else [memory.used, memory.total]
     if uuid.startswith("MIG-"):

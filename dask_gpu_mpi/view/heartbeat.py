@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import METRIC
+from dask_gpu_mpi.machine.nvidia import FIGURES
 
 #: The kinds of work in a report: Dask's actions, and a computation that has failed.
 ACTIONS = ("compute", "failed", "transfer", "disk-read", "disk-write", "deserialize", "other")
-#: Figures of a GPU, in the order of `machine.nvidia.device_figures`: percent; bytes in use, and in total; W; °C; bits of
-#: the reasons for lower clocks (`machine.nvidia.reasons_of`); J since the driver was loaded; bytes per second over two links.
-FIGURES = ("use", "memory", "memory_total", "power", "temperature", "slowed", "energy", "pcie", "nvlink")
 #: GPUs of one worker of which measurements are kept.
 MOST_GPUS = 16
 #: More is not a figure: it would not be kept, or written as JSON.

@@ -27,7 +27,7 @@ from distributed.worker_state_machine import TaskErredMsg
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
-from dask_gpu_mpi.machine.nvidia import NO_GPU, device_figures, is_profiled
+from dask_gpu_mpi.machine.nvidia import FIGURES, NO_GPU, device_figures, is_profiled
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers.logs import log_to_file, set_up
@@ -261,14 +261,17 @@ class Figures(WorkerPlugin):
         due, pcie = self._pcie.get(device, (0.0, None))
         # the first time, its scheduler waits for the worker
         measures = device in self._links and time.monotonic() >= due
-        *figures, measured, link = device_figures(device, throughput=measures)
-        now = time.monotonic()
+        figures = dict(zip(FIGURES, device_figures(device, throughput=measures), strict=True))
+        now, link = time.monotonic(), figures["nvlink"]
         if measures:
-            pcie = measured
+            pcie = figures["pcie"]
             self._pcie[device] = now + PCIE_EVERY, pcie
         self._links[device] = now, link
-        counts = link is not None and before is not None and link >= before and now > last
-        return [*figures, pcie, (link - before) / (now - last) if counts else None]  # type: ignore[operator]
+        rate = None
+        if link is not None and before is not None and link >= before and now > last:
+            rate = (link - before) / (now - last)
+        figures |= {"pcie": pcie, "nvlink": rate}
+        return [*figures.values()]
 
 
 def spilled_from_device(data: Any) -> int | None:
