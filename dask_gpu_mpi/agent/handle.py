@@ -50,10 +50,10 @@ class AgentProcess:
         #: The rank's, without the launcher's identity.
         self.environ = _agent_environ(environ)
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
-        follow = threading.current_thread() is threading.main_thread()
+        dies_with_rank = threading.current_thread() is threading.main_thread()
         ours, agents = socket.socketpair()
         try:
-            arguments = (agents.fileno(), os.getpid(), int(follow))
+            arguments = (agents.fileno(), os.getpid(), int(dies_with_rank))
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_options(), "-c", _BOOT, *map(str, arguments), *import_path()],
                 stdin=subprocess.DEVNULL,

@@ -128,6 +128,8 @@ _returned_false = False
 #: The warnings that were printed: one of each is enough.
 _warned: set[str] = set()
 
+#: The state in which the script of a command began, until its first client.
+_at_start: AtStart | None = None
 #: Called before the cluster is shut down by a client of this process.
 _before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
 
@@ -372,10 +374,6 @@ def _read_elsewhere() -> dict[str, Any]:
     import dask
 
     return {key: value for key, value in leaves(dask.config.config) if key.startswith(_READ_ELSEWHERE)}
-
-
-#: For the script of a command, until its first client.
-_at_start: AtStart | None = None
 
 
 def note_start() -> None:

@@ -110,7 +110,7 @@ def main() -> None:
 
 def make_copy(wanted: Stage, library: str, host: str) -> None:
     """Make the copy on this node, unless it is complete; `launch` removes the part of one that fails."""
-    marker = _marker_of(wanted.folder)
+    marker = _marker_file(wanted.folder)
     _check_parent(wanted.folder)
     if not os.path.lexists(wanted.folder):
         try:
@@ -122,7 +122,7 @@ def make_copy(wanted: Stage, library: str, host: str) -> None:
         # a heterogeneous job has several processes on a node: the first one makes the copy, and the others wait
         fcntl.flock(folder, fcntl.LOCK_EX)
         private = stat.S_IMODE(os.fstat(folder).st_mode) == 0o700
-        found = _marker(marker).split() if private else []
+        found = _read_marker(marker).split() if private else []
         if found[1:] and found[1] != host:
             raise InputError(
                 f"{wanted.folder} is the copy of node {found[1]}: the local directory is shared by nodes",
@@ -151,7 +151,7 @@ def remove_copy(folder: str, host: str) -> None:
     try:
         _check_parent(folder)
         with _opened(folder):
-            remove(_marker_of(folder))
+            remove(_marker_file(folder))
         remove_scratch(folder, within=REMOVAL_TIMEOUT)
     except (InputError, OSError) as error:
         why = f" ({error})"
@@ -176,11 +176,11 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _marker_of(folder: str) -> str:
+def _marker_file(folder: str) -> str:
     return os.path.join(folder, "complete")
 
 
-def _marker(path: str) -> str:
+def _read_marker(path: str) -> str:
     try:
         return read_trusted(path)
     except (OSError, ValueError, UntrustedFileError):

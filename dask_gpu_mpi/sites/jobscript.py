@@ -50,19 +50,7 @@ def render(job: JobRequest) -> str:
     _check(job, system, launcher)
     job = replace(job, directives=tuple(_filled(text, job) for text in job.directives))
     lines = template(system.templates[launcher]).splitlines()
-    words = {system.words[name]: text for name, text in job.words.items()}
-    for beginning, value in (system.directives(job) | words).items():
-        _set_directive(lines, system.prefix, beginning, value)
-    replaced = frozenset[str]().union(*map(system.replaced, job.directives))
-    end = _last(lines, system.prefix) + 1
-    directives = [system.prefix + each for each in job.directives if not each.endswith("=")]
-    kept = [
-        line
-        for line in lines[:end]
-        if not line.startswith(system.prefix)
-        or system.option_name(line.removeprefix(system.prefix)) not in replaced
-    ]
-    lines[:end] = [*kept, *directives]
+    _set_directives(lines, system, job)
     program = _at(lines, "program=")
     settings = _settings(job, system, launcher)
     lines[program] = f"program=({_words(job.program)})"
@@ -79,6 +67,23 @@ def render(job: JobRequest) -> str:
     # not the template's own head, with the command to submit it, nor its examples of directives
     lines[1 : _at(lines, "# shellcheck")] = [f"# {shape}. Made by dask-gpu-mpi jobscript."]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
+
+
+def _set_directives(lines: list[str], system: BatchSystem, job: JobRequest) -> None:
+    """Set those of the request among the lines of a template; then those by ``--directive``, which replace others."""
+    words = {system.words[name]: text for name, text in job.words.items()}
+    for beginning, value in (system.directives(job) | words).items():
+        _set_directive(lines, system.prefix, beginning, value)
+    replaced = frozenset[str]().union(*map(system.replaced, job.directives))
+    end = _last(lines, system.prefix) + 1
+    kept = [
+        line
+        for line in lines[:end]
+        if not line.startswith(system.prefix)
+        or system.option_name(line.removeprefix(system.prefix)) not in replaced
+    ]
+    # `--mem=`, without a value, only takes the template's out
+    lines[:end] = [*kept, *(system.prefix + each for each in job.directives if not each.endswith("="))]
 
 
 def _check(job: JobRequest, system: BatchSystem, launcher: str) -> None:

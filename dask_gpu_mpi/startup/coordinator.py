@@ -148,7 +148,7 @@ class Coordinator:
                 if payload:
                     self._lost[source] = payload
                 if not self._connecting and self.outcome is None and not self._failures:
-                    self._all_connected()
+                    self._judge_connections()
             case _:
                 return False
         return True
@@ -224,7 +224,7 @@ class Coordinator:
             ranks=tuple(missing),
         )
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, late))
-        self._all_connected()
+        self._judge_connections()
         return True
 
     def _leave_out(self, missing: Collection[int]) -> None:
@@ -390,9 +390,9 @@ class Coordinator:
         for rank, others in peers.items():
             self._send(rank, Kind.CONNECT, others)
         if not peers:
-            self._all_connected()
+            self._judge_connections()
 
-    def _all_connected(self) -> None:
+    def _judge_connections(self) -> None:
         if not self._lost:
             self._up()
             return

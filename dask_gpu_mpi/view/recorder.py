@@ -90,7 +90,7 @@ class Recorder(SchedulerPlugin):
             rows[name] = values = measured(state.metrics)
             peaks = self._peaks.setdefault(name, {})
             for quantity, value in values.items():
-                # not of a sum of reasons
+                # not of bits: the largest number means nothing
                 if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
                     peaks[quantity] = value
             readings = [gpu.get("energy") for gpu in gpus_of(state.metrics)[:MOST_GPUS]]
@@ -336,6 +336,9 @@ class TaskStream:
             "name": array("i", [each[3] for each in rectangles]).tobytes(),
             "action": array("b", [each[4] for each in rectangles]).tobytes(),
         }
+
+
+# The time in which there were unfinished tasks.
 
 
 class Busy:

@@ -1,4 +1,4 @@
-"""Makes a worker from its line of the plan."""
+"""Makes a worker from its line of the plan, with its nannies, which start its process again; a CUDAWorker makes them itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def make_worker(
         given["resources"] = " ".join(filter(None, [*texts, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
     if cls is Nanny:
-        # If the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
+        # The plan has chosen it, perhaps: then options that only CUDAWorker has are not for CPU workers.
         known = accepted_options(cls, given.get("worker_class")) or given
         given = {key: value for key, value in given.items() if key in known}
     given["plugins"] = {*given.get("plugins", ()), *plugins}
@@ -263,7 +263,7 @@ def make_cuda_worker(
         nannies.append(watched(before)(*args, **more))
         return nannies[-1]
 
-    # CUDAWorker sets it in this process, too, where it would make a context
+    # CUDAWorker sets this variable in this process, too, where it would make a context
     with environment({VISIBLE_DEVICES: plan.devices[0]}), dask.config.set(UNMEASURED):
         module.Nanny = nanny
         try:
