@@ -7,18 +7,20 @@ import contextlib
 import importlib.util
 import os
 import secrets
+from collections.abc import Mapping
 from html import escape
 
 from dask_gpu_mpi.base.files import remove, replace
 from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import installed, pin_warnings, untested
-from dask_gpu_mpi.errors import Problem
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.job.entering import Joined
 from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.sites.batch import find_allocation
 from dask_gpu_mpi.workers.worker_options import gpu_options
 
 
@@ -131,12 +133,26 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
         one_host = len(plan.hosts) == 1
         why = launched.launcher.ends_with_a_rank(joined.environ, joined.world.library, one_host=one_host)
         warnings += [f"lost ranks: {why}"] if why else []
+    if launched is None and len(plan.hosts) == 1:
+        warnings += _warn_of_other_nodes(joined.environ)
     gpus = any(worker.devices for worker in plan.workers)
     return (
         *warnings,
         *map(str, (*options.warnings, *plan.warnings, *([] if gpus else gpu_options(options)))),
         *map(str, version_warnings(gpus=gpus)),
     )
+
+
+def _warn_of_other_nodes(environ: Mapping[str, str]) -> list[str]:
+    """The warning of a script that nothing has started on the job's other nodes."""
+    with contextlib.suppress(InputError):
+        job = find_allocation(environ)
+        if job.nodes > 1:
+            used = f"nodes: the job of {job.batch.title} has {job.nodes}, and this cluster uses one"
+            return [
+                f"{used}, since no launcher has started a rank on the others. Fix: dask-gpu-mpi launch SCRIPT"
+            ]
+    return []
 
 
 def open_warnings(address: str, options: Options) -> list[str]:

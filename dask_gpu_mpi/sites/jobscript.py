@@ -192,9 +192,12 @@ def submit(job: JobRequest, text: str) -> str:
     answer, complaint = " ".join(done.stdout.split()), " ".join(done.stderr.split())
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:
+        fix = f"run this on a login node of {system.title}"
+        if done.returncode:
+            fix = f"correct what it names, such as the account, the partition or the number of GPUs, or {fix}"
         raise InputError(
             f"submit: {' '.join(system.submit)} exited with code {done.returncode}: {complaint or answer or 'no output'}",
-            expected="the job's number",
-            fix=f"run this on a login node of {system.title}; check whether the job is in the queue before you submit again",
+            expected="" if done.returncode else "the job's number",
+            fix=f"{fix}; check whether the job is in the queue before you submit again",
         )
     return found[1]

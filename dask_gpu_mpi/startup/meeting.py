@@ -217,7 +217,7 @@ class Meeting:
         return Problem(
             text,
             fix="find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or still "
-            "importing, or its node is down",
+            "importing, its node is down, or its code does not call initialize(), which all ranks must",
             what="ranks",
             ranks=tuple(missing),
             hosts=tuple(sorted({self._beside[rank][0] for rank in states})),

@@ -19,6 +19,9 @@ from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.messages import Cluster
 from support.mocks.inputs import plan_of, worker_plan
 
+#: A batch script of Slurm, without a launcher.
+SLURM = {"SLURM_JOB_ID": "7"}
+
 
 def test_what_came_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [worker_plan(n, device, host=f"n{min(n, 1)}") for n, device in enumerate(("u", "v", None))]
@@ -52,6 +55,14 @@ def test_what_came_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         ),
         (False, {"PMI_RANK": "0", "PMI_SIZE": "2", "HYDI_CONTROL_FD": "7"}, 0, []),
         (False, {}, 1, []),
+        (
+            False,
+            SLURM | {"SLURM_JOB_NUM_NODES": "2"},
+            0,
+            ["nodes: the job of Slurm has 2, and this cluster uses one"],
+        ),
+        (False, SLURM | {"SLURM_JOB_NUM_NODES": "1"}, 0, []),
+        (False, SLURM | {"SLURM_JOB_NUM_NODES": "two"}, 0, []),
     ],
 )
 def test_warnings_about_mpi_and_its_launcher(

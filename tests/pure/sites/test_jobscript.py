@@ -265,9 +265,13 @@ def test_submit(
     assert script(f"{words} -- --container im.sif /opt/my.py 'a b'") == f"{number}\n"
     (row,) = [row for row in batch.rows() if row["name"] == name]
     assert "\nprogram=(--container im.sif /opt/my.py 'a b')\n" in row["stdin"]
-    for text, code in (("error: invalid account", 1), ("come back later", 0)):
+    correct = ". Fix: correct what it names, such as the account"
+    for text, code, fix in (
+        ("error: invalid account", 1, correct),
+        ("come back later", 0, " (expected the job's number)"),
+    ):
         batch.answers[name] = (f"{text}\n", code)
         monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
-        assert f"exited with code {code}: {text}" in script(words, rc=2)
+        assert f"exited with code {code}: {text}{fix}" in script(words, rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"{name}: not found in PATH" in script(words, rc=2)
