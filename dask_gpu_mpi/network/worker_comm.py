@@ -566,19 +566,20 @@ def _joined(frames: Iterable[Any]) -> list[tuple[Any, list[int]]]:
     """
     groups: list[list[Any]] = []
     for frame in frames:
-        piece = frame if on_device(frame) else ensure_memoryview(frame)
-        if groups and _are_of_one(groups[-1][-1], piece):
-            groups[-1].append(piece)
+        if groups and _are_of_one(groups[-1][-1], frame):
+            groups[-1].append(frame)
         else:
-            groups.append([piece])
-    joined = []
+            groups.append([frame])
+    joined: list[tuple[Any, list[int]]] = []
     for pieces in groups:
         try:
-            whole = [merge_memoryviews(pieces)] if len(pieces) > 1 else pieces
-        except ValueError:  # they don't follow one another
-            joined += [(piece, [nbytes(piece)]) for piece in pieces]
+            whole = merge_memoryviews(pieces) if len(pieces) > 1 else pieces[0]
+        except (ValueError, TypeError):  # they don't follow one another, or are not contiguous
+            joined += [(ensure_memoryview(piece), [nbytes(piece)]) for piece in pieces]
         else:
-            joined.append((whole[0], [nbytes(piece) for piece in pieces]))
+            joined.append(
+                (whole if on_device(whole) else ensure_memoryview(whole), [nbytes(piece) for piece in pieces])
+            )
     return joined
 
 

@@ -122,15 +122,16 @@ async def test_all_frames_of_a_message_go_together(sent: list[int]) -> None:
     assert sum(sent) == 2 * sum(map(len, arrays))
 
 
-@pytest.mark.parametrize("rest", [5, LEAST], ids=["a small last piece", "a large one"])
-async def test_a_large_array_arrives_in_its_place(rest: int) -> None:
+@pytest.mark.parametrize("kind", ["u1", "f8"])
+@pytest.mark.parametrize("rest", [8, LEAST], ids=["a small last piece", "a large one"])
+async def test_a_large_array_arrives_in_its_place(rest: int, kind: str) -> None:
     """Dask cuts frames into pieces of 64 MiB, and would copy the array at the other end if each came into memory of its own."""
-    data = np.full((64 << 20) + rest, 7, "u1")
+    data = np.full(((64 << 20) + rest) // np.dtype(kind).itemsize, 7, kind)
     async with pair() as comm:
-        await there_and_back(comm, data[: 2 * LEAST])
+        await there_and_back(comm, np.ones(2 * LEAST, "u1"))
         tracemalloc.start()
         try:
-            assert (await there_and_back(comm, data)).sum() == 7 * data.nbytes
+            assert (await there_and_back(comm, data)).sum() == 7 * data.size
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
