@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import select
+import signal
 from typing import NamedTuple
 
 from dask_gpu_mpi.base.frames import read_frame, write_frame
@@ -33,11 +34,14 @@ class Begin(NamedTuple):
     inspect: bool
 
 
-def main(control: int, *, rank: int, follow: bool) -> None:
+def main(control: int, *, rank: int, follow: bool, end: int) -> None:
     """Run the agent; never returns.
 
-    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread.
+    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread. `end`: the
+    number (inode) of the socket's other end.
     """
+    # The fork server, which this process becomes, learns by it that workers have died; the launcher or the script may block it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     # Imported modules stay, and the collections of garbage would be a tenth of the import.
     gc.disable()
     open_missing()
@@ -72,7 +76,15 @@ def main(control: int, *, rank: int, follow: bool) -> None:
     try:
         from dask_gpu_mpi.agent.main import run
 
-        run(control, timeline, rank=rank, cuda=begin.cuda, gpu_answer=gpu_answer, gpu_inspector=gpu_inspector)
+        run(
+            control,
+            timeline,
+            rank=rank,
+            end=end,
+            cuda=begin.cuda,
+            gpu_answer=gpu_answer,
+            gpu_inspector=gpu_inspector,
+        )
     except ConnectionError:
         pass  # the rank is gone
     except BaseException as error:

@@ -238,12 +238,13 @@ def end_left_behind() -> None:
     end_programs(left, "tasks", "the workers", leaving=TASKS_PROGRAMS, killing=TASKS_PROGRAMS)
 
 
-def end_left_by_script(rank: psutil.Process) -> None:
+def end_left_by_script(rank: psutil.Process, end: int, *, by_environment: bool) -> None:
     """Leave a process that ends, after the rank, the programs that its script has started, if there are any now.
 
-    It has the job's standard error, so that the launcher waits for it.
+    `end`: the number of the rank's end of its socket to this agent. `by_environment`: not its forks alone.
+    The process has the job's standard error, so that the launcher waits for it.
     """
-    found = _of_script(rank)
+    found = _of_script(rank, end, by_environment=by_environment)
     if not found:
         return
     with warnings.catch_warnings(), kept():
@@ -271,22 +272,39 @@ def end_left_by_script(rank: psutil.Process) -> None:
         os._exit(0)
 
 
-def _of_script(rank: psutil.Process) -> list[psutil.Process]:
-    """The programs that a rank's script has started, by their environment, and by descent as long as the rank lives."""
+def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[psutil.Process]:
+    """The programs that a rank's script has started: by their environment, and by descent as long as the rank lives.
+
+    Its forks, whose environment is that with which the rank was started, have its end of the socket to this agent.
+    """
     me = psutil.Process()
     own = {me.pid, rank.pid, *(each.pid for each in me.children(recursive=True))}
     found: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        found += rank.children(recursive=True)
+    if by_environment:
+        with contextlib.suppress(psutil.Error):
+            found += rank.children(recursive=True)
     jobs = ("", batch_job(os.environ))
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
             # One that an earlier rank of this number has left is older than this rank. A batch job that the script has submitted
             # has the script's environment, and may run on this node already.
             if (
-                rank_that_started(pid) == str(rank.pid)
+                by_environment
+                and rank_that_started(pid) == str(rank.pid)
                 and (each := psutil.Process(pid)).create_time() >= rank.create_time()
                 and batch_job(each.environ()) in jobs
+            ) or (
+                (each := psutil.Process(pid)).create_time() >= rank.create_time() and _has_socket(pid, end)
             ):
                 found.append(each)
     return [each for each in running(found) if each.pid not in own]
+
+
+def _has_socket(pid: int, number: int) -> bool:
+    """Whether a process has this socket open."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for fd in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(fd.path) == f"socket:[{number}]":
+                    return True
+    return False

@@ -34,8 +34,8 @@ from dask_gpu_mpi.startup.messages import Configuration, Kind
 # first, where other users may have put a module. So no file is imported before the rank's path is set. -P would do the same,
 # but processes that tasks start inherit Python's flags.
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[4:]; from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[1]), rank=int(sys.argv[2]), follow=bool(int(sys.argv[3])))"
+    "import sys; sys.path[:] = sys.argv[5:]; from dask_gpu_mpi.agent.boot import main; "
+    "main(int(sys.argv[1]), rank=int(sys.argv[2]), follow=bool(int(sys.argv[3])), end=int(sys.argv[4]))"
 )
 
 
@@ -53,7 +53,7 @@ class AgentProcess:
         dies_with_rank = threading.current_thread() is threading.main_thread()
         ours, agents = socket.socketpair()
         try:
-            arguments = (agents.fileno(), os.getpid(), int(dies_with_rank))
+            arguments = (agents.fileno(), os.getpid(), int(dies_with_rank), os.fstat(ours.fileno()).st_ino)
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_options(), "-c", _BOOT, *map(str, arguments), *import_path()],
                 stdin=subprocess.DEVNULL,

@@ -76,13 +76,15 @@ def run(
     timeline: Timeline,
     *,
     rank: int,
+    end: int,
     cuda: bool,
     gpu_answer: Look | None,
     gpu_inspector: int | None,
 ) -> None:
     """Import (with `cuda`, dask_cuda too), be configured, fork, and serve until the rank ends.
 
-    `control`: the socket to the rank. `rank`, `gpu_inspector`: process ids of the rank, and of the child that inspects the GPUs.
+    `control`: the socket to the rank, `end` the number of its other end. `rank`, `gpu_inspector`: process ids of the rank, and of
+    the child that inspects the GPUs.
     """
     of_rank = psutil.Process(rank)
     _import_dask(cuda=cuda)
@@ -135,8 +137,8 @@ def run(
         if scratch is not None:
             # workers that were killed a moment ago may still write there
             remove_scratch(scratch, within=configuration.options.shutdown_timeout)
-        if configuration.ends_programs:
-            end_left_by_script(of_rank)
+        if configuration.ends_forks:
+            end_left_by_script(of_rank, end, by_environment=configuration.ends_programs)
 
 
 def _import_dask(*, cuda: bool) -> None:

@@ -22,7 +22,7 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.sites.batch import Allocation, Requeue, find_allocation, output_of, parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Requeue, batch_job, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
@@ -358,14 +358,14 @@ def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -
     from dask_gpu_mpi.machine.cgroups import allowed_cpus
 
     kind = starter.launcher.kind
-    if kind in BY_COMMAND and kind != where.batch.launcher:
+    if kind in BY_COMMAND and kind != where.batch.launcher and not batch_job(environ):
         yield Problem(
             f"launch: --launcher {kind}: no job of its batch system was found here, so {kind} itself requests one",
             fix="start it in a job, as by `dask-gpu-mpi jobscript`, or leave --launcher out for ranks on this machine",
         )
     if is_given("mpi") and not starter.mpi:
         yield Problem(f"launch: --mpi: no effect, since {starter.path} starts the ranks", fix="leave it out")
-    if (setup := environ.get("DGM_SETUP")) and not where.job:
+    if (setup := environ.get("DGM_SETUP")) and not batch_job(environ):
         yield Problem(
             f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
             fix="source it before `launch`",

@@ -132,22 +132,16 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
             sys.exit(code)
     except DaskGpuMpiError as error:
         report_error(error)
-        if error.exit_code != InputError.exit_code and program is not None and (file := program.neighbour()):
+        if program is not None and "agent" in str(error) and (file := program.neighbour()):
             say(
                 f"perhaps because {file!r} has the name of a library, and is imported instead. Fix: rename it"
             )
         sys.exit(error.exit_code)
     except Exception:
-        if program is None or not (file := program.neighbour()):
+        if program is None or not (file := program.neighbour(imported=True)):
             raise
-        launched = detect(os.environ)
-        fail(
-            InputError(
-                f"{file!r} has the name of a library, and is imported instead, from the script's folder",
-                fix="rename it",
-                reported=launched is not None and launched.rank > 0,
-            )
-        )
+        name = "has the name of a library, and is imported instead, from the script's folder"
+        fail(InputError(f"{file!r} {name}", fix="rename it"))
     run_script(program)
 
 

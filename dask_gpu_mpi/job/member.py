@@ -435,14 +435,15 @@ def configuration(
     from dask_gpu_mpi.job.program import libraries_of_script
 
     launched = launchers.detect(environ)
-    # `launch` does it itself for ranks that it has started, and a program that continues after its cluster is not ours
-    ends_programs = launched is not None and launched.launcher is not launchers.LOCAL and not leave_open
+    # `launch` ends programs of its ranks itself, by their environment; a program that continues after its cluster is not ours
+    ends_forks = launched is not None and not leave_open
     loaded = loaded_config()
     dask_config = dict(loaded.config) if loaded is not None else {}
     return Configuration(
         replace(options, comm=None),
         dask_config,
         imports=libraries_of_script(),
-        ends_programs=ends_programs,
+        ends_forks=ends_forks,
+        ends_programs=ends_forks and launched is not None and launched.launcher is not launchers.LOCAL,
         **more,
     )

@@ -143,10 +143,16 @@ class Program:
         is_found = self.kind is ProgramKind.SCRIPT and suffix == ".py" and not sys.flags.safe_path
         return name if is_found and name in _RESERVED else ""
 
-    def neighbour(self) -> str:
-        """The file in the script's folder with the name of a library, if there is one: after a failed start, its likely cause."""
+    def neighbour(self, *, imported: bool = False) -> str:
+        """The file in the script's folder with the name of a library, if there is one: after a failed start, its likely cause.
+
+        `imported`: one that this process has imported.
+        """
         files = (f"{name}{end}" for name in _RESERVED for end in (".py", "/__init__.py"))
-        paths = (os.path.join(os.path.abspath(self._import_path()), file) for file in files)
+        paths = [os.path.join(os.path.abspath(self._import_path()), file) for file in files]
+        if imported:
+            here = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+            paths = [path for path in paths if path in here]
         return "" if sys.flags.safe_path else next(filter(os.path.isfile, paths), "")
 
     def check_syntax(self) -> None:

@@ -133,7 +133,8 @@ class Configuration:
     mpi_in_rank: bool = False
     #: Modules that the script names, and that workers with a GPU and the scheduler import while the cluster starts.
     imports: tuple[str, ...] = ()
-    #: Whether this agent ends, after the rank, the programs that its script has started.
+    #: Whether this agent ends, after the rank, the forks of its script, and the programs that the script has started.
+    ends_forks: bool = False
     ends_programs: bool = False
     #: The command `plan`: the start ends with the plan.
     plan_only: bool = False

@@ -90,7 +90,8 @@ class Workers:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             ports = [name for name in PORTS if name in self._options.worker_options]
-            if ports and getattr(cause, "errno", None) == errno.EADDRINUSE:
+            is_used = getattr(cause, "errno", None) == errno.EADDRINUSE
+            if ports and (is_used or str(cause).startswith("Could not start ")):  # no port of a range is free
                 raise _port_in_use(worker.plan, ports, self._options.worker_options) from error
             why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
             output = worker.last_output()
@@ -139,11 +140,12 @@ class Workers:
 
 
 def _port_in_use(plan: WorkerPlan, names: list[str], options: Mapping[str, Any]) -> InputError:
-    ports = " or ".join(f"{name} {options[name]}" for name in names)
+    fixed = [name for name in names if ":" not in str(options[name])]
+    ports = " or ".join(f"{name} {options[name]}" for name in fixed or names)
     return InputError(
         f"worker_options: worker {plan.name} did not start: {ports} is in use on {plan.host}",
         expected="a free port for each worker of a node",
-        fix=f"a range of ports, such as '9000:9099', or leave {' and '.join(names)} out for any free port",
+        fix=f"a range with more ports, such as '9000:9099', or leave {' and '.join(names)} out for any free port",
         what="ports",
     )
 

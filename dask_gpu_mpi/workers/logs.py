@@ -102,9 +102,12 @@ class _LastOutput(logging.Handler):
             if self._pid != os.getpid():
                 self._pid, self._size = os.getpid(), 0
                 self._last.clear()
+                self._file = None  # also if the directory is gone, or full
                 self._file = open(  # noqa: SIM115
                     _output_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
                 )
+            if self._file is None:
+                return
             self._last.append(text)
             self._size += len(text)
             if self._size > _FULL:

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -70,8 +71,9 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
     if any(is_dasks(base) for base in cls.__mro__):
         convert(_MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
         for name in PORTS:
-            if isinstance(port := options.get(name), int):
-                convert(PORT, port, f"worker_options: {name}", "keyword")
+            for port in str(options.get(name, "")).split(":"):
+                if re.fullmatch(r"-?[0-9]+", port):
+                    convert(PORT, int(port), f"worker_options: {name}", "keyword")
         amounts = options.get("resources")
         for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
             if not (isinstance(amount, Real) and float(amount) >= 0):

@@ -172,6 +172,30 @@ def test_programs_that_the_script_leaves_behind(mpirun: Mpi, code: int) -> None:
         assert_programs(done.stderr)
 
 
+#: Forks, whose environment does not show that they are the script's: a child, and a daemon, with the job's output.
+FORKS = """
+import multiprocessing
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,)).start()
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        time.sleep(300)
+    os._exit(0)
+mark()
+"""
+
+
+@pytest.mark.both_mpis
+@pytest.mark.parametrize(
+    ("line", "codes"), [("os._exit(7)", (7, 9)), ("os.kill(os.getpid(), signal.SIGKILL)", (9, 137))]
+)
+def test_forks_that_the_script_leaves_behind(mpirun: Mpi, line: str, codes: tuple[int, ...]) -> None:
+    """The launcher would wait for their end."""
+    done = start(mpirun, "initialize", f"{FORKS}time.sleep(1)\n{line}\n").wait(grace=10.0)
+    assert done.rc in codes, done.output
+    assert done.seconds < 60
+
+
 @pytest.mark.parametrize("line", ["sys.exit(7)", "os._exit(7)"])
 def test_programs_that_a_script_of_launch_leaves_behind(mpirun: Mpi, line: str) -> None:
     """Nothing is left when `launch` has ended."""

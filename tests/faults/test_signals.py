@@ -284,3 +284,13 @@ def test_a_signal_that_faulthandler_has(mpirun: Mpi) -> None:
         until(lambda n=number: job.stderr.count("Current thread") == n, 20)  # type: ignore[misc]
     set_mark(job, "go")
     end(job, 0, 5)
+
+
+def test_a_blocked_sigchld(mpirun: Mpi) -> None:
+    """The shell or the script may block it: workers that die start again, and the end is no slower."""
+    body = (
+        "for pid in client.run(os.getpid).values():\n    os.kill(pid, signal.SIGKILL)\n"
+        "assert client.submit(sum, [1, 2]).result(timeout=60) == 3\nmark()\n"
+    )
+    before = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})\n"
+    end(start(mpirun, "initialize", body, before=before), 0, 5, tracebacks=None)

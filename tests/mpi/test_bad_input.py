@@ -54,7 +54,7 @@ ROWS = (
         (f"rank 1 of 2 on {HOST}: worker_options: worker 1 did", "Invalid time unit: soon", "correct or remove lifetime"),
         ("--worker-options", '{"lifetime": "soon"}')),
     Row("port of a worker in use",
-        (f"on {HOST}", "worker_port {port} is in use", "a free port for each worker of a node", "a range of ports"),
+        (f"on {HOST}", "worker_port {port} is in use", "a free port for each worker of a node", "a range with more ports"),
         ("--worker-options", '{"worker_port": {port}}'), quick=True),
     # what only one rank can know
     Row("an option that is wrong on one rank", (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"), None,
@@ -187,6 +187,7 @@ def test_a_file_next_to_the_script_with_the_name_of_a_library(
 ) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     (tmp_path / name).touch()
+    (tmp_path / "numba.py").touch()  # nothing has imported it
     done = mpirun.run([*COMMAND, "launch", "-n", "2", str(tmp_path / "mine.py")], None).check(code)
     assert says.format(tmp_path / name) in done.stderr
     assert RAN not in done.stdout

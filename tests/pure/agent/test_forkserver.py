@@ -211,7 +211,9 @@ def test_a_job_that_the_script_has_submitted_is_none_of_its_programs(
         assert other.stdout is not None
         other.stdout.readline()
         monkeypatch.setattr(psutil.Process, "children", lambda *args, **more: [])
-        assert [each.pid for each in forkserver._of_script(psutil.Process(rank.pid))] == [other.pid] * is_left
+        assert [
+            each.pid for each in forkserver._of_script(psutil.Process(rank.pid), 0, by_environment=True)
+        ] == [other.pid] * is_left
     finally:
         for each in (rank, other):
             each.kill()

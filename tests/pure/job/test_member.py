@@ -518,15 +518,19 @@ def test_the_abort_after_a_failure_is_not_interrupted(member: Make, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "leave_open", "ends"),
+    ("launcher", "leave_open", "forks", "programs"),
     [
-        ("srun", False, True),
-        ("srun", True, False),
-        ("dask-gpu-mpi launch", False, False),
-        (None, False, False),
+        ("srun", False, True, True),
+        ("srun", True, False, False),
+        ("dask-gpu-mpi launch", False, True, False),
+        ("dask-gpu-mpi launch", True, False, False),
+        (None, False, False, False),
     ],
 )
-def test_who_ends_the_programs_of_the_script(launcher: str | None, leave_open: bool, ends: bool) -> None:
+def test_who_ends_the_programs_of_the_script(
+    launcher: str | None, leave_open: bool, forks: bool, programs: bool
+) -> None:
     """An agent, unless `launch` does it for its ranks, or the program goes on."""
     environ = SAMPLES[launcher] if launcher else {}
-    assert configuration(Options(), environ, leave_open=leave_open).ends_programs is ends
+    found = configuration(Options(), environ, leave_open=leave_open)
+    assert (found.ends_forks, found.ends_programs) == (forks, programs)

@@ -170,8 +170,16 @@ async def test_a_port_of_the_user_that_is_in_use(bench: Bench) -> None:
         await bench.start(a=one)
     assert str(caught.value) == (
         "worker_options: worker a did not start: worker_port 4711 is in use on h (expected a free port for each worker of a "
-        "node). Fix: a range of ports, such as '9000:9099', or leave worker_port out for any free port"
+        "node). Fix: a range with more ports, such as '9000:9099', or leave worker_port out for any free port"
     )
+    # no port of the range is free; a fixed one is the one in use
+    bench.options.worker_options["port"] = "19100:19101"
+    error.__cause__ = ValueError("Could not start Worker on host 127.0.0.1 with port 19100:19101")
+    with pytest.raises(InputError, match=r"worker_port 4711 is in use"):
+        await bench.start(a=one)
+    del bench.options.worker_options["worker_port"]
+    with pytest.raises(InputError, match=r"did not start: port 19100:19101 is in use"):
+        await bench.start(a=one)
 
 
 class Late(Nanny):

@@ -215,6 +215,8 @@ def test_values_are_for_the_class_but_for_a_limit_that_kills_each_process(cls: t
     assert read_worker_options(cls, options) == options
     for value in ("64", 64, "4 kB"):
         assert "expected 1 MiB or more" in refused(cls, memory_limit=value)
+    for port in ("70000", "65535:65536"):
+        assert f"port: invalid value {port.rpartition(':')[2]} " in refused(cls, port=port)
     for port in (-1, 99999):
         assert f"port: invalid value {port} (int; expected an integer from 0 to 65535" in refused(
             cls, port=port
