@@ -303,8 +303,8 @@ def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[
 def _has_socket(pid: int, number: int) -> bool:
     """Whether a process has this socket open."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
-        for fd in os.scandir(f"/proc/{pid}/fd"):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(fd.path) == f"socket:[{number}]":
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == f"socket:[{number}]":
                     return True
     return False

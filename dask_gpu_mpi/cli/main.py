@@ -107,6 +107,8 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     from dask_gpu_mpi.job.program import Program, run_script
     from dask_gpu_mpi.job.start import prepare_process, start
 
+    program: Program | None = None
+
     def check_client(rank: int, options: Options) -> None:
         if program is not None and rank == options.script_rank:
             program.check(cli.commands)
