@@ -208,7 +208,7 @@ def test_signal(mpirun: Mpi, row: Row) -> None:
 @pytest.mark.versions
 def test_end_of_the_walltime(mpirun: Mpi) -> None:
     """The call is due 12 s before it: some seconds after the start."""
-    env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 18)}
+    env = {"SLURM_JOB_END_TIME": str(int(time.time()) + 24)}
     job = start(mpirun, "initialize", WALLTIME, at="running", env=env)
     end(job, 75, 30, since=time.time())
     assert {*marks(job)} - {"up", "running"} == {*CHECKPOINTED} - {"left-none"} | {"left-some"}

@@ -323,5 +323,7 @@ def test_the_rank_that_has_started_a_program() -> None:
             until(lambda pid=started.pid, found=found: rank_that_started(pid) == found, 10)
         finally:
             started.kill()
+            os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+            assert rank_that_started(started.pid) == ""  # it is no program that somebody has left
             started.wait()
     assert rank_that_started(started.pid) is None
