@@ -284,7 +284,7 @@ def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[
         with contextlib.suppress(psutil.Error):
             found += rank.children(recursive=True)
     jobs = ("", batch_job(os.environ))
-    for pid in psutil.pids():
+    for pid in {*psutil.pids()} - own:
         with contextlib.suppress(psutil.Error):
             # One that an earlier rank of this number has left is older than this rank. A batch job that the script has submitted
             # has the script's environment, and may run on this node already.

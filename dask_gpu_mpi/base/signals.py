@@ -366,16 +366,13 @@ def rank_that_started(pid: int) -> str | None:
     """The process id of the rank whose script has started this process, as text; empty: another process has; None: unknown.
 
     It is unknown of another user's process, and of one without an environment: it was started so, or shows a title in that place.
-    Of a process that is just ending there is nothing to read.
+    Of a process that is just ending the text is empty, too.
     """
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except ProcessLookupError:  # it is ending
+        return ""
     except OSError:
         return None
     values = (each.partition(b"=")[2] for each in variables if each.startswith(f"{RANK_PID}=".encode()))
-    if any(b"=" in each for each in variables):
-        return os.fsdecode(next(values, b""))
-    with contextlib.suppress(FileNotFoundError):  # it is ending
-        os.readlink(f"/proc/{pid}/exe")
-        return None
-    return ""
+    return os.fsdecode(next(values, b"")) if any(b"=" in each for each in variables) else None
