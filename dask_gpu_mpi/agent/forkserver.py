@@ -37,6 +37,7 @@ from dask_gpu_mpi.base.signals import (
     kept,
     rank_that_started,
     running,
+    sockets_of,
 )
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeouts import KILLING, SAVING, SCRIPTS_PROGRAMS, TASKS_PROGRAMS
@@ -286,16 +287,15 @@ def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[
     jobs = ("", batch_job(os.environ))
     for pid in {*psutil.pids()} - own:
         with contextlib.suppress(psutil.Error):
-            # One that an earlier rank of this number has left is older than this rank. A batch job that the script has submitted
-            # has the script's environment, and may run on this node already.
-            if (
-                by_environment
-                and rank_that_started(pid) == str(rank.pid)
-                and (each := psutil.Process(pid)).create_time() >= rank.create_time()
-                and batch_job(each.environ()) in jobs
-            ) or (
-                (each := psutil.Process(pid)).create_time() >= rank.create_time() and _has_socket(pid, end)
-            ):
+            each = psutil.Process(pid)
+            # One that an earlier rank of this number has left is older than this rank.
+            if each.create_time() < rank.create_time():
+                continue
+            if by_environment and rank_that_started(pid) == str(rank.pid):
+                # A batch job that the script has submitted has the script's environment, and may run on this node already.
+                if batch_job(each.environ()) in jobs:
+                    found.append(each)
+            elif _has_socket(pid, end):
                 found.append(each)
     return [each for each in running(found) if each.pid not in own]
 
@@ -303,8 +303,5 @@ def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[
 def _has_socket(pid: int, number: int) -> bool:
     """Whether a process has this socket open."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == f"socket:[{number}]":
-                    return True
+        return any(number == found for _, found in sockets_of(pid))
     return False

@@ -284,6 +284,18 @@ def descriptor_of(process: int, number: int) -> int:
     return _system_call(_PIDFD_GETFD, process, number, 0)
 
 
+def sockets_of(pid: int) -> Iterator[tuple[int, int]]:
+    """The sockets that a process has open: its descriptor of each, and the socket's number (inode).
+
+    OSError: the process has ended, or is another user's.
+    """
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed by now
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+            if link.startswith("socket:["):
+                yield int(name), int(link[len("socket:[") : -1])
+
+
 def _system_call(number: int, *arguments: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     found: int = libc.syscall(number, *arguments)

@@ -134,7 +134,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
             sys.exit(code)
     except DaskGpuMpiError as error:
         report_error(error)
-        if program is not None and "agent" in str(error) and (file := program.neighbour()):
+        if program is not None and "the agent" in str(error) and (file := program.neighbour()):
             say(
                 f"perhaps because {file!r} has the name of a library, and is imported instead. Fix: rename it"
             )

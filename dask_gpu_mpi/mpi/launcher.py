@@ -10,13 +10,12 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
 from dask_gpu_mpi.base.frames import wait_until_read
-from dask_gpu_mpi.base.signals import descriptor_of, open_process
+from dask_gpu_mpi.base.signals import descriptor_of, open_process, sockets_of
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE, READING
 from dask_gpu_mpi.errors import LauncherError, Problem
@@ -170,20 +169,17 @@ def _close_ports(pid: int) -> None:
     """Give the listening sockets of a process a key; OSError: that is not possible."""
     process = open_process(pid)
     try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed by now
-                if not os.readlink(link).startswith("socket:"):
+        for number, _ in sockets_of(pid):
+            try:
+                fd = descriptor_of(process, number)
+            except OSError as error:
+                if error.errno == errno.EBADF:  # closed since
                     continue
-                try:
-                    fd = descriptor_of(process, int(link.name))
-                except OSError as error:
-                    if error.errno == errno.EBADF:  # closed since
-                        continue
-                    raise
-                with socket.socket(fileno=fd) as sock:
-                    is_network = sock.family in (socket.AF_INET, socket.AF_INET6)
-                    if is_network and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        _require_key(sock)
+                raise
+            with socket.socket(fileno=fd) as sock:
+                is_network = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if is_network and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    _require_key(sock)
     finally:
         os.close(process)
 
