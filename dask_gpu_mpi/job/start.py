@@ -389,7 +389,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
     cluster = script_cluster()
     if cluster is not None:
-        ends = python_ends()
+        ends = python_ends(frame)
         if ends and cluster.state is State.ENDED and not cluster.member.leave_open:
             return
         try:
