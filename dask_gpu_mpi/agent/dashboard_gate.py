@@ -76,6 +76,10 @@ class TokenGate(Router):
         #: The cookie's name. A browser sends cookies to all ports of a host, so each job's cookie has another name.
         self._cookie = f"dask-gpu-mpi-{hashlib.sha256(self._token).hexdigest()[:12]}"
 
+    def start_request(self, server_conn: object, request_conn: Any) -> HTTPMessageDelegate:
+        """Called by tornado with the connection of a request, before `find_handler`."""
+        return super().start_request(server_conn, _AddingHeaders(request_conn))  # type: ignore[arg-type]
+
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the object that answers this request; called by tornado when it has the headers."""
         if self._token and not self._admits(request):
@@ -92,7 +96,7 @@ class TokenGate(Router):
             cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
             # this page's address has the token in it, and a browser sends the address with the links of the page
             headers = {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
-            request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
+            _add_headers(request, headers)
             return True
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip())):
@@ -102,8 +106,7 @@ class TokenGate(Router):
             return False
         if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
             # this browser does not report whether the request is for a frame, perhaps in a page of another port
-            headers = {"X-Frame-Options": "SAMEORIGIN"}
-            request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
+            _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
         return True
 
     def _is_token(self, given: bytes) -> bool:
@@ -139,20 +142,25 @@ def _take_token_out(request: HTTPServerRequest) -> None:
 
 
 class _AddingHeaders:
-    """A connection whose answer has these headers too."""
+    """A connection whose answer has the headers `added` too."""
 
-    def __init__(self, connection: Any, headers: Mapping[str, str]) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._headers = headers
+        self.added: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
     def write_headers(self, start_line: ResponseStartLine, headers: HTTPHeaders, *args: Any) -> Any:
         """Called by tornado."""
-        for name, value in self._headers.items():
+        for name, value in self.added.items():
             headers.add(name, value)
         return self._connection.write_headers(start_line, headers, *args)
+
+
+def _add_headers(request: HTTPServerRequest, headers: Mapping[str, str]) -> None:
+    connection: Any = request.connection
+    connection.added.update(headers)
 
 
 class _Answer(HTTPMessageDelegate):

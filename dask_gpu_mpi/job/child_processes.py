@@ -17,6 +17,7 @@ from dask_gpu_mpi.base.frames import Held
 from dask_gpu_mpi.base.signals import RANK_PID
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.convert import defaults_of
 from dask_gpu_mpi.sites import launchers
 
 
@@ -127,7 +128,7 @@ def forget_cluster() -> None:
         return
     _restore(os.environ, *record)
     if (config := sys.modules.get("dask.config")) is not None:
-        _forget_settings(config, record[0], record[1].get(CONFIG))
+        _forget_settings(config, record[0])
 
 
 def _record(environ: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
@@ -173,11 +174,14 @@ def _nameless_file(text: str) -> int:
         return in_folder(tempfile.gettempdir())
 
 
-def _forget_settings(config: Any, path: str, own: str | None) -> None:
+def _forget_settings(config: Any, path: str) -> None:
     """Remove from `dask.config` the values of our file; values that were set since stay."""
+    import runpy
+
     content = config.merge(*config.collect_yaml([path]))
-    config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
-    without = config.merge(*config.defaults, config.collect(config.paths))
+    # run once more, the module finds the files of the restored environment
+    again = runpy.run_path(config.__file__)
+    without = config.merge(defaults_of(config), again["collect"]())
     for key, value in leaves(content):
         other = config.get(key, None, config=without)
         if other != value and config.get(key, None) == value:

@@ -13,14 +13,14 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import listed
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.child_processes import leaves
 from dask_gpu_mpi.network.credentials import link_template
-from dask_gpu_mpi.options.convert import is_configured
+from dask_gpu_mpi.options.convert import defaults_of, is_configured
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -36,6 +36,9 @@ SHUFFLES = ("dataframe.shuffle.method", "array.rechunk.method")
 class DaskSettings:
     """Settings of Dask that can be taken back; `settings`: values by key, as in ``dask.config.set``."""
 
+    #: The last ones as sections of the configuration, for `complete_defaults`; empty: they were taken back.
+    sections: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import dask.config
 
@@ -44,6 +47,7 @@ class DaskSettings:
         self._defaults: dict[str, Any] = {}
         dask.config.set(settings, config=self._defaults)
         dask.config.update_defaults(self._defaults)
+        DaskSettings.sections = self._defaults
 
     def take_back(self) -> None:
         """Restore the configuration; values that the script has changed since stay. May be called again."""
@@ -64,7 +68,8 @@ def complete_defaults() -> None:
     """
     import dask.config
 
-    dask.config.update(dask.config.config, dask.config.merge(*dask.config.defaults), priority="old")
+    for known in (DaskSettings.sections, defaults_of(dask.config)):
+        dask.config.update(dask.config.config, known, priority="old")
 
 
 def shuffle_settings(plan: Plan) -> dict[str, str]:

@@ -6,7 +6,6 @@ import builtins
 import difflib
 import importlib.util
 import io
-import linecache
 import os
 import pkgutil
 import re
@@ -260,10 +259,7 @@ def _execute(program: Program) -> None:
         )
         return
     text, path = program._code()
-    if program.kind is ProgramKind.CODE:
-        if sys.version_info >= (3, 13):  # its tracebacks show the code
-            linecache.cache[path] = (len(text), None, f"{program.text}\n".splitlines(keepends=True), path)
-    else:
+    if program.kind is not ProgramKind.CODE:
         module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(_compiled(text, path), module.__dict__)
 

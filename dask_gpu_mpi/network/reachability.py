@@ -37,7 +37,7 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
     from dask.utils import parse_timedelta
     from distributed import Security
     from distributed.comm.addressing import parse_address
-    from distributed.comm.registry import get_backend
+    from distributed.comm.registry import backends
 
     configured = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
     limit = configured if patient else max(CONNECT_TIMEOUT, CONNECT_SHARE * configured)
@@ -48,7 +48,7 @@ async def connection_errors(addresses: Sequence[str], *, patient: bool = False) 
         try:
             async with asyncio.timeout(limit):
                 # as Dask's `connect`, which would try again until the time is over
-                connector = get_backend(scheme).get_connector()
+                connector = backends[scheme].get_connector()
                 comm = await connector.connect(place, deserialize=False, **credentials)
                 await comm.write(comm.handshake_info())
                 await comm.read()

@@ -430,6 +430,11 @@ def is_configured(key: str) -> bool:
     import dask.config
 
     value = dask.config.get(key, None)
-    # distributed registers its defaults when it is imported
-    defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
-    return value is not None and value not in defaults
+    return value not in (None, dask.config.get(key, None, config=defaults_of(dask.config)))
+
+
+def defaults_of(config: Any) -> dict[str, Any]:
+    """The defaults that packages have registered with `dask.config`: distributed, when it is imported, and others."""
+    found: dict[str, Any] = {}
+    config.refresh(found, paths=[], env={})
+    return found

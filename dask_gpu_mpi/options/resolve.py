@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError, Problem
-from dask_gpu_mpi.options.convert import convert, import_config, show, suggest
+from dask_gpu_mpi.options.convert import convert, defaults_of, import_config, show, suggest
 from dask_gpu_mpi.options.model import (
     AUTO,
     DASHBOARD_ADDRESS,
@@ -109,7 +109,7 @@ def register_defaults(config: Any) -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to those of `dask.config`, so that ``dask.config.refresh`` keeps them; once."""
     import yaml
 
-    if not any("gpu-mpi" in known for known in config.defaults):
+    if "gpu-mpi" not in defaults_of(config):
         for key in ("gpu-mpi", "gpu-mpi.jobscript"):  # the defaults would replace a value that is no section
             section_of(config, key)
         text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")

@@ -73,6 +73,18 @@ def test_a_refresh_keeps_them_until_then_and_what_the_script_has_set_since_stays
         assert dask.config.get(key, None) is None
 
 
+def test_a_section_that_the_script_removes_comes_back_with_them() -> None:
+    """``with dask.config.set({"distributed.x": 1}): initialize()``: Dask removes the section that it had not at the beginning."""
+    settings = DaskSettings({"distributed.comm.timeouts.connect": "77s"})
+    del dask.config.config["distributed"]
+    dask_client.complete_defaults()
+    assert dask.config.get("distributed.comm.timeouts") == {"connect": "77s", "tcp": "30s"}
+    settings.take_back()
+    del dask.config.config["distributed"]
+    dask_client.complete_defaults()
+    assert dask.config.get("distributed.comm.timeouts.connect") == "30s"
+
+
 def test_tables_are_shuffled_by_tasks_where_all_workers_have_gpus_unless_the_user_says_how() -> None:
     of_gpu, of_cpus = worker_plan("1", "GPU-x"), worker_plan("2")
     both = {"dataframe.shuffle.method": "tasks", "array.rechunk.method": "tasks"}

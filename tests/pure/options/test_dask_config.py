@@ -131,8 +131,8 @@ def test_a_dask_whose_configuration_needs_more_of_it(empty: dict[str, str], tmp_
     package.mkdir()
     (package / "__init__.py").write_text("needed = 1\nfrom dask import config\n")
     (package / "config.py").write_text(
-        "from dask import needed\ndefaults = []\ndef get(*_): return {'nthreads': needed}\n"
-        "def update_defaults(_): pass\n"
+        "from dask import needed\ndef get(*_): return {'nthreads': needed}\n"
+        "def update_defaults(_): pass\ndef refresh(*_, **__): pass\n"
     )
     code = (
         "import sys; from dask_gpu_mpi.options.resolve import resolve; "

@@ -56,7 +56,7 @@ def test_what_can_not_be_configured(
     ("written", "key"), [({"gpu-mpi": 3}, "gpu-mpi"), ({"gpu-mpi": {"jobscript": [1]}}, "gpu-mpi.jobscript")]
 )
 def test_what_is_no_section_is_not_replaced_by_the_defaults(written: dict[str, Any], key: str) -> None:
-    config = SimpleNamespace(defaults=[], get=partial(dask.config.get, config=written))
+    config = SimpleNamespace(refresh=lambda config, **_: None, get=partial(dask.config.get, config=written))
     with pytest.raises(OptionError, match=f"configuration {key}: invalid value"):
         register_defaults(config)
 
