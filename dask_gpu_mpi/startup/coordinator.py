@@ -26,13 +26,13 @@ from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import absent_inventory
-from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import Node, connection_report, peers_by_rank
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup.meeting import addresses_of
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
 from dask_gpu_mpi.startup.transport import (
     choose_transport,
@@ -294,12 +294,9 @@ class Coordinator:
 
         Raises InputError: there is no network that all share, or not the chosen one.
         """
-        if self._target is not None and not any(each.wanted_interface for each in found):
+        if self._target is not None and not any(each.wanted for each in found):
             return dict.fromkeys(range(self.size))
-        names, machines = [each.host for each in found], [_machine(each) for each in found]
-        same = names if len(set(machines)) == len(set(names)) else machines
-        interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
-        return dict(choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1])
+        return {**addresses_of(found)}
 
     def _begin(self, phase: Phase, ranks: Iterable[int], step: str) -> None:
         """Begin a phase, in which these ranks do something."""
@@ -358,7 +355,7 @@ class Coordinator:
         if self._target is not None:
             return "of another job"
         assert self.plan is not None  # the scheduler is started after it
-        role, machines = self.plan.scheduler, set(map(_machine, self._registrations.values()))
+        role, machines = self.plan.scheduler, {each.machine for each in self._registrations.values()}
         return f"rank {role.rank} on {role.host}" if len(machines) > 1 else ""
 
     def start_of(self, rank: int, *, without: Collection[str | int]) -> Start | None:
@@ -436,10 +433,6 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     plan = make_plan(inventories, options, has_client=has_client)
     check_client(found, plan.client.rank)
     return plan
-
-
-def _machine(found: Registration) -> str:
-    return found.host + found.inventory.boot_id
 
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:

@@ -11,7 +11,7 @@ A rank whose agent can't enter sends FAILED; whatever ends the start, rank 0 sen
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +19,15 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import listed, ranks_text
-from dask_gpu_mpi.errors import Problem, StartupError
+from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.world import World
-from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.startup.messages import COORDINATOR, Kind
+from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
+from dask_gpu_mpi.startup.messages import COORDINATOR, Kind, Registration
 
 #: The deadline in messages.
 DEADLINE = "the start-up timeout (startup_timeout)"
 #: The fix if another process sends messages.
 FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one node or a separate network"
-
-
 #: Connections to the hub that wait to be accepted; the system may allow fewer (net.core.somaxconn).
 BACKLOG = 4096
 
@@ -58,6 +56,18 @@ class Hello:
     def machine(self) -> str:
         """The same for all ranks of a node, and for no other."""
         return self.host + self.boot_id
+
+
+def addresses_of(ranks: Sequence[Hello | Registration]) -> dict[int, str]:
+    """The addresses at which the processes of all ranks, in order, are to listen.
+
+    Raises an InputError: there is no network that all share, or not the chosen one.
+    """
+    names, machines = [each.host for each in ranks], [each.machine for each in ranks]
+    # errors show the names, unless two nodes have the same
+    nodes = names if len(set(machines)) == len(set(names)) else machines
+    networks = {rank: each.interfaces for rank, each in enumerate(ranks)}
+    return dict(choose_addresses(nodes, networks, [each.wanted for each in ranks])[1])
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,23 @@ class Meeting:
                 fatal=True,
             )
         self._beside.update({rank: (hello.host, state) for rank, state in hello.states.items()})
+
+    def open_hub(self) -> socket.socket | None:
+        """On rank 0, when all have come: the hub's listening socket, which all ranks can reach; None: there are no others.
+
+        Raises an InputError: there is no network that all share, not the chosen one, or it can't be listened on.
+        """
+        size = self.world.size
+        if size == 1:
+            return None
+        addresses = addresses_of([self.here[rank] for rank in range(size)])
+        try:
+            return listen(addresses[COORDINATOR])
+        except OSError as error:
+            raise InputError(
+                f"rank 0 can't listen for the other ranks ({error.strerror})",
+                fix="choose another network with interface (--interface)",
+            ) from None
 
     def close(self) -> None:
         """Leave the meeting, when all ranks do so. May be called again."""
