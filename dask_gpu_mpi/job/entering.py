@@ -64,8 +64,8 @@ class Joined:
     size: int
     #: Where it runs.
     host: str
-    #: Its agent; None: it has ended.
-    agent: AgentProcess | None
+    #: The agent with which it has joined.
+    agent: AgentProcess
     #: What the user asked for.
     options: Options
     #: Environment at the start, with the launcher's variables.

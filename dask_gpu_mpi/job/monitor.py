@@ -183,10 +183,12 @@ class Monitor:
         poller = select.poll()
         # the script may have closed them
         fds = [each.fd for each in (self._wake, self._launcher) if each.is_ours]
-        for fd in (*fds, member.fd):
+        for fd in (*fds, member.agents.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        poller.poll(1000 * min(LOOKING, member.seconds_until_due(), self._walltime.seconds_until_due()))
+        poller.poll(
+            1000 * min(LOOKING, member.agents.seconds_until_due(), self._walltime.seconds_until_due())
+        )
         if self._wake.is_ours:
             with contextlib.suppress(OSError):  # it was not woken
                 os.eventfd_read(self._wake.fd)
@@ -201,7 +203,7 @@ class Monitor:
                 member.pump(0.0)
                 if self._announces:
                     self._announces = False
-                    member.send(Kind.BUSY)
+                    member.agents.send(Kind.BUSY)
                 self._walltime.check()
                 if member.for_script is not None:
                     number, member.for_script = member.for_script, None
@@ -211,7 +213,7 @@ class Monitor:
                 if member.ending.lost is not None or member.launcher_gone():
                     self._end_the_script()
                     return
-                if member.ending.stopped and member.fd < 0:
+                if member.ending.stopped and member.agents.fd < 0:
                     return
                 self._wait()
         except Exception as error:
@@ -242,7 +244,7 @@ class Monitor:
         os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
-            self._member.drop_agent(1.0)
+            self._member.agents.drop(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread, since the script may hang in a print, and holds the stream's lock.
                 flushing = threading.Thread(target=flush, daemon=True)

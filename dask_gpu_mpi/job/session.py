@@ -202,6 +202,9 @@ class ScriptCluster:
             self._undo.callback(setattr, logger, "disabled", False)
 
     def _end_member(self, *, final: bool) -> None:
+        raised = sys.exception()
+        if final and isinstance(raised, SystemExit):  # of the function of `execute`; the program may continue
+            outcome.note(outcome.outcome_of_error(raised))
         _, code = self._outcome()
         self.member.end(final=final, code=outcome.failure() if code is None else code)
 

@@ -57,6 +57,7 @@ class FakeMember:
 
     def __init__(self) -> None:
         self.fd, self.says = os.pipe()
+        self.agents = self  # a mock of both
         self.ending = Ending()
         self.joined = SimpleNamespace(options=Options(shutdown_timeout=1.0))
         self.sent: list[Any] = []
