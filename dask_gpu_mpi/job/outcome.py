@@ -1,8 +1,8 @@
 """The way in which the script has ended, as text and as an exit code; users read `docs/exit-codes.md`.
 
 It is noted by the code that sees the end first: `job.program` runs the script of a command, the hook of uncaught errors
-(`ExceptHook`) is called if the script itself has called `initialize`, and `job.start` handles signals. `job.session` reads it, for
-the report and for the exit code of all ranks. A rank with the script exits with the script's code.
+(`ExceptHook`) is called if the script itself has called `initialize`, and `job.start` handles signals. `job.session` reads it for
+the report and the exit code of all ranks. A rank with the script exits with the script's code.
 """
 
 from __future__ import annotations
